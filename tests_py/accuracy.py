@@ -8,9 +8,9 @@ An output or gradient y has the error e(y) = max|y - y64| / max|y64|, with y64 f
 1.25 times the median of e(PyTorch reference), and the 95th percentile at most twice. Errors below
 4 eps of the dtype count as 4 eps.
 
-Errors are random, so the ratio of a single seed sometimes exceeds 2. Only such problems are judged
-by the criterion, and always those with few batch elements, whose errors do not average out. The
-exit status is 1 if the criterion fails.
+A single seed's ratio sometimes exceeds 2 by chance. Only such problems are judged by the criterion,
+and always those with few batch elements, whose errors do not average out. The exit status is 1 if
+the criterion fails.
 
 Problems cover all built-in cells, padded and packed sequences, both directions, single steps, with
 and without bias, B to 300, I and H to 600, T to 100, with parameters initialized as in a layer.
@@ -36,19 +36,19 @@ import lltm
 GATES = {cell: sum(block >= 0 for block in torch.ops.lltm._cell(cell)[0]) for cell in support.CELLS}
 
 SEEDS = 24
-# The distributions decide if the ratio e(lltm) / e(reference) of one problem is larger.
+# If the ratio e(lltm) / e(reference) of one problem is larger, the distributions decide.
 LIMIT = 2.0
 MEDIAN_LIMIT = 1.25
 TAIL_LIMIT = 2.0
 
-# Forward multiply-adds, about a second per problem: the float64 oracle uses long double, and
-# PyTorch's float16 GEMMs are slow.
+# Limit on forward multiply-adds, about a second per problem: the float64 oracle uses long double,
+# and PyTorch's float16 GEMMs are slow.
 MOST_WORK = {torch.float64: 4e6, torch.float32: 2e8, torch.bfloat16: 2e8, torch.float16: 4e7}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes and options; the seed determines the values."""
+    """Sizes and options of a problem; the seed determines its values."""
 
     seed: int
     dtype: torch.dtype
@@ -167,7 +167,7 @@ class Distribution:
 
 
 def distributions(problem: Problem) -> dict[str, Distribution]:
-    """Errors of every output and gradient."""
+    """Error distributions of every output and gradient."""
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     floor = 4 * torch.finfo(problem.dtype).eps
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -189,7 +189,7 @@ def is_broken(problem: Problem, what: str) -> bool:
     return not distributions(problem)[what].meets_the_rule()
 
 
-# (T, B, I, H) with few, independent trajectories.
+# (T, B, I, H) with few batch elements or hidden units.
 FEW = (
     (50, 2, 64, 96),
     (100, 3, 50, 75),
@@ -201,7 +201,7 @@ FEW = (
 
 
 def of_few(cell: str, shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
-    """A float32 problem without initial state."""
+    """A float32 problem of this size, without an initial state."""
     return Problem(
         seed, torch.float32, cell, "sequence", *shape, bias=True, reverse=False, zero_state=True
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 
-# pytest-xdist workers and their child processes share the CPUs. libgomp reads these variables when
-# torch loads it.
+# Workers and their child processes share the CPUs. libgomp reads these variables when torch loads.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads sleep

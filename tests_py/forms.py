@@ -25,16 +25,17 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Cell:
-    """lltm's modules and the reference modules."""
+    """lltm's modules, and the reference modules that they must match."""
 
     step: Any
     layer: Any
     plain_step: Any
     plain_layer: Any
-    # For strides and repr, which do not depend on the cell.
+    # Modules of torch.nn, for strides and repr, which do not depend on the cell.
     torch_step: Any
     torch_layer: Any
-    # Dtypes of the modules; of forms without derivatives or tested elsewhere.
+    # Dtypes of the modules, and of forms without derivatives or tested elsewhere. Only the first
+    # cell tests every dtype.
     dtypes: tuple[torch.dtype, ...]
     dtypes_of_others: tuple[torch.dtype, ...]
 
@@ -81,11 +82,11 @@ class Sample:
     run: Callable[[Values], list[Tensor]]
     plain: Callable[[Values], list[Tensor]]
     states: tuple[str, ...] = ("h", "c")
-    # Constructor options, module, call arguments.
+    # Constructor options, module, and call arguments, if any.
     options: dict[str, Any] = field(default_factory=dict)
     module: Any = None
     arguments: Callable[[Values], tuple[Any, ...]] = lambda values: ()
-    # Makes a module with other values.
+    # Makes the same module with other values.
     fresh: Callable[[], Any] = lambda: None
     kind: str = "batched"
     has_reset: bool = False
@@ -133,10 +134,10 @@ class Form:
     def each(
         self, dtype: torch.dtype, sizes: Sizes = SIZES, every: bool = True
     ) -> Iterator[Sample]:
-        """Unless `every`, only a few per layer, with each option and input kind."""
+        """Returns the samples; unless `every`, a few per layer, with each option and input kind."""
         for sample in self.samples(dtype, sizes):
             if every or not (self.steps and sample.options) or sample.name in SOME:
-                print(self.name, sample)  # pytest shows the last sample
+                print(self.name, sample)  # pytest shows the last sample of a failed test
                 yield sample
 
 
@@ -152,7 +153,7 @@ def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Tensors; the data of a PackedSequence."""
+    """Tensors in a tree; the data of a PackedSequence."""
     found: list[Tensor] = []
     changed(tree, found.append)
     return found
@@ -208,7 +209,7 @@ def of_sequence(
 
 
 def lengths(sizes: Sizes) -> list[int]:
-    """Longest first, in steps of 2, at least 1."""
+    """Sequence lengths, longest first, in steps of 2, at least 1."""
     return [max(sizes.steps - 2 * row, min(1, sizes.steps)) for row in range(sizes.batch)]
 
 
@@ -394,7 +395,7 @@ class Modules:
 
 
 def state_of(values: Values, states: tuple[str, ...]) -> Any:
-    """A pair, or one tensor for a cell without c."""
+    """The state in the module's form: a pair, or one tensor for a cell without c."""
     found = tuple(values[state] for state in states)
     return found if len(found) > 1 else found[0]
 
@@ -448,7 +449,7 @@ def forms() -> Iterator[Form]:
             quantised=True,
             **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
         )
-        # The reference, compared in the opposite direction.
+        # Reference modules, compared in the opposite direction.
         of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
         yield Form(
             f"reference.{name}Cell",
@@ -479,5 +480,5 @@ def each_form(
 
 
 def id_of(value: Any) -> str:
-    """The same in every process."""
+    """Parameter id that is the same in every process."""
     return getattr(value, "__name__", str(value).removeprefix("torch."))

@@ -50,7 +50,7 @@ def _relu(x: Array) -> tuple[Array, Array]:
     return np.maximum(x, 0), np.where(x > 0, 1, 0)
 
 
-# With derivatives.
+# Functions in the equations, with derivatives.
 FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
     torch.sigmoid: _sigmoid,
     torch.tanh: _tanh,

@@ -79,7 +79,7 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
     return lambda *arguments: checked([build / name, *arguments], env=env)
 
 
-# Baseline kernels of this architecture.
+# Baseline CPU kernels of this architecture.
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
 
@@ -93,7 +93,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
-    """Requires packages of an extra; `make test-slow` never skips."""
+    """Skips a test if packages of an extra are missing, except in `make test-slow`."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(
         bool(missing) and "LLTM_REQUIRE_EXTRAS" not in os.environ,
@@ -114,7 +114,7 @@ SEQUENCE_SHAPES = (
     (3, 40, 20, 300),
 )
 
-# Longest first.
+# Sequence lengths, longest first.
 LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
@@ -161,7 +161,7 @@ class Arguments:
         return [operand for operand in self.operands() if isinstance(operand, Tensor)]
 
     def wanted(self, mask: Sequence[bool] = (True,) * 7) -> list[bool]:
-        """output_mask for the given arguments."""
+        """output_mask for gradients of the given arguments."""
         operands = self.operands()[1:]
         return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
 
@@ -214,7 +214,7 @@ def cell_arguments(
 
 
 def of_cell(cell: str, a: Arguments) -> Arguments:
-    """For another cell, with two matrices and biases."""
+    """The same call for another cell, with two matrices and biases."""
     hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
     x_blocks, *_ = torch.ops.lltm._cell(cell)
     rows = sum(block >= 0 for block in x_blocks) * hidden
@@ -310,7 +310,7 @@ def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple
 def prepacked_outputs(
     quantised: torch.dtype | None, implementation: Any, a: Arguments
 ) -> tuple[Tensor, ...]:
-    """:func:`sequence_outputs`; lltm.reference does not prepack."""
+    """:func:`sequence_outputs` with prepacked weights; lltm.reference does not prepack."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
     packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantised)
@@ -336,7 +336,7 @@ def results_and_gradients(
 def exact_results_and_gradients(
     arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, oracle.Array]:
-    """A cell is a sequence of one step, without the first output."""
+    """Oracle results. A cell is a sequence of one step, without the first output."""
     a = arguments
     if a.batch_sizes is not None:
         batch_sizes = a.batch_sizes.tolist()
@@ -377,7 +377,7 @@ def exact_results_and_gradients(
 
 
 class Errors:
-    """Largest e(y) = max|y - exact| / max|exact| by name."""
+    """Largest e(y) = max|y - exact| / max|exact| of all added results, by name."""
 
     def __init__(self) -> None:
         self._difference: dict[str, float] = {}
@@ -458,7 +458,7 @@ class Operators(TorchDispatchMode):
 
 @functools.cache
 def decompositions() -> dict[Any, Any]:
-    """Cached: PyTorch's table is slow."""
+    """Cached decompositions: PyTorch's table is slow."""
     return lltm.decompositions()
 
 
@@ -539,7 +539,7 @@ def flat(results: Any) -> list[Tensor]:
 
 
 class Reverse(nn.Module):
-    """Reverse only, as no module calls it."""
+    """The reverse operator without a forward direction, which no module calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -556,7 +556,7 @@ def _states(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(*shape, 5), torch.randn(*shape, 5)
 
 
-# For compilers and exporters, with I = 3 and H = 5.
+# Modules for compilers and exporters, with I = 3 and H = 5.
 MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "cell": lambda: (lltm.LLTMCell(3, 5), (torch.randn(4, 3),)),
     "cell, one row": lambda: (lltm.LLTMCell(3, 5), (torch.randn(3),)),
@@ -593,7 +593,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 class Encoded(Dataset[Tensor]):
-    """Encodes sequences with a layer in a worker process."""
+    """Dataset that encodes sequences with a layer, in a worker process."""
 
     def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
         self.layer = layer

@@ -74,7 +74,7 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_a_turn_begins_when_no_other_thread_runs(
     spins: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses a simulated clock."""
+    """Uses a simulated clock; another thread spins until a time on it."""
     now = 0.0
     calls: list[float] = []
 
@@ -152,7 +152,7 @@ def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: 
 
 
 def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
-    """Not the inherited kernels."""
+    """Not the kernels that its classes inherit."""
     for case in (Case((3, 5, 6)), Case((4, 3, 5, 6))):
         layer = Layer(contenders(case)[TUTORIAL], case)
         with torch.no_grad(), torch.profiler.profile() as profile:
@@ -194,7 +194,7 @@ def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: 
 
 
 def test_the_bound_is_the_longer_of_both_times() -> None:
-    products = 3 * 5 * (4 + 5)  # multiply-adds; weight elements
+    products = 3 * 5 * (4 + 5)  # multiply-adds of a batch element; weight elements
     step, sequence = Case((3, 4, 5), training=True), Case((7, 3, 4, 5), training=True)
     assert step.flops == 2 * 2 * 3 * products
     assert sequence.flops == 3 * 7 * 2 * 3 * products
@@ -272,7 +272,7 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
 
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
-    """Includes several inputs and a shared GRU."""
+    """Models with several inputs and a shared GRU are included."""
     page = (support.ROOT / "docs/performance.md").read_text()
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
@@ -384,7 +384,7 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
 
 
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
-    """By cell, dtype, kind and baseline."""
+    """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
     pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
     found: dict[tuple[str, str, str, str], list[float]] = {}
     for cell, kind, dtype, rest in re.findall(pattern, (RUN / "sweep.txt").read_text(), re.M):
@@ -394,7 +394,7 @@ def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
-    """Includes the stored figures."""
+    """The tables include the stored figures."""
     page = (support.ROOT / "docs/benchmarks.md").read_text()
     command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
     options = parser("", None).parse_args(command.split())
@@ -430,7 +430,7 @@ def test_the_figures_of_the_readme_follow_from_the_stored_runs() -> None:
 
 
 def test_a_chart_has_the_speedups_and_no_background(tmp_path: Path) -> None:
-    """Matplotlib names elements in comments."""
+    """Matplotlib names chart elements in comments."""
     pytest.importorskip("matplotlib", reason="part of the bench extra")
     run = samples(CELLS)
     chart.draw(run, tmp_path / "chart.svg")

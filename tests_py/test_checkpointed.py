@@ -23,7 +23,7 @@ from lltm.benchmark.cases import Case
 
 
 def saved(run: Callable[[], object]) -> list[Tensor]:
-    """Sizes saved by autograd, without parameters and arguments."""
+    """Tensors saved by autograd, except parameters and arguments."""
     found: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -60,7 +60,10 @@ def test_a_layer_saves_little_more_than_its_output(dtype: torch.dtype) -> None:
 
 
 def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> None:
-    """Of 1000 steps, those of 32: of 4H + H values a step and row, H and some."""
+    """Holds activations of 32 of 1000 steps, 5H values each.
+
+    The other steps need little more than H values.
+    """
     case = Case((1000, 16, 8, 128), training=True)
     plain = peak_memory("lltm", case)
     assert plain > 1000 * 16 * 4 * 128 * 4
@@ -161,7 +164,7 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
 
 @pytest.mark.xdist_group("compilers")
 def test_a_dynamic_number_of_steps_compiles_once() -> None:
-    """Several segments, because the compiler specializes size 1."""
+    """Uses several segments, because the compiler specializes size 1."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     layer = lltm.LLTM(3, 5, dtype=torch.float64)

@@ -49,7 +49,7 @@ def counting() -> Any:
 
 
 def with_code(run: Callable[..., Any], *arguments: Any) -> tuple[Any, list[str]]:
-    """Result and generated code."""
+    """Result of a compiled function, and Inductor's code for it."""
     from torch._inductor.utils import run_and_get_code
 
     results, sources = run_and_get_code(run, *arguments)
@@ -216,7 +216,7 @@ def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
 def generated(
     backend: Any, module: nn.Module, x: Tensor, dynamic: bool = False, fullgraph: bool = True
 ) -> list[str]:
-    """Compares with eager mode; returns forward and backward code."""
+    """Compares a training step with eager mode; returns the forward and backward code."""
     torch.compiler.reset()
     x = x.detach().clone().requires_grad_()
     compiled = torch.compile(module, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
@@ -227,7 +227,7 @@ def generated(
 
 
 def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In CI, Inductor rejects operators in torch's table."""
+    """In CI, Inductor rejects operators in torch's decomposition table."""
     from torch._inductor.lowering import lowerings
 
     monkeypatch.setenv("CI", "true")
@@ -242,7 +242,7 @@ def test_inductor_calls_our_kernels_or_fuses_the_decomposition_of_a_cell() -> No
     forward, backward = generated("inductor", cell, x)
     assert "torch.ops.lltm.step_forward" in forward
     assert "torch.ops.lltm.step_backward" in backward
-    # Must not use a cached graph.
+    # The same model must not use a cached graph.
     sources = generated(lltm.inductor_decomposed, cell, x)
     assert not any("torch.ops.lltm." in source for source in sources)
     assert "tanh" in sources[0]
@@ -254,7 +254,7 @@ def test_inductor_calls_our_kernels_for_a_layer() -> None:
     assert "torch.ops.lltm.sequence_backward" in backward
 
 
-@pytest.mark.slow  # two programs
+@pytest.mark.slow  # generates two C++ programs
 def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> None:
     layer = lltm.LLTM(3, 5, bidirectional=True)
     # Settings differ without fullgraph=True.
@@ -264,7 +264,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> Non
     assert all("while_loop" in source for source in sources)
 
 
-@pytest.mark.slow  # three programs
+@pytest.mark.slow  # generates three C++ programs
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(training: bool) -> None:
     """Weights that are arguments have symbolic sizes too."""
@@ -285,7 +285,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(train
         torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.slow  # more C++ programs
+@pytest.mark.slow  # generates C++ programs
 def test_inductor_unrolls_a_decomposed_layer_of_fixed_length() -> None:
     sources = generated(lltm.inductor_decomposed, lltm.LLTM(3, 5), torch.randn(2, 4, 3))
     assert not any("torch.ops.lltm." in source or "while_loop" in source for source in sources)

@@ -32,7 +32,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train"
 def words(
     z: Any, h: Tensor, double: Tensor, states: Tensor, saved: Tensor, dh: Tensor
 ) -> tuple[Tensor, ...]:
-    """Collides with names of C++, cell definitions and math.h."""
+    """A cell whose names collide with C++, cell definitions and math.h."""
     new = sigmoid(z.int * saved) - 0.3 * h
     namespace = torch.where(z.V > 0, torch.clamp(z.union, -1, 1), 2 - new / (new * new + 3))
     logical_and = torch.maximum(double, namespace - (new - h)).detach()

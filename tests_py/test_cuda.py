@@ -39,7 +39,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both sequence engines; float32 and float64 always use the per-step engine."""
+    """Parametrizes the sequence engine; float32 and float64 always use the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 
@@ -140,7 +140,7 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
-    """Launches per kernel."""
+    """Number of launches of each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
@@ -280,7 +280,7 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
         ("output", "h_n", "c_n", *support.NAMES), errors(faster), errors(plain), strict=True
     ):
         assert of_plain < 2**-17, name
-        # Ten-bit rounding, long sums.
+        # Rounding to ten bits, in long sums.
         assert 4 * of_plain < error < 4 * 2**-10, name
 
 
@@ -318,7 +318,7 @@ def trained(module: Any, input: Tensor) -> list[Tensor]:
 
 
 def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Compares GPU and CPU accuracy."""
+    """Checks that the GPU is as accurate as the CPU."""
     module = module.to(dtype)
     input = torch.randn(shape, dtype=dtype)
     exact = trained(copy.deepcopy(module).double(), input.double())
@@ -330,7 +330,7 @@ def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> No
     assert error(on_gpu, exact) <= limit
 
 
-# Spiking cells jump if rounding changes a decision.
+# The results of spiking cells jump if rounding changes a decision.
 CUSTOM_CELLS = [
     (name, dtype)
     for name in support.GALLERY_CELLS
@@ -597,7 +597,7 @@ def test_with_tf32_forward_and_backward_can_be_captured_in_a_graph(reverse: bool
         assert same(results, run(a))
 
 
-# The state is updated in place, with and without graph replay.
+# Streaming updates the state in place, with and without graph replay.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steps", [1, 5])
@@ -677,7 +677,7 @@ def test_compiled_with_reduced_overhead(dtype: torch.dtype, training: bool) -> N
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
 
 
-# Needs the opt-in shared memory limit, which is set per device.
+# The second shape needs the opt-in shared memory limit, which is set per device.
 @needs_two_gpus
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -728,7 +728,7 @@ def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
 
     work: Callable[[], object] = forward
     if part == "backward":
-        # Before the limit is set, so that only lltm's kernels run out.
+        # Allocated before the limit is set, so that only lltm's kernels run out of memory.
         output = forward()
         work = partial(output.backward, torch.ones_like(output))
     torch.cuda.synchronize()

@@ -257,7 +257,7 @@ def test_parameters_start_as_told() -> None:
 
 
 def test_the_check_calls_the_function_as_the_trace_does() -> None:
-    """z in gates= order; keyword arguments."""
+    """Passes z in the order of gates=, and keyword arguments."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
     def cell(z: Any, c: Tensor, *, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -365,7 +365,7 @@ def test_a_gradient_of_its_own_is_taken_once() -> None:
 
 
 class Clamped(torch.autograd.Function):
-    """Clamps large gradients."""
+    """Backward clamps large gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -377,7 +377,7 @@ class Clamped(torch.autograd.Function):
 
 
 class Windowed(Clamped):
-    """Returns the derivative only for small x."""
+    """Backward returns the derivative only for small x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ def hooked(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
 def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
-    """Though they are equal at most points."""
+    """Custom gradients equal the derivative at most points."""
     cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
@@ -477,7 +477,7 @@ def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) 
 
 @pytest.mark.parametrize("cell", [*CELLS, three_states], ids=lambda cell: cell.name)
 def test_torchscript_compiles(cell: lltm.Cell) -> None:
-    """Before and after saving, direct and in a model."""
+    """Covers every kind of module, before and after saving, direct and in a model."""
     deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
     layer, step = cell.Layer(3, 4), cell.Cell(3, 4)
     with torch.no_grad():
@@ -593,7 +593,7 @@ def drawn(parameter: Tensor) -> Tensor:
 
 
 def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
-    """Copies also work with lambdas."""
+    """Covers layers, prepacked layers and cells; copies also work with lambdas."""
     functions: dict[str, Any] = {
         "a": torch.nn.init.ones_,
         "b": functools.partial(torch.nn.init.constant_, val=2.0),

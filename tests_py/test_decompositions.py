@@ -19,7 +19,8 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
     table = lltm.decompositions()
     default = torch.export.default_decompositions()
     assert set(default) <= set(table)
-    # Prepacked weights have none: only lltm's kernels can read them.
+    # Operators on prepacked weights have no decomposition: only lltm's kernels can read these
+    # weights.
     names = {
         name.removeprefix("lltm::")
         for name in torch._C._dispatch_get_all_op_names()
@@ -31,7 +32,7 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
 
 
 each_cell = pytest.mark.parametrize("cell", support.CELLS)
-# Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
+# Required gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
 SOME = (True, False, True, False, True, True, False)
 MASKS = ((True,) * 7, SOME, tuple(not wanted for wanted in SOME))
 

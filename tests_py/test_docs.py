@@ -63,7 +63,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """File path in the first line, if any."""
+        """File path from the first-line comment, if any."""
         match = re.match(r"(?://|#) ([\w./]+\.\w+)$", self.text, re.MULTILINE)
         return match[1] if match else None
 
@@ -77,13 +77,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def texts(page: Path, language: str) -> list[str]:
-    """Blocks in one language, except files."""
+    """Blocks of a page in one language, except files."""
     return [b.text for b in blocks(page) if b.language == language and b.file is None]
 
 
 @each_page
 def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
-    """Sphinx directives have braces."""
+    """`text` is not tested; Sphinx directives have braces."""
     for block in blocks(page):
         tested = block.language in ("python", "cpp", "cmake", "sh", "text") or block.file
         assert tested or block.language.startswith("{"), block
@@ -93,7 +93,7 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
 
 # ----- Python ------------------------------------------------------------------
 
-# Starts compilers.
+# These pages start compilers.
 SLOW = {"compile.md"}
 
 
@@ -204,7 +204,7 @@ def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
 
 
 def lines(page: Path) -> list[str]:
-    """Command lines, joined and without comments."""
+    """Command lines of a page, joined and without comments."""
     text = "".join(texts(page, "sh")).replace("\\\n", " ")
     return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
 
@@ -238,8 +238,8 @@ RUN_BY = {
     r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# These need the network, a GPU, other interpreters or sources, an idle system or hours; or are for
-# single files.
+# Commands that need the network, a GPU, other interpreters or sources, an idle system or hours, or
+# that are for single files.
 BY_HAND = [
     r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",
@@ -306,7 +306,6 @@ def cmake_files() -> str:
 
 @functools.cache
 def help_text(*command: str) -> str:
-    # conftest.py would import PyTorch.
     run = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     return run.stdout + run.stderr
 
@@ -319,7 +318,7 @@ def check_options(words: list[str], manual: str) -> None:
 
 
 def after(words: list[str], option: str) -> list[str]:
-    """Values up to the next option."""
+    """Values of an option, up to the next option."""
     if option not in words:
         return []
     values = words[words.index(option) + 1 :]
@@ -350,7 +349,7 @@ def check_cmake(words: list[str]) -> None:
     for target in after(words, "--target"):
         assert target == "all" or re.search(rf"\(\s*{target}\b", cmake_files()), target
     for folder in after(words, "-S"):
-        # Readers and C++ tests have an application.
+        # "app" is the reader's application.
         assert folder == "app" or (ROOT / folder / "CMakeLists.txt").is_file(), folder
     for variable in re.findall(r"(?:^|\s)-D(\w+)=", " ".join(words)):
         assert variable.startswith("CMAKE_") or variable in cmake_files(), variable
@@ -442,14 +441,13 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "pkg-config": check_pkg_config,
     "git": check_git,
     "cd": lambda words: None,  # a cloned folder
-    # The reader's application.
     "export": lambda words: None,
     "g++": lambda words: None,
 }
 
 
 def check_command(words: list[str]) -> None:
-    """Fails for commands without a check."""
+    """Fails for commands without a check, so that none is forgotten."""
     program = words[0].removeprefix(".venv/bin/")
     if program.startswith("build/"):
         check_binary(words)
@@ -514,12 +512,12 @@ def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None
 
 
 def plain(text: str) -> str:
-    """Text without line breaks, quotes and source-only parts."""
+    """Text without line breaks, quotes and parts that only the source has."""
     return " ".join(re.findall(r"\w+", text))
 
 
 def is_quoted(message: str, text: str) -> bool:
-    """An ellipsis matches variable parts."""
+    """An ellipsis on the page matches variable parts."""
     return all(plain(part) in plain(text) for part in message.split("…"))
 
 
@@ -601,7 +599,7 @@ def prose(page: Path) -> str:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """As in GitHub and Sphinx."""
+    """Heading anchors as in GitHub and Sphinx."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -619,7 +617,7 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_the_map_of_architecture_links_every_source_file() -> None:
-    """Files may be linked by header or implementation; simple folders as a whole.
+    """Links a file directly, by its header or implementation, or by a folder without subfolders.
 
     The link test checks the targets.
     """
@@ -639,7 +637,7 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Includes local imports."""
+    """Imports of a package file, including local imports."""
     package = file.relative_to(ROOT / "python").parent.parts
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -675,7 +673,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     pages = [*(tmp_path / "html").glob("*.html")]
-    for page in pages:  # only linked
+    for page in pages:  # only links may be external
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
     for both in ("index", "cuda", "reinforcement-learning"):
         text = (tmp_path / "html" / f"{both}.html").read_text()

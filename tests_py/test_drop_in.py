@@ -111,7 +111,6 @@ def test_weights_are_listed_by_layer_and_direction_as_nn_lstm_s(options: dict[st
     assert [[id(by_name[name]) for name in names] for names in ours._all_weights] == [
         [id(p) for p in parameters] for parameters in ours.all_weights
     ]
-    # Two per layer and direction.
     assert len(ours._all_weights) == len(lstm._all_weights)
     assert {2 * len(names) for names in ours._all_weights} == {
         len(names) for names in lstm._all_weights

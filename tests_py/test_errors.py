@@ -33,7 +33,7 @@ SEQUENCE: dict[str, Any] = {
 SIZES = torch.tensor([4, 3, 2])
 PACKED: dict[str, Any] = {**SEQUENCE, "input": randn(9, 3), "batch_sizes": SIZES}
 
-# Argument, invalid value, exception, message.
+# Argument, invalid value, exception, end of the message.
 Row = tuple[str, Any, type[Exception], str]
 DTYPES = "of dtype float64, float32, bfloat16 or float16"
 
@@ -123,7 +123,7 @@ BAD_PACKED: list[Row] = [
 BAD_CHECKPOINT_STEPS: list[Row] = [
     ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
 ]
-# The dispatcher has other messages.
+# The dispatcher has other messages for these calls.
 NO_CELL: list[Row] = [
     (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias_ih')}, got list")
     for name in CELL
@@ -173,7 +173,7 @@ def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops
 
 
 def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """No data, as in a compiled graph."""
+    """Arguments without data, as in a compiled graph."""
     arguments = {
         key: value.to("meta") if isinstance(value, Tensor) and key != "batch_sizes" else value
         for key, value in arguments.items()
@@ -229,7 +229,7 @@ def test_a_function_refuses(
 
 # ----- one wrong shape --------------------------------------------------------
 
-# T = 6, B = 4, I = 3, H = 5; N = 9. Shapes by operator; a majority determines each size.
+# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator; a majority determines each size.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
 LETTERS_OF_PARAMETERS = {"weight_ih": "GX", "bias_ih": "G"}
 LETTERS_OF_MATRICES = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
@@ -336,7 +336,6 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
         for shape in wrong_shapes_of(argument, right):
             named = argument
             if argument == "input" and shape[:-1] == right[:-1]:
-                # Input and weights disagree: no majority.
                 named = "weight_ih"
             elif argument == "input" and name.startswith("sequence") and shape[1:] == right[1:]:
                 continue  # any T is valid
@@ -502,7 +501,7 @@ BAD_OPTIONS: list[Row] = [
 BAD_PROJECTION: list[Row] = [
     ("proj_size", 2, ValueError, "proj_size to be 0, got 2: an LLTM has no projection"),
 ]
-# For cells without c.
+# Messages about the states of cells without c.
 BAD_LAYER_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (X, STATE), TypeError, "h_0 to be a tensor, got tuple"),
     ({}, (X, STEP[0]), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
@@ -528,7 +527,7 @@ def prepacked(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
-    """Invalid calls and options, with messages for the states."""
+    """Invalid calls and options of a class, with messages for its states."""
     is_layer, has_c = not make.__name__.endswith("Cell"), len(make._STATES) > 1
     calls, without_c = (
         (BAD_LAYER, BAD_LAYER_WITHOUT_C) if is_layer else (BAD_STEP, BAD_STEP_WITHOUT_C)
@@ -541,7 +540,7 @@ def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
 
 
 def module_rows() -> Iterator[Any]:
-    """For lltm, reference and prepacked modules."""
+    """Invalid calls of lltm, reference and prepacked modules."""
     for name in (name for name in lltm.reference.__all__ if name[0].isupper()):
         calls, constructions = rows_of(getattr(lltm, name))
         for place in (lltm, lltm.reference):

@@ -23,13 +23,13 @@ SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:
-    """Includes subgraphs."""
+    """Call targets in a graph and its subgraphs."""
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     return {node.target for g in graphs for node in g.graph.nodes if node.op == "call_function"}
 
 
 def assert_core_aten(program: ExportedProgram) -> None:
-    """Allows scan."""
+    """Allows only Core ATen operators and scan."""
     found = targets(program.graph_module)
     operators = {t for t in found if isinstance(t, torch._ops.OpOverload)}
     assert {op.namespace for op in operators} == {"aten"}
@@ -85,7 +85,7 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
 
 
 def dynamic_program(module: nn.Module, batch_first: bool = False) -> ExportedProgram:
-    """Input (T, B, 3) or (B, T, 3)."""
+    """Program with dynamic T and B, for input (T, B, 3) or (B, T, 3)."""
     sizes = (
         {0: Dim("batch"), 1: Dim("steps")} if batch_first else {0: Dim("steps"), 1: Dim("batch")}
     )
@@ -115,7 +115,7 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
 
 
 class Transposed(nn.Module):
-    """Without lltm."""
+    """A model without lltm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -
 # ----- saving and moving -----------------------------------------------------
 
 
-# PyTorch's own buffers.
+# PyTorch 2.11 warns about its own buffers.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_a_program_can_be_saved_and_loaded() -> None:
     layer, x = lltm.LLTM(3, 5, num_layers=2), torch.randn(7, 2, 3)
@@ -275,7 +275,7 @@ class Model(nn.Module):
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:
-    """With dynamic B and T."""
+    """A model's compiled package, with dynamic B and T."""
     torch.manual_seed(0)
     model = Model(request.param).eval()
     path = tmp_path_factory.mktemp("aoti") / "model.pt2"
@@ -294,7 +294,7 @@ def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
             torch.testing.assert_close(flat(run(x)), flat(model(x)))
 
 
-# Without lltm's Python: liblltm has the operators, the package the custom cell.
+# Runs a package without lltm's Python: liblltm has the operators, the package the custom cell.
 WITHOUT_LLTM = """
 import sys, torch
 library, package, arguments, results = sys.argv[1:]

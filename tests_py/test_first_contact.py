@@ -1,4 +1,4 @@
-"""GPU bring-up on simulated systems: failures are isolated."""
+"""GPU bring-up on simulated systems: a failing or hanging stage does not affect others."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_stage_names_files_that_are_there(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_a_dry_run_goes_on(tmp_path: Path) -> None:
-    """make passes arguments on."""
+    """Stages that need no build run; make passes arguments on."""
     names = ("device", "stepwise-float16", "ncu-forward")
     chosen = [stage for stage in first_contact.stages(tmp_path) if stage.name in names]
     bad = first_contact.run_all(chosen, tmp_path, 300, dry_run=True)

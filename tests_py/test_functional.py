@@ -29,7 +29,7 @@ def same(a: Any, b: Any) -> None:
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
-    """bias_ih includes a custom cell's parameters."""
+    """Weights and biases; bias_ih includes a custom cell's parameters."""
     weight_ih, weight_hh, bias_ih, bias_hh, *own = module.parameters()
     return [weight_ih, weight_hh, torch.cat([bias_ih, *own]), bias_hh]
 

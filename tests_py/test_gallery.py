@@ -39,7 +39,7 @@ def test_a_cell_agrees_with_its_function(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bounded_cell_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other cells do exceed 1."""
+    """Other cells do exceed 1, so that the list is complete."""
     cell = support.gallery_cell(name, monkeypatch)
     layer = cell.Layer(8, 16, dtype=torch.float64)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from torch import Tensor
 import lltm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A layer's sizes; K not a multiple of 4, partial panels.
+# Includes layer sizes, K that is not a multiple of 4, and partial panels.
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
@@ -42,13 +42,13 @@ def by_rows(x: Tensor) -> Tensor:
 
 
 def weights_by_rows(x: Tensor) -> Tensor:
-    """17-bit scales make products exact."""
+    """Quantizes weights with 17-bit scales, which make products exact."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
     return quantise(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
 def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Uses float64 sums and gates."""
+    """Emulates T steps of B rows with float64 sums and gates."""
     hidden, dtype = a.h.shape[1], a.input.dtype
     w_h, w_x = (weights_by_rows(w) for w in (a.weights[:, :hidden], a.weights[:, hidden:]))
     bias = 0 if a.bias is None else a.bias.double()
@@ -85,7 +85,7 @@ def is_emulated(a: Arguments) -> None:
 def test_computes_the_quantised_sequence(
     shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
-    """Not all combinations."""
+    """Covers each shape and each dtype, not all combinations."""
     reverse = (SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
 
@@ -138,7 +138,7 @@ BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)
 
 
 def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Arguments:
-    """Affects the last input step."""
+    """Puts such a value into the last input step of these batch elements."""
     tensor = getattr(a, argument).clone()
     for row in rows:
         if argument != "input":
@@ -269,7 +269,7 @@ def test_its_weights_take_a_quarter_of_the_bytes() -> None:
     float32 = lltm.LLTM(256, 512)
     (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
     assert packed.dtype == torch.uint8
-    # One byte per weight; scale and sum per row, for x and h.
+    # One byte per weight; a scale and a sum per row, for x and for h.
     header, rows, columns = 64, 3 * 512, 256 + 512
     assert packed.numel() == header + rows * (columns + 2 * 8)
     assert packed.numel() < 0.26 * 4 * next(float32.parameters()).numel()
@@ -282,7 +282,7 @@ def test_what_is_saved_is_packed_again_to_the_same_bits(
 ) -> None:
     make = partial(getattr(lltm, cell), 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
     float_layer: Any = make()
-    with torch.no_grad():  # no scale; scales that float32 rounds
+    with torch.no_grad():  # rows without a scale; scales that float32 rounds
         for parameter in float_layer.parameters():
             parameter.mul_(torch.rand(parameter.shape[0]).reshape(-1, *[1] * (parameter.dim() - 1)))
             parameter[3] = 0

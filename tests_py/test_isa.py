@@ -1,7 +1,7 @@
-"""Selects and tests each instruction set.
+"""Selects and tests the kernels of each instruction set.
 
-Uses separate processes, because libtorch reads ATEN_CPU_CAPABILITY once. oneDNN has another
-variable for its GEMMs.
+Uses separate processes, because libtorch reads ATEN_CPU_CAPABILITY once. oneDNN, which libtorch may
+use for GEMMs, has a separate variable.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_repr_names_what_is_not_the_default() -> None:
 
 
 def test_learns_the_parity_of_a_sequence() -> None:
-    # Fails if backward loses a step's gradient.
+    # This task needs the state: training fails if backward loses a step's gradient.
     layer = lltm.LLTM(1, 8, batch_first=True)
     head = nn.Linear(8, 1)
     optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.03)
@@ -106,7 +106,7 @@ LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell
 
 
 class TestDirectionsSideBySide:
-    """Each direction may use a separate thread."""
+    """With two threads, each direction may use a separate thread."""
 
     @pytest.fixture(autouse=True)
     def _two_threads(self) -> Iterator[None]:
@@ -217,7 +217,7 @@ class TestDirectionsSideBySide:
             torch.autograd.grad(loss, list(layer.parameters()))
 
     def test_few_rows_are_trained_one_direction_after_the_other(self) -> None:
-        # Weights exceed every core's cache.
+        # The weights exceed every core's cache.
         layer = lltm.LSTM(3, 1024, bidirectional=True)
 
         def nodes(batch: int) -> int:

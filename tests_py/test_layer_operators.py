@@ -31,7 +31,7 @@ MODULES: dict[str, Make] = {
 
 
 def arguments(name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """States have reversed strides."""
+    """An input, and states with reversed strides."""
     x, layers = torch.randn(6, B, INPUT), 3 if name == "layers" else 1
     h, c = torch.randn(2, H, B, layers).permute(0, 3, 2, 1)
     return (x[0], (h[0], c[0])) if name == "cell" else (x, (h, c))

@@ -88,7 +88,7 @@ def test_help_shows_the_signature_and_the_shapes(function: str, names: tuple[str
     text = pydoc.plain(pydoc.render_doc(getattr(_C, function)))
     positions = [text.index(f"{name}: ") for name in names]
     assert positions == sorted(positions)
-    # Signatures of pybind11, Python and Python 3.14.
+    # Formats of pybind11, Python, Python 3.14.
     assert re.search(r"-> (list\[torch\.Tensor\]|'list\[Tensor\]'|list\[Tensor\])", text)
     for shape in ("(B, H)", "(3H, H+I)", "(B, 3H)"):
         assert shape in text

@@ -106,7 +106,7 @@ for site in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Changed package and its import output."""
+    """Folder with the changed package, and its import output."""
     folder = tmp_path_factory.mktemp("sites")
     for change in CHANGES:
         change(copy_package(folder / change.__name__))

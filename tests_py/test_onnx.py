@@ -74,7 +74,6 @@ MODELS: dict[str, Case] = {
     "one state, reverse": (OneState, features, (6, 4)),
 }
 STANDARD = {"", "ai.onnx"}
-# Cover the options of the slow tests.
 SOME = ("cell", "model, all options", "one state, reverse")
 
 
@@ -84,7 +83,7 @@ def each_of(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def operators(program: Any) -> set[tuple[str, str]]:
-    """Includes loop bodies."""
+    """Domains and names of all calls, including loop bodies."""
     model = program.model_proto
     assert {opset.domain for opset in model.opset_import} <= STANDARD
     assert len(model.functions) == 0
@@ -148,7 +147,7 @@ def test_a_model_of_dynamic_length_is_a_scan(name: str) -> None:
         assert_same(program, module, inputs(*sizes))
 
 
-# Two states and parameters.
+# This cell has two states and parameters.
 QUICK = ("rsynaptic",)
 
 

@@ -130,9 +130,9 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
     )
 
 
-# Their kernels have no derivatives.
+# The kernels of these operators have no derivatives.
 
-# Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
+# Required gradients of input, states, weights and biases.
 SOME = (True, False, True, False, True, True, False)
 OTHERS = tuple(not wanted for wanted in SOME)
 

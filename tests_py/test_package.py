@@ -49,7 +49,7 @@ def test_depends_on_the_minor_release_of_torch_it_was_built_against() -> None:
 
 
 def build_step(name: str = "torch_pin") -> Any:
-    """Not part of the package."""
+    """A module in python/ that is not part of the package."""
     spec = importlib.util.spec_from_file_location(name, support.ROOT / f"python/{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -290,7 +290,7 @@ def test_its_text_names_its_sizes() -> None:
 
 # ---- another CPU ------------------------------------------------------------
 
-# Runs weights and modules packed here, and packs weights for here.
+# Simulates another CPU: runs weights and modules packed here, and packs weights for here.
 ELSEWHERE = """
 import sys, torch, lltm
 
@@ -314,7 +314,7 @@ torch.save(packed_there, there)
 def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     capability: str, tmp_path: Path
 ) -> None:
-    # May pack differently or not at all.
+    # The other CPU may pack differently or not at all.
     cases: list[Any] = []
     for dtype in DTYPES:
         for quantised in (None, torch.qint8):

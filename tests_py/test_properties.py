@@ -1,6 +1,6 @@
 """Properties of every form of every cell (forms.py).
 
-They include PyTorch's test/test_modules.py, with its option combinations for nn.LSTM.
+They include the checks of PyTorch's test/test_modules.py, with its options for nn.LSTM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_module(form: Form) -> bool:
 
 
 def is_our_module(form: Form) -> bool:
-    """lltm.reference inherits all but forward."""
+    """Excludes lltm.reference, whose modules inherit all but forward."""
     return is_module(form) and not form.plain
 
 
@@ -60,7 +60,7 @@ def leaves(values: Values) -> Values:
 def gradients(
     results: list[Tensor], values: Values, cotangents: list[Tensor] | None = None
 ) -> Values:
-    """For output gradients of ones."""
+    """Gradients of every value, for output gradients of ones."""
     pairs = [
         (y, torch.ones_like(y) if cotangents is None else cotangents[k])
         for k, y in enumerate(results)
@@ -247,7 +247,6 @@ def of_one_value(t: Tensor) -> Tensor:
     return t.flatten()[0].expand_as(t)
 
 
-# Includes layouts of PyTorch's tests.
 LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_value)
 
 
@@ -276,7 +275,7 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 def test_strides_of_arguments_and_of_gradients_are_followed(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """All tensors together; for functions also separately."""
+    """Strides all tensors together; for functions also each separately."""
 
     def results(s: Sample, values: Values, strided: set[str]) -> tuple[list[Tensor], Values]:
         """Applies the layout to arguments or to "gradients"."""
@@ -341,7 +340,7 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
 def test_nan_and_infinity_spread_as_in_plain_pytorch(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
-    """Unrelated batch elements stay finite."""
+    """One element is NaN or infinite; unrelated batch elements stay finite."""
     for s in form.each(dtype, every=False):
         for name in s.values:
             values = dict(s.values)
@@ -377,7 +376,6 @@ def test_each_gradient_is_the_same_alone_and_without_each_other(
                 name: value.clone().requires_grad_(name in wanted)
                 for name, value in s.values.items()
             }
-            # Non-leaf arguments.
             results = s.run(mapped(values, lambda value: 1 * value))
             torch.stack([y.square().sum() for y in results]).sum().backward()
             return {name: v.grad for name, v in values.items() if v.grad is not None}
@@ -410,7 +408,7 @@ def test_no_graph_is_recorded_without_need(form: Form, dtype: torch.dtype) -> No
         assert_close(results, expected)
 
 
-# Slow second derivatives; the LLTM is always tested.
+# Their second derivatives are slow; the LLTM is always tested.
 SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
 
 
@@ -426,7 +424,7 @@ SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
     ids=id_of,
 )
 def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> None:
-    """Functions by entry, otherwise along random directions."""
+    """Functions are tested by entry, others along random directions."""
     fast = is_module(form) or order == 2
     check: Callable[..., bool] = torch.autograd.gradgradcheck
     options = {"check_fwd_over_rev": is_module(form)}
@@ -542,7 +540,7 @@ def test_made_under_a_default_device_or_dtype_it_takes_that(form: Form, dtype: t
 
 @pytest.fixture(params=["set", "swap"])
 def conversion(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Sets .data or swaps parameters."""
+    """Makes a conversion set .data or swap parameters."""
     torch.__future__.set_swap_module_params_on_conversion(request.param == "swap")
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)

@@ -214,7 +214,7 @@ def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
 
 @each_custom_cell
 def test_nothing_that_was_before_shows(cell: str) -> None:
-    """Includes NaN."""
+    """Not even NaN passes a reset."""
     for shape in ((6, 3, 4, 7), (6, 40, 9, 64)):
         problem = Problem(cell, shape, share=-1)
         problem.reset[3] = True
@@ -232,7 +232,7 @@ def test_nothing_that_was_before_shows(cell: str) -> None:
 @pytest.mark.parametrize("cell", [cell for cell in support.CELLS if not cell.endswith("relu")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8(cell: str, dtype: torch.dtype) -> None:
-    """Resets equal separate calls."""
+    """Results equal separate calls before and after the reset."""
     problem = Problem(cell, (8, 5, 12, 40), dtype, share=-1)
     problem.reset[5] = True
     x, h, c, weight_ih, weight_hh, *biases = problem.tensors
@@ -277,7 +277,7 @@ def test_layers_of_custom_cells() -> None:
 
 
 def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
-    """Otherwise identical inputs differ."""
+    """Sequences and directions are identical except for the mask."""
     layer = lltm.GRU(4, 64, bidirectional=True, recurrent_dropout=0.5)
     state = layer.state_dict()
     layer.load_state_dict({name: state[name.removesuffix("_reverse")] for name in state})
@@ -347,7 +347,7 @@ def test_vmap(shape: tuple[int, ...]) -> None:
 
 
 class Operator(nn.Module):
-    """With a given mask: results do not depend on a generator."""
+    """A problem with a given mask, so that results do not depend on a generator."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()

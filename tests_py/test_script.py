@@ -109,7 +109,7 @@ def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) 
     calls: list[nn.Module] = []
     model.rnn.register_forward_hook(lambda module, *_: calls.append(module))
     model(x, lengths)
-    assert len(calls) == 2  # hooks run
+    assert len(calls) == 2
     with pytest.raises(Exception, match=r"expected batch_sizes"):
         scripted.rnn.forward_packed(PackedSequence(rows.data, rows.batch_sizes.int()))
 
@@ -129,7 +129,7 @@ def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
     layer: Any, weights: torch.dtype | None
 ) -> None:
     if weights is not None and isinstance(layer, three_states.Layer):
-        return  # unbounded
+        return  # unbounded cell
     packed = layer.prepack(weights)
     scripted = script(packed)
     file = io.BytesIO()
@@ -141,7 +141,7 @@ def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
         same(dict(module.named_buffers()), dict(packed.named_buffers()), rtol=0, atol=0)
         same(module(x), packed(x), rtol=0, atol=0)
     assert b"LTMPACK" not in file.getvalue()
-    # The parent holds an unscripted copy.
+    # In the parent, script stores a replacement module, which can be copied.
     parent = nn.Sequential(packed)
     script(parent)
     for other in (
@@ -193,7 +193,6 @@ def test_a_scripted_model_trains() -> None:
 
 
 def test_the_model_that_was_scripted_stays_what_it_was() -> None:
-    # torch.jit.script replaces the model's layers.
     model = Model()
     script(model)
     rows = pack_sequence([torch.randn(3, 3), torch.randn(1, 3)])

@@ -32,7 +32,7 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
         for chunk in x.split(CHUNKS):
             output, state = run(chunk, state)
             outputs.append(output)
-    # Identical except for the row count of each GEMM.
+    # Only GEMM row counts differ.
     tolerance = 20 * torch.finfo(dtype).eps
     torch.testing.assert_close(torch.cat(outputs), whole, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(state, last, rtol=tolerance, atol=tolerance)

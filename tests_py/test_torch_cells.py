@@ -36,7 +36,7 @@ each_module = pytest.mark.parametrize("name", BOTH)
 
 
 def pair(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
-    """With equal parameters."""
+    """lltm's and torch's module with equal parameters."""
     ours, theirs = (make(I, H, **options, dtype=dtype) for make in BOTH[name])
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
@@ -52,7 +52,7 @@ def input_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def values(tree: Any) -> list[Tensor]:
-    """Tensors; the data of a PackedSequence."""
+    """Tensors with values; the data of a PackedSequence."""
     if isinstance(tree, PackedSequence):
         return [tree.data]
     if isinstance(tree, Tensor):
@@ -61,7 +61,7 @@ def values(tree: Any) -> list[Tensor]:
 
 
 def results_and_gradients(module: nn.Module, *arguments: Any) -> list[Tensor]:
-    """Includes all gradients."""
+    """Results, and all gradients."""
     leaves = [*values(arguments), *module.parameters()]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -458,7 +458,7 @@ def with_forward_of_its_own() -> nn.Module:
 
 
 def sharded() -> nn.Module:
-    """Changes the class like fully_shard."""
+    """Changes the module's class like fully_shard."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     module = nn.LSTM(I, H)
     module.__class__ = type("FSDPLSTM", (fsdp.FSDPModule, nn.LSTM), {})

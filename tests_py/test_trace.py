@@ -54,7 +54,7 @@ def lltm_cell(z: Any, c: Tensor) -> Any:
 
 
 def built_in(name: str) -> tuple[Callable[..., Any], dict[str, Any], int]:
-    """From lltm.reference, as an entry of CELLS."""
+    """A built-in cell from lltm.reference, as an entry of CELLS."""
     gates_x, gates_h, function, *_ = lltm.reference._EQUATIONS[name]
     _, _, states, *_, saved = torch.ops.lltm._cell(name)
 
@@ -148,7 +148,7 @@ def zoo(z: Any, c: Tensor) -> Any:
 
 PEEPHOLES = {"p_i": 0.1, "p_f": torch.nn.init.zeros_, "p_o": -0.5}
 
-# With the minimal number of saved values.
+# Cells with the minimal number of saved values.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
     "cifg": (cifg, {"gates": 3}, 5),
@@ -169,7 +169,7 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 def check(
     function: Callable[..., Any], reference: Callable[..., Any] | None = None, **options: Any
 ) -> Program:
-    """Compares with autograd, in float64."""
+    """Compares the program with autograd, in float64."""
     program = trace(function, **options)
     names = [*inspect.signature(function).parameters][1:]
     z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
@@ -202,7 +202,7 @@ def check(
 
 
 def check_names(program: Program) -> None:
-    """Single assignment before use; no expensive function in backward."""
+    """Names are assigned once, before use; backward calls no expensive function."""
     inputs = {*(f"z.{gate}" for gate in program.gates), *program.states, *["h"] * program.reads_h}
     results = {f"{name}'" for name in ("h", *program.states)}
     sections = program.text.partition("\nforward\n")[2].removesuffix("\nend\n")
@@ -326,7 +326,7 @@ def test_text() -> None:
 
 
 def test_decisions_survive_rounding() -> None:
-    """Saves comparisons that rounded operands would change."""
+    """A comparison that rounded operands would change is saved."""
 
     def cell(z: Any, c: Tensor) -> Any:
         return torch.where(z[0] > 0.3, 2 * z[0] * c, z[0] - c), torch.maximum(z[0], c)
@@ -451,7 +451,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("match", OF_SIZES)
 def test_what_depends_on_sizes_or_positions_is_no_constant(match: str) -> None:
-    """Reports the operation and line."""
+    """The message reports the operation and line."""
     expected = f"^lltm::cell: wrong: expected .*{match}.*\n  .*test_trace.py:"
     with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
         trace(OF_SIZES[match], gates=1, name="wrong")

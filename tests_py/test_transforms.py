@@ -29,7 +29,7 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass
 class Case:
-    """`inputs[k]` is one sample; results are flat tuples."""
+    """A module and inputs: `inputs[k]` is one sample, results are flat tuples."""
 
     module: nn.Module
     inputs: Tensor
@@ -110,7 +110,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def stacked(results: list[Any]) -> Any:
-    """Stacks single samples like vmap."""
+    """Calls samples one by one, and stacks results like vmap."""
     return torch.utils._pytree.tree_map(lambda *ys: torch.stack(ys), *results)
 
 
@@ -404,7 +404,7 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
 
     primals = (a.input, state, a.weights)
     results, tangents, *_ = jvp(run, primals, primals)
-    # Only initial states contribute.
+    # The final states are the initial states, so only these contribute.
     assert [t.shape for t in tangents] == [y.shape for y in results] == [(0, 2, H), (2, 2, H)]
     torch.testing.assert_close(tangents[1], state)
     _, pull_back, *_ = vjp(run, *primals)

@@ -33,7 +33,7 @@ def cell_of_pre_activations(z: Tensor) -> Arguments:
 
 
 def results(outputs: support.Outputs, implementation: object, a: Arguments) -> list[Tensor]:
-    """Outputs, and gradients of their sum."""
+    """Outputs and their gradients."""
     leaves = a.leaves()
     ys = outputs(implementation, leaves)
     gradients = torch.autograd.grad(ys, leaves.tensors(), [torch.ones_like(y) for y in ys])

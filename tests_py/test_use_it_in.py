@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # other l
 
 
 def defined_in(file: str, folder: Path) -> dict[str, Any]:
-    """Names defined by this file."""
+    """Names that this file in the page defines."""
     match = re.search(
         rf"^```python\n(# {re.escape(file)}\n.*?)^```$", PAGE.read_text(), re.M | re.S
     )

@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 import lltm
 
 WORLD = 2
-BATCH = 8  # summed over processes
+BATCH = 8  # of all processes together
 UPDATES = 6
 
 
@@ -200,7 +200,7 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     parallel.zero_grad()
 
     def frozen() -> None:
-        """Requires fewer gradients."""
+        """Makes calls that require fewer gradients."""
         x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
         parallel.requires_grad_(False)
         parallel(x_only).square().sum().backward()
@@ -221,7 +221,7 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     for state, whole in zip(tree_leaves(states), tree_leaves(expected_states), strict=True):
         same(state.full_tensor(), whole)
 
-    # Batch sums in backward remain partial.
+    # Backward does not communicate either: sums over the batch remain partial.
     loss = result.square().sum()
     with CommDebugMode() as communication:
         loss.backward()
