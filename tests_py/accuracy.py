@@ -9,7 +9,7 @@ An output or gradient y has the error e(y) = max|y - y64| / max|y64|, with y64 f
 4 eps of the dtype count as 4 eps.
 
 A single seed's ratio sometimes exceeds 2 by chance. Only such problems are judged by the criterion,
-and always those with few batch elements, whose errors do not average out. The exit status is 1 if
+and always problems of few batch elements, whose errors do not average out. The exit status is 1 if
 the criterion fails.
 
 Problems cover all built-in cells, padded and packed sequences, both directions, single steps, with

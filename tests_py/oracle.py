@@ -134,7 +134,7 @@ def sequence(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Runs forward and backward over packed rows x (N, I).
 
-    Weights and biases are those of x and h. Returns (output (N, H), h_n, c_n), and the gradients of
+    Weights and biases are for x and for h. Returns (output (N, H), h_n, c_n), and the gradients of
     (x, h_0, c_0), of weights and of biases. A cell without c passes c through.
     """
     equations = lltm.reference._EQUATIONS[cell]

@@ -380,7 +380,7 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
 
 
-# ----- What the pages show --------------------------------------------------------
+# ----- Documented results ---------------------------------------------------------
 
 
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:

@@ -121,7 +121,7 @@ def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None
     assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # both directions
 
 
-# ----- what changes the arguments and calls again -----------------------------
+# ----- transforms and compilers -----------------------------------------------
 
 
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:

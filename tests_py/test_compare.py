@@ -165,7 +165,7 @@ def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
         assert ours.update() == pytest.approx(theirs.update(), rel=1e-5)
 
 
-# ---- the sweep, and what is stored --------------------------------------------
+# ---- sweep and stored results -------------------------------------------------
 
 
 def sweep(errors: dict[int, float]) -> list[int]:

@@ -306,6 +306,7 @@ def cmake_files() -> str:
 
 @functools.cache
 def help_text(*command: str) -> str:
+    # In cwd="/", because conftest.py would import PyTorch.
     run = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     return run.stdout + run.stderr
 

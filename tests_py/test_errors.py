@@ -336,6 +336,7 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
         for shape in wrong_shapes_of(argument, right):
             named = argument
             if argument == "input" and shape[:-1] == right[:-1]:
+                # Only input and weights determine I: no majority.
                 named = "weight_ih"
             elif argument == "input" and name.startswith("sequence") and shape[1:] == right[1:]:
                 continue  # any T is valid
@@ -514,7 +515,7 @@ BAD_STEP_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception],
     ({}, (randn(3), randn(1, 5)), ValueError, "h of shape (5,), got (1, 5)"),
 ]
 # fmt: on
-# Those that give a pair have the texts of a pair.
+# Modules that return a pair have the messages for a pair.
 GOOD: dict[str, Any] = {"input_size": 3, "hidden_size": 5}
 
 

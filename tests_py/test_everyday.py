@@ -243,7 +243,7 @@ def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> 
 def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
     layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
     with torch.no_grad():
-        # Workers inherit what ran here.
+        # Runs before the workers start, because forks inherit the state of this process.
         expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
     loader = DataLoader(
         support.Encoded(layer, inputs),

@@ -27,7 +27,7 @@ SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 20
 quantised = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
-# ---- what it computes -------------------------------------------------------
+# ---- values -----------------------------------------------------------------
 
 
 def quantise(x: Tensor, scale: Tensor) -> Tensor:

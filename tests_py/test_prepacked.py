@@ -191,7 +191,7 @@ def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> No
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
-# ---- what is saved ----------------------------------------------------------
+# ---- saving -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("assign", [False, True])

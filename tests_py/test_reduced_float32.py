@@ -50,7 +50,7 @@ WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 @pytest.mark.parametrize("cell", WITHOUT_JUMPS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
 def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
-    """Errors are those of bfloat16; results are float32."""
+    """Errors are as large as in bfloat16; results are float32."""
     problem = Problem(cell, shape)
     leaves64 = problem.leaves(torch.float64)
     exact = problem.steps(leaves64)
