@@ -1,21 +1,19 @@
-"""The rule of accuracy on problems drawn at random, each judged alone.
+"""Checks the accuracy criterion on random problems, each judged separately.
 
     python tests_py/accuracy.py                            # a minute, with a fresh seed, printed
     python tests_py/accuracy.py --seed 7 --problems 100 --dtype float32
 
-The rule, with e(y) = max|y - y64| / max|y64| of an output or a gradient y against the oracle: over
-24 seeds, each in two orders of the hidden units and inputs, which are equal in mathematics, the
-median of e(ours) is at most 1.25 times and its 95th percentile at most twice that of e(plain
-PyTorch), each not below 4 eps of the dtype.
+An output or gradient y has the error e(y) = max|y - y64| / max|y64|, with y64 from the oracle. Over
+24 seeds, each in two equivalent orders of hidden units and inputs, the median of e(lltm) is at most
+1.25 times the median of e(PyTorch reference), and the 95th percentile at most twice. Errors below
+4 eps of the dtype count as 4 eps.
 
-Both errors are random, and a recurrence amplifies the first of them: of one seed their ratio is
-above 2 now and then, although neither side is worse. So a problem is drawn once, and judged by the
-rule where its ratio is above 2; those of few rows, whose errors nothing averages out, always are.
-The exit status is 1 where the rule is broken.
+A single seed's ratio sometimes exceeds 2 by chance. Only such problems are judged by the criterion,
+and always problems of few batch elements, whose errors do not average out. The exit status is 1 if
+the criterion fails.
 
-Problems are of every built-in cell: sequences, padded and packed, in both directions,
-with and without bias, and single steps: B to 300, I and H to 600, T to 100, weights and bias as a
-layer's at the beginning.
+Problems cover all built-in cells, padded and packed sequences, both directions, single steps, with
+and without bias, B to 300, I and H to 600, T to 100, with parameters initialized as in a layer.
 """
 
 from __future__ import annotations
@@ -35,23 +33,22 @@ import torch
 
 import lltm
 
-# By cell: blocks of rows of its weights.
 GATES = {cell: sum(block >= 0 for block in torch.ops.lltm._cell(cell)[0]) for cell in support.CELLS}
 
 SEEDS = 24
-# Of e(ours) over e(plain): of one problem, from where on the rule decides; of the distributions.
+# If the ratio e(lltm) / e(reference) of one problem is larger, the distributions decide.
 LIMIT = 2.0
 MEDIAN_LIMIT = 1.25
 TAIL_LIMIT = 2.0
 
-# Multiply-adds of the forward products, so that no problem takes more than a second: the oracle of
-# float64 computes in long double, and plain PyTorch's products of float16 are slow.
+# Limit on forward multiply-adds, about a second per problem: the float64 oracle uses long double,
+# and PyTorch's float16 GEMMs are slow.
 MOST_WORK = {torch.float64: 4e6, torch.float32: 2e8, torch.bfloat16: 2e8, torch.float16: 4e7}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes and options; what is drawn for them follows from the seed."""
+    """Sizes and options of a problem; the seed determines its values."""
 
     seed: int
     dtype: torch.dtype
@@ -97,7 +94,7 @@ class Problem:
 
 
 def draw(seed: int, dtype: torch.dtype) -> Problem:
-    """Of sizes that take no longer than the dtype allows."""
+    """Samples a problem whose size suits the dtype."""
     generator = random.Random(f"{seed} {dtype}")
     while True:
         kind = generator.choice(["sequence"] * 4 + ["packed", "cell"])
@@ -114,7 +111,7 @@ def draw(seed: int, dtype: torch.dtype) -> Problem:
 
 
 def ratios(problem: Problem) -> dict[str, float]:
-    """e(ours) / max(e(plain), 4 eps) for every output and gradient."""
+    """e(lltm) / max(e(reference), 4 eps) for every output and gradient."""
     arguments = problem.arguments()
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     ours, plain = support.errors(outputs, [arguments])
@@ -126,12 +123,12 @@ def ratios(problem: Problem) -> dict[str, float]:
 
 
 def worst_ratio(problem: Problem) -> tuple[float, str]:
-    """The largest, and of what."""
+    """The largest ratio and its tensor."""
     return max((ratio, what) for what, ratio in ratios(problem).items())
 
 
 def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
-    """The same arguments with hidden units and inputs in an order drawn at random."""
+    """Permutes hidden units and inputs at random."""
     generator = torch.Generator().manual_seed(seed)
     hidden = a.h.shape[1]
     units = torch.randperm(hidden, generator=generator)
@@ -152,7 +149,7 @@ def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The errors of one output or gradient, each not below 4 eps, in ascending order."""
+    """Errors of an output or gradient, at least 4 eps, in ascending order."""
 
     ours: list[float]
     plain: list[float]
@@ -161,7 +158,7 @@ class Distribution:
         return statistics.median(self.ours) / statistics.median(self.plain)
 
     def tail(self) -> float:
-        """Of the 95th percentiles."""
+        """Ratio of the 95th percentiles."""
         last = math.ceil(0.95 * len(self.ours)) - 1
         return self.ours[last] / self.plain[last]
 
@@ -170,7 +167,7 @@ class Distribution:
 
 
 def distributions(problem: Problem) -> dict[str, Distribution]:
-    """Of every output and gradient, of problems of these sizes and options."""
+    """Error distributions of every output and gradient."""
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     floor = 4 * torch.finfo(problem.dtype).eps
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -188,11 +185,11 @@ def distributions(problem: Problem) -> dict[str, Distribution]:
 
 
 def is_broken(problem: Problem, what: str) -> bool:
-    """Whether a ratio above the limit is more than chance with such sizes and options."""
+    """True if a ratio above the limit is more than chance."""
     return not distributions(problem)[what].meets_the_rule()
 
 
-# (T, B, I, H): few rows or units that follow their own trajectories.
+# (T, B, I, H) with few batch elements or hidden units.
 FEW = (
     (50, 2, 64, 96),
     (100, 3, 50, 75),
@@ -204,7 +201,7 @@ FEW = (
 
 
 def of_few(cell: str, shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
-    """Of (T, B, I, H) in float32, as a layer without an initial state computes it."""
+    """A float32 problem of this size, without an initial state."""
     return Problem(
         seed, torch.float32, cell, "sequence", *shape, bias=True, reverse=False, zero_state=True
     )

@@ -1,15 +1,14 @@
-"""Seeds every test and says on failure with what; names the library under test."""
+"""Seeds every test, and reports seed and library."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
 
-# Workers of pytest-xdist share the CPUs, and so do the processes that their tests start: read by
-# libgomp when it is loaded, with torch.
+# Workers and their child processes share the CPUs. libgomp reads these variables when torch loads.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait sleep
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads sleep
 
 import hashlib
 import tempfile
@@ -20,7 +19,7 @@ import torch
 
 import lltm
 
-# Inductor keeps what it has compiled by its graph, whatever the operators' schemas were then.
+# Inductor's cache key is the graph, without the operator schemas.
 LIBRARY = Path(lltm.__file__).parent / "lib" / "liblltm.so"
 if LIBRARY.exists():
     digest = hashlib.sha256(LIBRARY.read_bytes()).hexdigest()[:16]
@@ -32,7 +31,7 @@ SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Workers share the tests out by group: what a group imports, one worker imports."""
+    """Assigns test groups to workers, to import their packages only once."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
 

@@ -1,7 +1,4 @@
-"""Every form in which a cell is called, and samples of arguments for each.
-
-test_properties.py checks every property of every form here.
-"""
+"""Every form in which a cell is called, with sample arguments; test_properties.py tests them."""
 
 from __future__ import annotations
 
@@ -20,26 +17,25 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
-# Whatever the results depend on, by name: "input", the states, the parameters.
 Values = dict[str, Tensor]
 
-# Before each call: of dropout.
+# Dropout seed of each call.
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Our modules, and the modules with the same parameters that they must agree with."""
+    """lltm's modules, and the reference modules that they must match."""
 
     step: Any
     layer: Any
     plain_step: Any
     plain_layer: Any
-    # torch.nn's, for what is theirs whatever the cell: strides, and the text of a module.
+    # Modules of torch.nn, for strides and repr, which do not depend on the cell.
     torch_step: Any
     torch_layer: Any
-    # Of its modules, and of those without derivatives or whose values others have already. What is
-    # a matter of the dtype alone, the forms of one cell show for all.
+    # Dtypes of the modules, and of forms without derivatives or tested elsewhere. Only the first
+    # cell tests every dtype.
     dtypes: tuple[torch.dtype, ...]
     dtypes_of_others: tuple[torch.dtype, ...]
 
@@ -48,7 +44,7 @@ REFERENCE = lltm.reference
 
 
 def cells() -> dict[str, Cell]:
-    """The library's, by the names of their layers; the first in every dtype."""
+    """Built-in cells by layer name; the first in every dtype."""
     names = [name.removesuffix("Cell") for name in REFERENCE.__all__ if name.endswith("Cell")]
     found: dict[str, Cell] = {}
     for name in sorted(
@@ -67,7 +63,7 @@ CELLS = cells()
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the arguments of a sample: T, B, I, H."""
+    """Argument sizes T, B, I, H."""
 
     steps: int = 3
     batch: int = 3
@@ -82,15 +78,15 @@ SIZES = Sizes()
 class Sample:
     name: str
     values: Values
-    # The tensors of the results, and what they must be, both from such values.
+    # Results and expected values.
     run: Callable[[Values], list[Tensor]]
     plain: Callable[[Values], list[Tensor]]
     states: tuple[str, ...] = ("h", "c")
-    # Of a module: what it was made with; it, and how it is called, whole.
+    # Constructor options, module, and call arguments, if any.
     options: dict[str, Any] = field(default_factory=dict)
     module: Any = None
     arguments: Callable[[Values], tuple[Any, ...]] = lambda values: ()
-    # Another module as `module` was made, with other values.
+    # Makes the same module with other values.
     fresh: Callable[[], Any] = lambda: None
     kind: str = "batched"
     has_reset: bool = False
@@ -100,18 +96,18 @@ class Sample:
         return f"{self.name}: {shapes}"
 
     def call(self, module: Any = None, values: Values | None = None) -> list[Tensor]:
-        """The results of the module as it is, or of another."""
+        """Results of this module or another."""
         arguments = self.arguments(self.values if values is None else values)
         torch.manual_seed(SEED)
         return tensors((self.module if module is None else module)(*arguments))
 
     def is_plain(self) -> bool:
-        """Without what couples rows, or steps, or draws: torch.nn's layers without dropout."""
+        """True without resets, dropout and projections."""
         more = ("dropout", "recurrent_dropout", "proj_size")
         return not self.has_reset and not any(name in self.options for name in more)
 
     def given(self) -> list[str]:
-        """The names of the arguments, without the parameters."""
+        """Argument names without parameters."""
         return [name for name in self.values if name in ("input", *self.states)]
 
     def parameters(self) -> list[str]:
@@ -125,11 +121,9 @@ class Form:
     dtypes: tuple[torch.dtype, ...] = DTYPES
     trainable: bool = True
     quantised: bool = False
-    # Whether it runs over steps, rather than to take one.
     steps: bool = True
-    # What makes such a module; none is made of a function.
+    # None for a function.
     make: Callable[..., Any] | None = None
-    # The module of torch.nn that is used in the same way.
     torch_module: Callable[..., Any] = nn.LSTM
     prepacked: bool = False
     plain: bool = False
@@ -140,15 +134,15 @@ class Form:
     def each(
         self, dtype: torch.dtype, sizes: Sizes = SIZES, every: bool = True
     ) -> Iterator[Sample]:
-        """Its samples; without `every`, of layers a few, with each option and kind of input."""
+        """Returns the samples; unless `every`, a few per layer, with each option and input kind."""
         for sample in self.samples(dtype, sizes):
             if every or not (self.steps and sample.options) or sample.name in SOME:
-                print(self.name, sample)  # captured: where a test fails, the last one is shown
+                print(self.name, sample)  # pytest shows the last sample of a failed test
                 yield sample
 
 
 def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The tree with `change` applied to its tensors, of a PackedSequence to the rows."""
+    """Applies `change` to all tensors; to the data of a PackedSequence."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, PackedSequence):
@@ -159,7 +153,7 @@ def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Its tensors that carry values: of a PackedSequence the rows."""
+    """Tensors in a tree; the data of a PackedSequence."""
     found: list[Tensor] = []
     changed(tree, found.append)
     return found
@@ -215,7 +209,7 @@ def of_sequence(
 
 
 def lengths(sizes: Sizes) -> list[int]:
-    """Of the rows of a batch, longest first: in steps of 2, and none shorter than 1."""
+    """Sequence lengths, longest first, in steps of 2, at least 1."""
     return [max(sizes.steps - 2 * row, min(1, sizes.steps)) for row in range(sizes.batch)]
 
 
@@ -225,7 +219,7 @@ def lengths(sizes: Sizes) -> list[int]:
 class Use(NamedTuple):
     name: str
     options: dict[str, Any] = {}  # noqa: RUF012
-    kind: str = "batched"  # of input
+    kind: str = "batched"  # input kind
     with_state: bool = False
     with_reset: bool = False
 
@@ -238,7 +232,7 @@ STEPS = (
     Use("no batch, state", kind="unbatched", with_state=True),
 )
 DEEP = {"num_layers": 2, "bidirectional": True}
-# Each kind of input and each option, at least once.
+# Each input kind and option at least once.
 SOME_LAYERS = (
     Use("packed", kind="packed"),
     Use(
@@ -264,7 +258,6 @@ LAYERS = (
     Use("resets, packed out of order", DEEP, "packed out of order", with_reset=True),
     Use("recurrent dropout, packed", {"recurrent_dropout": 0.4}, "packed out of order"),
 )
-# Of the cell whose h can be projected.
 PROJECTIONS = (
     Use("projection, layers and directions, state", {**DEEP, "proj_size": 2}, with_state=True),
     Use(
@@ -287,7 +280,7 @@ AS_PYTORCH = tuple(
 
 
 def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
-    """The order of a packed sequence."""
+    """Batch order of a packed sequence."""
     rows = lengths(sizes)
     if kind == "packed out of order":
         rows = [*rows[1:], rows[0]]
@@ -299,7 +292,7 @@ def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
 
 
 class Prepacking(nn.Module):
-    """Prepacks its layer in every call, so that results are a function of the layer's weights."""
+    """Prepacks in every call, so that results depend on the layer's weights."""
 
     def __init__(self, layer: Any, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -328,7 +321,7 @@ def int8(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class Modules:
-    """The samples of a module. What is called is `finish` of it: of a layer, the prepacked one."""
+    """Samples of `finish(module)`, which may prepack a layer."""
 
     uses: tuple[Use, ...]
     make: Any
@@ -382,7 +375,7 @@ class Modules:
             torch.manual_seed(SEED)
             return tensors(torch.func.functional_call(module, parameters, arguments(values)))
 
-        # Of a prepacked layer, one that is packed again from the weights in `values`.
+        # Packed again from the weights in `values`.
         running = module
         if self.finish in (prepacked, int8):
             running = Prepacking(module, torch.qint8 if self.finish is int8 else None)
@@ -402,7 +395,7 @@ class Modules:
 
 
 def state_of(values: Values, states: tuple[str, ...]) -> Any:
-    """As a module takes it: a pair, or the one state of a cell without c."""
+    """The state in the module's form: a pair, or one tensor for a cell without c."""
     found = tuple(values[state] for state in states)
     return found if len(found) > 1 else found[0]
 
@@ -456,7 +449,7 @@ def forms() -> Iterator[Form]:
             quantised=True,
             **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
         )
-        # What the others are compared with: in the opposite direction.
+        # Reference modules, compared in the opposite direction.
         of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
         yield Form(
             f"reference.{name}Cell",
@@ -482,10 +475,10 @@ def cases(
 def each_form(
     dtypes: tuple[torch.dtype, ...] = DTYPES, where: Callable[[Form], bool] = lambda form: True
 ) -> pytest.MarkDecorator:
-    """Gives a test `form` and `dtype`."""
+    """Parametrizes a test by `form` and `dtype`."""
     return pytest.mark.parametrize(("form", "dtype"), cases(dtypes, where), ids=id_of)
 
 
 def id_of(value: Any) -> str:
-    """Of a parameter of a test: the same in every process."""
+    """Parameter id that is the same in every process."""
     return getattr(value, "__name__", str(value).removeprefix("torch."))

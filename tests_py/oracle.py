@@ -1,8 +1,7 @@
-"""The cells over a sequence and their gradients in NumPy: exact enough to judge any dtype.
+"""NumPy oracle: cells over a sequence, with gradients, exact enough for every dtype.
 
-It computes in long double for float64, which is slow, and in float64 for narrower ones. The
-equations of a cell are those of lltm.reference, called with dual numbers, which know their exact
-derivatives. All else is written here once more, so it judges lltm.reference too.
+Computes in long double for float64, which is slow, and otherwise in float64. Only the equations are
+from lltm.reference, called with dual numbers for exact derivatives, so the oracle also checks it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _relu(x: Array) -> tuple[Array, Array]:
     return np.maximum(x, 0), np.where(x > 0, 1, 0)
 
 
-# What equations call, with its derivative.
+# Functions in the equations, with derivatives.
 FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
     torch.sigmoid: _sigmoid,
     torch.tanh: _tanh,
@@ -61,7 +60,7 @@ FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
 
 
 class Dual:
-    """An array and its derivatives by some inputs, element by element; those left out are 0."""
+    """An array and elementwise derivatives by some inputs; missing derivatives are 0."""
 
     def __init__(self, value: Any, slopes: Mapping[int, Any]) -> None:
         self.value, self.slopes = value, dict(slopes)
@@ -75,7 +74,7 @@ class Dual:
         return cls(value, {k: slope * d for k, d in x.slopes.items()})
 
     def _with(self, other: Dual | float, value: Any, own: Any, others: Any) -> Dual:
-        """A function of both with these derivatives."""
+        """Applies a function with these derivatives to both."""
         slopes = {k: own * d for k, d in self.slopes.items()}
         if isinstance(other, Dual):
             for k, d in other.slopes.items():
@@ -107,7 +106,7 @@ def _value(x: Dual | float) -> Any:
 def _step(
     cell: str, z: Sequence[Array], states: Sequence[Array]
 ) -> tuple[list[Array], Callable[[Sequence[Array]], list[Array]]]:
-    """The states after a step, and from their gradients those of z and of the states before."""
+    """States after a step, and a function for the gradients of z and prior states."""
     function: Any = lltm.reference._EQUATIONS[cell].function
     inputs = [Dual(x, {k: np.ones_like(x)}) for k, x in enumerate((*z, *states))]
     after: Sequence[Dual] = function(inputs[: len(z)], *inputs[len(z) :])
@@ -135,9 +134,8 @@ def sequence(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Runs forward and backward over packed rows x (N, I).
 
-    Weights and biases are those of x and those of h. Returns (output (N, H), h_n, c_n) and, for
-    the gradients of those, the gradients of (x, h_0, c_0), of the weights and of the biases. A cell
-    without c passes on what it gets.
+    Weights and biases are for x and for h. Returns (output (N, H), h_n, c_n), and the gradients of
+    (x, h_0, c_0), of weights and of biases. A cell without c passes c through.
     """
     equations = lltm.reference._EQUATIONS[cell]
     gates_x, gates_h = list(equations.gates_x), list(equations.gates_h)

@@ -1,4 +1,4 @@
-"""What the tests share: random arguments, running with gradients, and the accuracy rule."""
+"""Shared test helpers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ import lltm
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Cells of the literature, a page each.
 GALLERY = ROOT / "examples" / "cells"
 GALLERY_CELLS = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "train")
 
@@ -44,10 +43,10 @@ def gallery_cell(name: str, monkeypatch: pytest.MonkeyPatch) -> lltm.Cell:
     return cell
 
 
-# The minor release of PyTorch, to compare: (2, 13).
+# Minor release of PyTorch, such as (2, 13).
 TORCH = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
-# Whether lltm._C is the compiled module, rather than lltm._binding.
+# True if lltm._C is the compiled module, not lltm._binding.
 COMPILED_BINDING = lltm._C.__name__ == "lltm._C"
 
 needs_cmake = pytest.mark.skipif(
@@ -56,9 +55,11 @@ needs_cmake = pytest.mark.skipif(
 
 
 def program_without_python(folder: str, name: str) -> Callable[..., str]:
-    """Builds a C++ program of this repository with the lltm under test, and checks that no Python
-    is linked. What it returns runs that with arguments, and returns what it printed."""
-    # Kept, so that the next run has nothing to compile.
+    """Builds a C++ program with the lltm under test, checked not to link Python.
+
+    Returns a function that runs it with arguments and returns its output.
+    """
+    # Kept for the next run.
     build = ROOT / "build" / folder / f"torch-{torch.__version__}"
     prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
 
@@ -78,22 +79,21 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
     return lambda *arguments: checked([build / name, *arguments], env=env)
 
 
-# The name of the CPU kernels that every machine of this architecture has.
+# Baseline CPU kernels of this architecture.
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
 
-# The library's cells, by their names in the operators; test_errors.py: they are those of the
-# registry.
+# Operator names; test_errors.py compares them with the registry.
 CELLS = tuple(lltm.reference._EQUATIONS)
 
-# Blocks of rows of the LLTM's weights.
+# Number of gates of the LLTM.
 GATES: int = len(torch.ops.lltm._cell("lltm")[0])
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
-    """Skips a test where packages of an extra are missing, but for `make test-slow`."""
+    """Skips a test if packages of an extra are missing, except in `make test-slow`."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(
         bool(missing) and "LLTM_REQUIRE_EXTRAS" not in os.environ,
@@ -101,10 +101,10 @@ def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
     )
 
 
-# (B, I, H): the tutorial's; one of each; sizes that fill no vector register.
+# (B, I, H), some not filling vector registers.
 CELL_SHAPES = ((16, 32, 128), (1, 1, 1), (3, 5, 7), (2, 1, 33), (65, 17, 64), (1, 128, 256))
 
-# (T, B, I, H), likewise.
+# (T, B, I, H)
 SEQUENCE_SHAPES = (
     (10, 16, 32, 128),
     (1, 1, 1, 1),
@@ -114,17 +114,17 @@ SEQUENCE_SHAPES = (
     (3, 40, 20, 300),
 )
 
-# Lengths of packed rows, longest first.
+# Sequence lengths, longest first.
 LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of the operators of a cell; `weights` and `bias` are weight_ih and bias_ih."""
+    """Operator arguments; `weights` and `bias` are weight_ih and bias_ih."""
 
     input: Tensor
     h: Tensor
-    c: Tensor  # passed to none whose cell has none
+    c: Tensor  # ignored by cells without c
     weights: Tensor
     bias: Tensor | None
     batch_sizes: Tensor | None = None
@@ -132,7 +132,7 @@ class Arguments:
     cell: str = "lltm"
     weight_hh: Tensor | None = None
     bias_hh: Tensor | None = None
-    # Of a sequence; not differentiated here.
+    # Sequences only; not differentiated here.
     reset: Tensor | None = None
     recurrent_mask: Tensor | None = None
 
@@ -146,27 +146,27 @@ class Arguments:
         return self.weights, self.weight_hh, self.bias, self.bias_hh
 
     def states(self) -> Any:
-        """The states as the functions accept them."""
+        """States as lltm.functional accepts them."""
         _, _, h, c, *_ = self.operands()
         return h if c is None else (h, c)
 
     def names(self) -> list[str]:
-        """Of tensors()."""
+        """Names of tensors()."""
         names = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
         operands = self.operands()[1:]
         return [name for name, t in zip(names, operands, strict=True) if t is not None]
 
     def tensors(self) -> list[Tensor]:
-        """The differentiable ones, in the order of the operators' gradients."""
+        """Differentiable tensors, in gradient order."""
         return [operand for operand in self.operands() if isinstance(operand, Tensor)]
 
     def wanted(self, mask: Sequence[bool] = (True,) * 7) -> list[bool]:
-        """An output_mask for the gradients of what is not absent."""
+        """output_mask for gradients of the given arguments."""
         operands = self.operands()[1:]
         return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
 
     def rest(self) -> dict[str, Any]:
-        """The options of a sequence."""
+        """Sequence options."""
         return {
             "batch_sizes": self.batch_sizes,
             "reverse": self.reverse,
@@ -214,7 +214,7 @@ def cell_arguments(
 
 
 def of_cell(cell: str, a: Arguments) -> Arguments:
-    """The same call of another cell, with two matrices and biases."""
+    """The same call for another cell, with two matrices and biases."""
     hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
     x_blocks, *_ = torch.ops.lltm._cell(cell)
     rows = sum(block >= 0 for block in x_blocks) * hidden
@@ -269,19 +269,19 @@ def with_recurrent_mask(a: Arguments) -> Arguments:
 
 
 def _steady(a: Arguments) -> Arguments:
-    # Weights as large as a cell's would make a long sequence amplify the rounding errors of its
-    # first steps, ours as well as PyTorch's, and chance would decide whose are larger.
+    # With larger weights, long sequences amplify early rounding errors, and chance decides the
+    # ratio.
     return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
 
 
 def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
-    # Spread so that the pre-activations are of order 1, whatever the sizes.
+    # Scaled for pre-activations of order 1.
     columns = hidden + inputs
     return torch.randn(GATES * hidden, columns, dtype=dtype) / math.sqrt(columns)
 
 
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """(h', c') by lltm.functional or lltm.reference; of a cell without c (h',)."""
+    """(h', c') of lltm.functional or lltm.reference; (h',) without c."""
     cell, x, *_ = a.operands()
     return _listed(implementation.step(cell, x, a.states(), *a.parameters()))
 
@@ -289,7 +289,7 @@ def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
 def sequence_outputs(
     implementation: Any, a: Arguments, weights: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, ...]:
-    """(output, h_n, c_n) by lltm.functional or lltm.reference; without c_n of a cell without c."""
+    """(output, h_n, c_n), without c_n if the cell has no c."""
     cell, x, *_ = a.operands()
     parameters = a.parameters() if weights is None else (weights, None, a.bias, a.bias_hh)
     output, states = implementation.sequence(
@@ -303,14 +303,14 @@ def _listed(states: Any) -> tuple[Tensor, ...]:
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """As :func:`sequence_outputs`, with checkpoints every `steps` steps."""
+    """:func:`sequence_outputs` with activation checkpoints."""
     return sequence_outputs(implementation, a, checkpoint_steps=steps)
 
 
 def prepacked_outputs(
     quantised: torch.dtype | None, implementation: Any, a: Arguments
 ) -> tuple[Tensor, ...]:
-    """As :func:`sequence_outputs`, with weights packed ahead; lltm.reference packs none."""
+    """:func:`sequence_outputs` with prepacked weights; lltm.reference does not prepack."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
     packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantised)
@@ -324,7 +324,7 @@ Outputs = Callable[[Any, Arguments], tuple[Tensor, ...]]
 def results_and_gradients(
     outputs: Outputs, implementation: Any, arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Every output, and every gradient for the given gradients of the outputs, by name."""
+    """All outputs and gradients, by name."""
     leaves = arguments.leaves()
     results = outputs(implementation, leaves)
     gradients = torch.autograd.grad(results, leaves.tensors(), list(grads))
@@ -336,7 +336,7 @@ def results_and_gradients(
 def exact_results_and_gradients(
     arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, oracle.Array]:
-    """The same by the oracle. A cell is a sequence of one step, without the first output."""
+    """Oracle results. A cell is a sequence of one step, without the first output."""
     a = arguments
     if a.batch_sizes is not None:
         batch_sizes = a.batch_sizes.tolist()
@@ -348,7 +348,7 @@ def exact_results_and_gradients(
         weights = [weights[0][:, hidden:], weights[0][:, :hidden]]
     zeros = torch.zeros(len(weights[0]))
     biases = [oracle.array(zeros if b is None else b) for b in (a.bias, a.bias_hh)]
-    # The last are those of the states; the gradient of an output or state that there is not is 0.
+    # State gradients are last; an omitted state or gradient is 0.
     rows = [oracle.array(g).reshape(-1, hidden) for g in grads]
     states = 2 if a.operands()[3] is not None else 1
     x = oracle.array(a.input).reshape(-1, a.input.shape[-1])
@@ -377,7 +377,7 @@ def exact_results_and_gradients(
 
 
 class Errors:
-    """e(y) = max|y - exact| / max|exact| by name, the largest values over all that was added."""
+    """Largest e(y) = max|y - exact| / max|exact| of all added results, by name."""
 
     def __init__(self) -> None:
         self._difference: dict[str, float] = {}
@@ -397,12 +397,12 @@ class Errors:
         return difference / scale if scale > 0 else difference
 
 
-# Ends the name of an output that was computed without gradients, which runs other code.
+# Suffix of outputs computed without gradients, by other code.
 INFERENCE = " without gradients"
 
 
 def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Errors]:
-    """Of every output and gradient, by lltm.functional and by plain PyTorch."""
+    """Errors of lltm.functional and the reference."""
     ours, plain = Errors(), Errors()
     for arguments in problems:
         with torch.no_grad():
@@ -420,11 +420,10 @@ def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Err
 
 
 def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
-    """A bound that few draws keep, for every output and gradient; the rule is of distributions.
+    """Checks a bound that needs few samples, unlike the criterion.
 
-    e(ours) is at most 2 max(e(plain PyTorch), 4 eps of the dtype). The largest values are taken
-    over several draws of the arguments: of a tensor with few elements, one draw can cancel to
-    almost nothing.
+    e(lltm) is at most 2 max(e(PyTorch reference), 4 eps) for every output and gradient. Errors are
+    the largest of several samples: one sample of a small tensor can cancel to almost nothing.
     """
     arguments = draw()
     ours, plain = errors(outputs, (draw() for _ in range(8 if arguments.h.numel() < 256 else 2)))
@@ -439,11 +438,10 @@ def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Records which operators run below autograd, autocast and every transform."""
+    """Records operators below autograd, autocast and transforms."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # By name, with the shape of the first argument.
         self.called: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_dispatch__(
@@ -460,7 +458,7 @@ class Operators(TorchDispatchMode):
 
 @functools.cache
 def decompositions() -> dict[Any, Any]:
-    """lltm.decompositions(), made once: that of PyTorch's table takes a while."""
+    """Cached decompositions: PyTorch's table is slow."""
     return lltm.decompositions()
 
 
@@ -470,7 +468,7 @@ def run_python(
     timeout_s: float | None = None,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the interpreter of the tests in a process of its own, outside the source tree."""
+    """Runs Python in a separate process outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
@@ -483,15 +481,14 @@ def run_python(
 
 
 def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """What :func:`run_python` does, in a fork of this process and with one thread.
+    """Runs Python in a single-threaded fork, to avoid importing PyTorch again.
 
-    PyTorch is there already: to import it takes seconds. Not for what starts compilers, nor for
-    what is about the import itself.
+    Not for compilers or import tests.
     """
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "out"), Path(folder, "err")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that other threads are not forked
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads are not forked
             child = os.fork()
         if child == 0:
             status = 1
@@ -511,7 +508,7 @@ def _run_as_main(arguments: Sequence[str], cwd: Path, output: Path, errors: Path
     sys.stderr = os.fdopen(2, "w", closefd=False)
     os.chdir(cwd)
     warnings.resetwarnings()
-    torch.set_num_threads(1)  # the threads of a pool are not forked
+    torch.set_num_threads(1)  # pool threads are not forked
     status = 0
     try:
         if arguments[0] == "-m":
@@ -536,13 +533,13 @@ def _run_as_main(arguments: Sequence[str], cwd: Path, output: Path, errors: Path
 
 
 def flat(results: Any) -> list[Tensor]:
-    """The tensors in a module's results."""
+    """Tensors in the results."""
     leaves: list[Tensor] = torch.utils._pytree.tree_leaves(results)
     return leaves
 
 
 class Reverse(nn.Module):
-    """The operator with what no module passes to it: reverse alone."""
+    """The reverse operator without a forward direction, which no module calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -559,7 +556,7 @@ def _states(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(*shape, 5), torch.randn(*shape, 5)
 
 
-# What compilers and exporters have to take, with I = 3 and H = 5: a module and its arguments.
+# Modules for compilers and exporters, with I = 3 and H = 5.
 MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "cell": lambda: (lltm.LLTMCell(3, 5), (torch.randn(4, 3),)),
     "cell, one row": lambda: (lltm.LLTMCell(3, 5), (torch.randn(3),)),
@@ -596,7 +593,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 class Encoded(Dataset[Tensor]):
-    """Sequences that a layer encodes where they are asked for: in a worker, which imports this."""
+    """Dataset that encodes sequences with a layer, in a worker process."""
 
     def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
         self.layer = layer

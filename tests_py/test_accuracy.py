@@ -1,4 +1,4 @@
-"""The rule of accuracy on the same random problems each time (accuracy.py)."""
+"""The accuracy criterion on fixed random problems (accuracy.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = ((50, 2, 64, 96), (60, 4, 20, 40), (40, 20, 100, 12))
 @pytest.mark.parametrize(
     "shape",
     [
-        # Of 24 seeds, each in two orders: the others take three times as long as these together.
+        # The slow shapes take three times as long as the others.
         pytest.param(shape, id=str(shape), marks=() if shape in QUICK else pytest.mark.slow)
         for shape in accuracy.FEW
     ],
@@ -48,7 +48,7 @@ def test_an_order_of_units_and_inputs_changes_the_order_of_results_alone(cell: s
         torch.testing.assert_close(x.sort(dim=-1).values, y.sort(dim=-1).values)
 
 
-# (T, B, I, H) of results with few elements: nothing averages their rounding errors out.
+# (T, B, I, H) with few results, whose rounding errors do not average out.
 FEW = ((58, 1, 512, 32), (12, 40, 500, 3), (6, 20, 400, 12))
 
 

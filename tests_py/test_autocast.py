@@ -1,4 +1,4 @@
-"""torch.autocast: arguments become its dtype, results are of it, gradients are the parameters'."""
+"""torch.autocast: lltm's results have its dtype, gradients the parameters' dtype."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: to
 
 
 def test_a_layer_follows_the_layers_before_it() -> None:
-    # The linear layer gives bfloat16, the loss is taken in float32.
     model = nn.ModuleList([nn.Linear(3, 4), lltm.LLTM(4, 5), nn.Linear(5, 2)])
     first, layer, last = model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -62,7 +61,7 @@ def test_weights_are_cast_once_in_a_region() -> None:
         for _ in range(3):
             h, c = cell(x, (h, c))
     casts = [shapes for name, shapes in operators.called if name == "aten._to_copy"]
-    # Of the states only the first are in float32.
+    # Only the initial states are float32.
     assert casts.count((15, 8)) == casts.count((15,)) == 1
     assert casts.count((4, 3)) == 4
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark, on the CPU: what it compares, what a failure leaves."""
+"""GPU benchmark, run on the CPU: comparisons and failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_error_and_other_kernels_are_faults(cell: str, monkeypatch: pytest.Mo
 
 
 def test_a_case_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest goes on, and the exit status says it. Only sequences in 16 bits have two engines."""
+    """The exit status reports it. Only 16-bit sequences have two engines."""
     measured = []
 
     def compare(case: Case, _: object, engines: list[str]) -> Row:

@@ -1,6 +1,4 @@
-"""The benchmarks: contenders that fail, contenders that have to compute the same, bounds and goals;
-each program once; what the pages show of the stored run.
-"""
+"""Benchmarks: implementations, bounds, goals, programs, and documented results."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
     assert row.seconds == {"ours": [1.0] * 3, "theirs": [1.0] * 3}
     assert row.skipped == {"bad": "of any kind"}
     assert "not measured: of any kind" in "\n".join(row.lines())
-    with pytest.raises(IndexError):  # the first has to run
+    with pytest.raises(IndexError):  # the first must run
         measure("title", {"ours": lambda: failing_at(call), "theirs": sampler}, SETTINGS)
 
 
@@ -76,7 +74,7 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_a_turn_begins_when_no_other_thread_runs(
     spins: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a clock of the test's own; a thread spins for so many seconds of it."""
+    """Uses a simulated clock; another thread spins until a time on it."""
     now = 0.0
     calls: list[float] = []
 
@@ -95,12 +93,12 @@ def test_a_turn_begins_when_no_other_thread_runs(
     assert calls == [pytest.approx(min(spins, 1.0), abs=0.0011)]
 
 
-# ----- Contenders compute the same: else a ratio says nothing ----------------------
+# ----- Implementations ----------------------
 
 
 @pytest.fixture
 def signal_stack() -> Iterator[None]:
-    """Restores the stack that signals are handled on: OpenVINO leaves one that it has freed."""
+    """Restores the signal stack: OpenVINO leaves a freed one."""
     libc, stack = ctypes.CDLL(None), ctypes.create_string_buffer(64)  # a stack_t
     assert libc.sigaltstack(None, stack) == 0
     yield
@@ -140,7 +138,7 @@ def test_a_runtime_that_is_not_installed_is_named(
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
 def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: Shape) -> None:
-    """Of the LLTM those of its arithmetic; all compute their gradients."""
+    """Compares LLTM implementations only if their arithmetic matches."""
     case = Case(shape, training=True, cell=cell)
     found = {name: Layer(make, case) for name, make in contenders(case).items()}
     ours = found[OURS]
@@ -154,7 +152,7 @@ def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: 
 
 
 def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
-    """And not the kernels that its classes inherit."""
+    """Not the kernels that its classes inherit."""
     for case in (Case((3, 5, 6)), Case((4, 3, 5, 6))):
         layer = Layer(contenders(case)[TUTORIAL], case)
         with torch.no_grad(), torch.profiler.profile() as profile:
@@ -196,7 +194,7 @@ def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: 
 
 
 def test_the_bound_is_the_longer_of_both_times() -> None:
-    products = 3 * 5 * (4 + 5)  # multiply-adds of a row, elements of the weights
+    products = 3 * 5 * (4 + 5)  # multiply-adds of a batch element; weight elements
     step, sequence = Case((3, 4, 5), training=True), Case((7, 3, 4, 5), training=True)
     assert step.flops == 2 * 2 * 3 * products
     assert sequence.flops == 3 * 7 * 2 * 3 * products
@@ -204,7 +202,6 @@ def test_the_bound_is_the_longer_of_both_times() -> None:
     assert weight_passes(sequence) == pytest.approx(2 * (4 + 7 * 5) / 9 + 1)
     read: Any = read_weights(step)
     assert read.args[0].nbytes == 4 * products
-    # Ours takes 4 and 8 seconds; 1024^3 multiply-adds take 100 and 200, a pass 0.1.
     case = Case((10, 64, 128, 256))
     seconds = {OURS: [4.0, 8.0], PEAK: [100.0, 200.0], READ: [0.1, 0.1]}
     found = bounds(Row("title", seconds, {}, {}), case)
@@ -275,7 +272,7 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
 
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
-    """The function of the page, and a model with several inputs and a GRU twice."""
+    """Models with several inputs and a shared GRU are included."""
     page = (support.ROOT / "docs/performance.md").read_text()
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
@@ -354,11 +351,11 @@ def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -
         assert f"share of it in {OURS}: {row['bound']['share']:.2f}" in shown
     assert re.search(r"^Goals: \d+ of [1-9]\d* met$", shown, re.MULTILINE)
     found = dict(user_cases(["lltm", "lstm", "gru"], [torch.float32]))
-    assert len(found) == 2 * (2 * len(USERS) - 1)  # both cells in both directions, one GRU alone
+    assert len(found) == 2 * (2 * len(USERS) - 1)  # 2 cells, 2 modes; one user has only a GRU
 
 
 def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
-    """The compiled one would take minutes: it is left out, with the reason."""
+    """The compiled loop takes minutes and is omitted."""
     options = ["--quick", "--compile", "--cell", "indrnn", "mgu", "--shapes", "101,1,2,3"]
     run_program("custom_cells.py", *options, "--json", "out.json", cwd=tmp_path)
     for row in rows_of(tmp_path / "out.json"):
@@ -383,11 +380,11 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
 
 
-# ----- What the pages show --------------------------------------------------------
+# ----- Documented results ---------------------------------------------------------
 
 
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
-    """Returns the stored speedups at random shapes, by cell, dtype, kind and baseline."""
+    """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
     pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
     found: dict[tuple[str, str, str, str], list[float]] = {}
     for cell, kind, dtype, rest in re.findall(pattern, (RUN / "sweep.txt").read_text(), re.M):
@@ -397,7 +394,7 @@ def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
-    """With the figures of the stored runs."""
+    """The tables include the stored figures."""
     page = (support.ROOT / "docs/benchmarks.md").read_text()
     command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
     options = parser("", None).parse_args(command.split())
@@ -433,7 +430,7 @@ def test_the_figures_of_the_readme_follow_from_the_stored_runs() -> None:
 
 
 def test_a_chart_has_the_speedups_and_no_background(tmp_path: Path) -> None:
-    """So it is legible on light and dark pages. Matplotlib names what it writes in comments."""
+    """Matplotlib names chart elements in comments."""
     pytest.importorskip("matplotlib", reason="part of the bench extra")
     run = samples(CELLS)
     chart.draw(run, tmp_path / "chart.svg")

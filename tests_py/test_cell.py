@@ -1,4 +1,4 @@
-"""One step: lltm.functional.step and lltm.LLTMCell."""
+"""Single steps: lltm.functional.step and lltm.LLTMCell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_parameters_have_the_documented_names_shapes_and_range() -> None:
     values = nn.utils.parameters_to_vector(cell.parameters()).detach()
     assert values.dtype == torch.float64
     assert float(values.abs().max()) <= 0.1
-    # 30 000 uniform values come this near to the bounds, and to a mean of 0.
+    # 30,000 uniform values suffice for these bounds.
     assert float(values.max()) > 0.099
     assert float(values.min()) < -0.099
     assert abs(float(values.mean())) < 0.002

@@ -1,7 +1,6 @@
-"""Checkpoints instead of activations, with less memory.
+"""Activation checkpointing and its memory.
 
-That results are those of a sequence bit for bit, and gradients as accurate, in every dtype and
-direction: tests_cpp/test_cells.cpp; of modules: test_properties.py.
+Values: tests_cpp/test_cells.cpp for every dtype and direction, test_properties.py for modules.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lltm.benchmark.cases import Case
 
 
 def saved(run: Callable[[], object]) -> list[Tensor]:
-    """What autograd saves, without parameters and arguments that are saved anyway."""
+    """Tensors saved by autograd, except parameters and arguments."""
     found: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -49,7 +48,6 @@ def test_no_activations_are_saved(kind: str) -> None:
     sizes = sorted(
         t.numel() for t in tensors if t.data_ptr() not in given and t.is_floating_point()
     )
-    # The checkpoints and the output.
     assert sizes == [steps // 10 * batch * hidden, steps * batch * hidden]
 
 
@@ -62,7 +60,10 @@ def test_a_layer_saves_little_more_than_its_output(dtype: torch.dtype) -> None:
 
 
 def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> None:
-    """Of 1000 steps, those of 32: of 4H + H values a step and row, H and some."""
+    """Holds activations of 32 of 1000 steps, 5H values each.
+
+    The other steps need little more than H values.
+    """
     case = Case((1000, 16, 8, 128), training=True)
     plain = peak_memory("lltm", case)
     assert plain > 1000 * 16 * 4 * 128 * 4
@@ -117,14 +118,14 @@ def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None
     x = torch.randn(10, 6, 3)
     torch.testing.assert_close(scripted(x), layer(x))
     tensors = saved(lambda: scripted(x))
-    assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # of both directions
+    assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # both directions
 
 
-# ----- what changes the arguments and calls again -----------------------------
+# ----- transforms and compilers -----------------------------------------------
 
 
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The function of some of the arguments."""
+    """Function of the selected arguments."""
 
     def run(*values: Tensor) -> tuple[Tensor, ...]:
         given = a
@@ -163,7 +164,7 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
 
 @pytest.mark.xdist_group("compilers")
 def test_a_dynamic_number_of_steps_compiles_once() -> None:
-    """Of more than one segment: a size of 1 is another graph to the compiler."""
+    """Uses several segments, because the compiler specializes size 1."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     layer = lltm.LLTM(3, 5, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The comparison with nn.LSTM and nn.GRU, examples/compare: tasks, runs, the command, the page."""
+"""The comparison with nn.LSTM and nn.GRU in examples/compare."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotl
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The scripts of the example can be imported, and leave no module with so general a name."""
+    """Imports the scripts; removes their generic module names afterwards."""
     monkeypatch.syspath_prepend(FOLDER)
     before = set(sys.modules)
     yield
@@ -45,14 +45,14 @@ def module(name: str) -> ModuleType:
 TASKS = [
     "adding-200",
     "characters",
-    # Slow not in themselves: `make test-slow` has the extra.
+    # Fast, but only `make test-slow` has the extra.
     pytest.param("digits", marks=[needs_extra, pytest.mark.slow]),
     pytest.param("co2", marks=[needs_extra, pytest.mark.slow]),
 ]
 
 
 def perfect(task: Any, targets: Tensor) -> Tensor:
-    """The outputs of a model that knows the answer."""
+    """Outputs of a perfect model."""
     if task.outputs == 1:
         return targets.unsqueeze(1)
     return 1e4 * torch.nn.functional.one_hot(targets, task.outputs).float()
@@ -91,7 +91,7 @@ def test_a_text_goes_on_from_batch_to_batch() -> None:
     (first, successors), (second, _) = task.batch(0, 0), task.batch(0, 1)
     assert torch.equal(torch.cat([first[1:], second[:1]]), successors)
     assert [task.continues(update) for update in (0, 1)] == [False, True]
-    # The text begins again where the next batch would not fit.
+    # The text restarts if the next batch would not fit.
     again = next(update for update in range(1, 10_000) if not task.continues(update))
     assert torch.equal(task.batch(0, again)[0], first)
 
@@ -106,7 +106,7 @@ def test_sets_are_disjoint_and_follow_each_other_in_time() -> None:
     )
     assert len(tests) == 360
     assert not images & tests
-    # What one predicts is the next one's last input.
+    # Each target is the last input of the next window.
     inputs, targets = co2.test
     assert torch.equal(inputs[-1, 1:, 0], targets[:-1])
     assert co2.validation[1][-1] == inputs[-1, 0, 0]
@@ -124,7 +124,7 @@ def test_long_memory_closes_the_input_gates(layer: str) -> None:
     # sigmoid(-log u) = 1 / (1 + u)
     assert (gates[0] >= 1 / task.steps).all()
     assert (gates[0] <= 0.5).all()
-    if layer == "nn.LSTM":  # what is let in is what is forgotten
+    if layer == "nn.LSTM":  # the input gate is 1 - the forget gate
         torch.testing.assert_close(gates[1], 1 - gates[0])
 
 
@@ -154,7 +154,7 @@ def test_a_run_is_reproducible_learns_and_ends_where_the_loss_is_no_number(
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])
 def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
-    """Because it computes the same: whole updates, with the state that they carry on."""
+    """Whole updates with carried state must agree."""
     training, results = module("training"), module("results")
     theirs, ours = (
         training.Trainer(results.Spec("characters", results.REPLACED[f"lltm.{cell}"], 0, 3e-3, 4))
@@ -165,11 +165,11 @@ def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
         assert ours.update() == pytest.approx(theirs.update(), rel=1e-5)
 
 
-# ---- the sweep, and what is stored --------------------------------------------
+# ---- sweep and stored results -------------------------------------------------
 
 
 def sweep(errors: dict[int, float]) -> list[int]:
-    """Everything that a sweep tries, in order."""
+    """All rates that a sweep tries, in order."""
     compare = module("compare")
     tried: list[int] = []
     while new := compare.next_exponents({e: errors[e] for e in tried}, (-6, -5, -4), (-10, -2)):
@@ -186,7 +186,7 @@ def test_the_sweep_goes_beyond_an_edge_that_is_the_best() -> None:
 def test_an_interrupted_comparison_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the best rate of the sweep, by the validation set; results are stored and read back."""
+    """Uses the best validation rate; results are read from the file."""
     compare, results = module("compare"), module("results")
     path = tmp_path / "results.json"
     plan = compare.Plan(seeds=1, exponents=(-6, -5, -4), updates=1)
@@ -233,7 +233,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
 @pytest.mark.parametrize("names", [["co2"], ["characters", "digits"]], ids="+".join)
 def test_the_command_ends_in_pictures_and_a_table(names: list[str], tmp_path: Path) -> None:
     command = [str(FOLDER / "compare.py"), "--quick", "--seeds", "1", "--jobs", "1"]
-    # One thread, because threads wait long for each other on a machine that is busy.
+    # On a busy system, threads wait long for each other.
     run = support.run_python(
         *command, "--out", str(tmp_path), "--task", *names, timeout_s=300, OMP_NUM_THREADS="1"
     )

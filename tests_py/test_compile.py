@@ -1,4 +1,4 @@
-"""torch.compile without a graph break, by our kernels and by the decompositions."""
+"""torch.compile without graph breaks, by kernels and decompositions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def packed(lengths: list[int], enforce_sorted: bool = False) -> PackedSequence:
     return pack_padded_sequence(padded, torch.tensor(lengths), enforce_sorted=enforce_sorted)
 
 
-# torch.export takes neither of these as they are.
+# Not supported by torch.export.
 COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     **MODULES,
     "dropout": lambda: (lltm.LLTM(3, 5, num_layers=2, dropout=0.5), (torch.randn(6, 4, 3),)),
@@ -38,18 +38,18 @@ COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
-# What imports the compiler does so inside functions: every worker imports this file.
+# Compiler imports are local, because every worker imports this file.
 
 
 def counting() -> Any:
-    """A backend that counts the graphs it is given."""
+    """Backend that counts its graphs."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     return CompileCounterWithBackend("aot_eager")
 
 
 def with_code(run: Callable[..., Any], *arguments: Any) -> tuple[Any, list[str]]:
-    """What a compiled function returns, and the code that Inductor generated for it."""
+    """Result of a compiled function, and Inductor's code for it."""
     from torch._inductor.utils import run_and_get_code
 
     results, sources = run_and_get_code(run, *arguments)
@@ -62,10 +62,10 @@ def fresh_compiler() -> None:
 
 
 def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Returns results and gradients of a training step."""
-    torch.manual_seed(1)  # of dropout
+    """Results and gradients of a training step."""
+    torch.manual_seed(1)  # dropout
     module.zero_grad()
-    # A PackedSequence has None and indices among its leaves.
+    # The leaves of a PackedSequence include None and indices.
     leaves: list[Tensor | None] = [*flat(run(*arguments))]
     results = [y for y in leaves if y is not None and y.is_floating_point()]
     sum(y.square().sum() for y in results).backward()  # type: ignore[union-attr]
@@ -74,11 +74,10 @@ def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]
     return [y.detach() for y in results] + gradients
 
 
-# aot_eager: the graph, its fake tensors and its joint backward, without the time that generating
-# code takes. One test of each kind uses the default backend.
+# aot_eager has graph, fake tensors and joint backward without slow code generation. One test of
+# each kind uses the default backend.
 
 
-# What a training step does not show: that no graph of backward is needed.
 @pytest.mark.parametrize("name", ["cell", "layers and directions", "GRU", "packed, state"])
 def test_inference_compiles_without_a_graph_break(name: str) -> None:
     module, arguments = COMPILED[name]()
@@ -116,7 +115,7 @@ def test_one_graph_serves_every_length_and_batch_size(cls: Any, training: bool) 
                 results = flat(run(*arguments)), flat(layer(*arguments))
         torch.testing.assert_close(*results)
         frames.append(counter.frame_count)
-    # The compiler may start over in the first call, for reasons of its own.
+    # The compiler may restart in the first call.
     assert frames == [frames[0]] * 4
 
 
@@ -158,8 +157,7 @@ def test_packed_sequences_of_other_lengths_compile_once_more_at_most() -> None:
         x = packed(lengths)
         torch.testing.assert_close(flat(compiled(x)), flat(layer(x)))
         frames.append(counter.frame_count)
-    # The first call may count 2: torch.compile tries a float attribute as a symbol, then as
-    # a constant.
+    # torch.compile may try a float attribute as a symbol, then as a constant.
     assert frames[0] <= 2
     assert frames[1] <= frames[0] + 1
     assert frames[2:] == [frames[1]] * 2
@@ -189,7 +187,10 @@ def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> N
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
-    """With symbolic sizes too, where fake tensors would prefer a decomposition to a Meta kernel."""
+    """Also with symbolic sizes.
+
+    Fake tensors would prefer a decomposition to a Meta kernel.
+    """
 
     @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
     def run(x: Tensor, h: Tensor, c: Tensor, weights: Tensor) -> Any:
@@ -215,7 +216,7 @@ def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
 def generated(
     backend: Any, module: nn.Module, x: Tensor, dynamic: bool = False, fullgraph: bool = True
 ) -> list[str]:
-    """Checks a training step against eager mode; returns the code, forward and backward."""
+    """Compares a training step with eager mode; returns the forward and backward code."""
     torch.compiler.reset()
     x = x.detach().clone().requires_grad_()
     compiled = torch.compile(module, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
@@ -226,7 +227,7 @@ def generated(
 
 
 def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, Inductor refuses to call an operator that stands in torch's decomposition table."""
+    """In CI, Inductor rejects operators in torch's decomposition table."""
     from torch._inductor.lowering import lowerings
 
     monkeypatch.setenv("CI", "true")
@@ -241,7 +242,7 @@ def test_inductor_calls_our_kernels_or_fuses_the_decomposition_of_a_cell() -> No
     forward, backward = generated("inductor", cell, x)
     assert "torch.ops.lltm.step_forward" in forward
     assert "torch.ops.lltm.step_backward" in backward
-    # The same model again: what a cache has of it must not be taken for this.
+    # The same model must not use a cached graph.
     sources = generated(lltm.inductor_decomposed, cell, x)
     assert not any("torch.ops.lltm." in source for source in sources)
     assert "tanh" in sources[0]
@@ -253,20 +254,20 @@ def test_inductor_calls_our_kernels_for_a_layer() -> None:
     assert "torch.ops.lltm.sequence_backward" in backward
 
 
-@pytest.mark.slow  # two generated programs in C++
+@pytest.mark.slow  # generates two C++ programs
 def test_inductor_makes_a_loop_of_a_decomposed_layer_with_dynamic_sizes() -> None:
     layer = lltm.LLTM(3, 5, bidirectional=True)
-    # What does not ask for a full graph is compiled with other settings.
+    # Settings differ without fullgraph=True.
     x = torch.randn(6, 4, 3)
     sources = generated(lltm.inductor_decomposed, layer, x, dynamic=True, fullgraph=False)
     assert not any("torch.ops.lltm." in source for source in sources)
     assert all("while_loop" in source for source in sources)
 
 
-@pytest.mark.slow  # three generated programs in C++
+@pytest.mark.slow  # generates three C++ programs
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(training: bool) -> None:
-    """The sizes of weights that are arguments are symbols too."""
+    """Weights that are arguments have symbolic sizes too."""
     sizes = ((4, 3, 5), (3, 7), (3, 7), (21, 12), (21,))
     arguments = [torch.randn(*size, requires_grad=training) for size in sizes]
 
@@ -284,7 +285,7 @@ def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(train
         torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.slow  # more generated programs of decomposed operators
+@pytest.mark.slow  # generates C++ programs
 def test_inductor_unrolls_a_decomposed_layer_of_fixed_length() -> None:
     sources = generated(lltm.inductor_decomposed, lltm.LLTM(3, 5), torch.randn(2, 4, 3))
     assert not any("torch.ops.lltm." in source or "while_loop" in source for source in sources)

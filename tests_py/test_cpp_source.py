@@ -32,7 +32,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train"
 def words(
     z: Any, h: Tensor, double: Tensor, states: Tensor, saved: Tensor, dh: Tensor
 ) -> tuple[Tensor, ...]:
-    """Whose names are those of C++, of pages and of math.h."""
+    """A cell whose names collide with C++, cell definitions and math.h."""
     new = sigmoid(z.int * saved) - 0.3 * h
     namespace = torch.where(z.V > 0, torch.clamp(z.union, -1, 1), 2 - new / (new * new + 3))
     logical_and = torch.maximum(double, namespace - (new - h)).detach()
@@ -43,7 +43,7 @@ def words(
 
 @lltm.cell(gates=2, name="V")
 def linear(z: Any) -> Tensor:
-    """Saves nothing but one value, and h is not read."""
+    """Saves only one value and does not read h."""
     y: Tensor = z[0] * 0.5 + z[1] * z[1]
     return y
 
@@ -57,7 +57,7 @@ def array(values: Tensor) -> str:
 
 
 def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
-    """Statements that print what forward and backward return."""
+    """Statements that print forward and backward results."""
     header = Program.read(cell.text)
     states, own = numbers["states"], numbers["parameters"]
     plain = "StepForward" in cell.cpp_source
@@ -70,7 +70,7 @@ def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
     after = "&y.c" if plain else "y.states"
     lines += ["print(&y.h, 1);", f"print({after}, {len(states)});"]
     lines += [f"print(y.saved, {struct}::kSaved);"]
-    if plain and not header.states:  # of h alone: backward takes its whole gradient
+    if plain and not header.states:  # backward receives the whole gradient
         dh = f"{0.75 + numbers['dc'].item()!r}"
         lines += [f"(void)dc;\nconst auto d = {struct}::backward<double>(y.saved, {dh});"]
     else:
@@ -146,7 +146,7 @@ def test_the_page_computes_what_the_program_does(
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-12, atol=1e-14)
 
 
-# What the page of a cell and its text compute, in the library of which both are part.
+# Compares a cell definition with its serialized cell.
 COMPARE = """
 import pathlib, sys
 import torch
@@ -177,7 +177,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 def test_a_page_is_built_in_as_contributing_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first three steps: the page, its include and its place in the list, and no more."""
+    """Only the three steps of CONTRIBUTING.md."""
     monkeypatch.syspath_prepend(str(FOLDER))
     cell = importlib.import_module("mgu").mgu
     sources = tmp_path / "sources"
@@ -222,7 +222,7 @@ def test_a_page_is_built_in_as_contributing_says(
 
 
 def sections(cell: lltm.Cell) -> dict[str, str]:
-    """The text of each section, without its sentence."""
+    """Section texts without the first sentence."""
     form = r"^==== (\w+): (\w+)\n(.*?)\n\n(.*?)\n(?=\n====|\Z)"
     found = re.findall(form, cell.explain(), re.MULTILINE | re.DOTALL)
     assert {name for _, name, _, _ in found} == {cell.name}
@@ -231,7 +231,7 @@ def sections(cell: lltm.Cell) -> dict[str, str]:
 
 
 def unwrapped(text: str) -> str:
-    """With the lines of prose whole again, of which none is too long for a terminal."""
+    """Joins wrapped prose; checks its width."""
     assert max(map(len, text.splitlines())) < 80
     return text.replace("\n  ", " ")
 
@@ -266,8 +266,8 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
 def test_counts_what_autograd_keeps() -> None:
     @lltm.cell(gates=1)
     def kept(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
-        y = tanh(z[0])  # keeps y
-        return y * c, torch.where(c > 0, y, c)  # y again, c; a condition, which is a byte
+        y = tanh(z[0])  # saves y
+        return y * c, torch.where(c > 0, y, c)  # saves y again, c, and a byte for the condition
 
     assert unwrapped(sections(kept)["saved"]).endswith("keeps 9 bytes")
 

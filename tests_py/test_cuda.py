@@ -1,6 +1,6 @@
-"""The operators on a GPU: values, streams, graphs, devices, memory; skipped where there is none.
+"""Operators on a GPU: values, streams, graphs, devices, memory; skipped without a GPU.
 
-Values and gradients for more sizes and layouts: tests_cpp/test_cuda.cpp.
+tests_cpp/test_cuda.cpp covers more sizes and layouts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs a test with both engines of a sequence; float32 and float64 are stepwise in any case."""
+    """Parametrizes the sequence engine; float32 and float64 always use the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 
@@ -120,7 +120,7 @@ def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
     memory = torch.empty(rows * stride, dtype=dtype, device="cuda")
     far_apart = memory.view(rows, stride)[:, : tensor.shape[1]].copy_(tensor)
     results = support.cell_outputs(lltm.functional, a.with_argument(name, far_apart))
-    if name == "weights":  # of a copy, with other strides: cuBLAS may choose another kernel
+    if name == "weights":  # other strides: cuBLAS may use another kernel
         torch.testing.assert_close(results, expected)
     else:
         assert same(results, expected)
@@ -140,7 +140,7 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
-    """How often it launches each kernel."""
+    """Number of launches of each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
@@ -189,7 +189,7 @@ def test_the_setting_chooses_the_kernels(
         assert any("lltm_persistent_backward" in name for name in names) == (enabled and backward)
 
 
-# 4,800 rows of 9,216 bytes: more than one chunk.
+# 4,800 rows of 9,216 bytes need several chunks.
 def test_a_long_sequence_gives_the_same_bits_in_every_run_and_in_a_graph() -> None:
     a = on_gpu(support.sequence_arguments((300, 16, 32, 768), torch.float16))
     with lltm.backends.cuda.flags(persistent=False):
@@ -237,8 +237,7 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype) -> None:
 @has_tf32
 @pytest.mark.parametrize("allowed", [False, True], ids=["float32", "TF32"])
 def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
-    # TF32 keeps ten bits after the first: 1 + 2^-12 becomes 1. With z_i = 0 and z_g = x > 0,
-    # c' = x / 2, and so is c_n after a step.
+    # TF32 rounds 1 + 2^-12 to 1. With z_i = 0 and z_g = x > 0, c' = x / 2.
     size, x = 256, 1 + 2**-12
     input, zeros = torch.zeros(size, size, device="cuda"), torch.zeros(size, size, device="cuda")
     input[:, 0] = x
@@ -281,7 +280,7 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
         ("output", "h_n", "c_n", *support.NAMES), errors(faster), errors(plain), strict=True
     ):
         assert of_plain < 2**-17, name
-        # Half a unit in the last of ten bits each, and sums of many.
+        # Rounding to ten bits, in long sums.
         assert 4 * of_plain < error < 4 * 2**-10, name
 
 
@@ -297,11 +296,11 @@ def test_second_derivatives_work() -> None:
     assert torch.autograd.gradgradcheck(function, a.tensors())
 
 
-# ---- cells of one's own ---------------------------------------------------------------
+# ---- custom cells ---------------------------------------------------------------
 
 
 def error(results: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest of all results, in units of the largest element of each."""
+    """Largest error relative to the largest element."""
     return max(
         ((y.detach().double().cpu() - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
         for y, e in zip(results, exact, strict=True)
@@ -310,7 +309,7 @@ def error(results: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def trained(module: Any, input: Tensor) -> list[Tensor]:
-    """Results and gradients of a layer or a step."""
+    """Results and gradients of a layer or step."""
     input = input.detach().requires_grad_()
     output, *states = forms.tensors(module(input))
     loss = (output * output).sum() + sum(state.sum() for state in states)
@@ -319,7 +318,7 @@ def trained(module: Any, input: Tensor) -> list[Tensor]:
 
 
 def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """The module on the GPU is as exact as it is on the CPU."""
+    """Checks that the GPU is as accurate as the CPU."""
     module = module.to(dtype)
     input = torch.randn(shape, dtype=dtype)
     exact = trained(copy.deepcopy(module).double(), input.double())
@@ -331,7 +330,7 @@ def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> No
     assert error(on_gpu, exact) <= limit
 
 
-# Those of spiking neurons jump, and in fewer digits rounding decides on which side.
+# The results of spiking cells jump if rounding changes a decision.
 CUSTOM_CELLS = [
     (name, dtype)
     for name in support.GALLERY_CELLS
@@ -341,7 +340,7 @@ CUSTOM_CELLS = [
 each_custom_cell = pytest.mark.parametrize(("name", "dtype"), CUSTOM_CELLS, ids=forms.id_of)
 
 
-# The last shape is large enough for 16 bytes at a time.
+# The last shape uses 16-byte loads.
 @each_custom_cell
 @pytest.mark.parametrize("shape", [(6, 3, 4, 5), (5, 40, 24, 72), (3, 1100, 8, 128)], ids=str)
 def test_custom_cells_are_as_exact_as_on_the_cpu(
@@ -447,7 +446,7 @@ def test_errors_are_those_of_the_cpu() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
     a = on_gpu(support.packed_arguments((9, 5, 5, 2), 8, 16, dtype))
-    run(a)  # the first call of a process sets up cuBLAS
+    run(a)  # the first call sets up cuBLAS
     try:
         torch.cuda.set_sync_debug_mode("error")
         run(a)
@@ -455,8 +454,8 @@ def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-# Of the second shape, a persistent kernel has thread blocks for most of a GPU: two of them cannot
-# run at once, and neither may wait for the other half-way.
+# A persistent kernel of the second shape needs most of a GPU: two cannot run concurrently, and must
+# not deadlock.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(50, 32, 64, 256), (50, 64, 64, 768)], ids=str)
@@ -479,7 +478,7 @@ def test_two_streams_do_not_disturb_each_other(
 
 @contextmanager
 def busy_default_stream() -> Iterator[None]:
-    """Work on the default stream that outlasts whatever is queued elsewhere meanwhile."""
+    """Queues work on the default stream that outlasts work on other streams."""
     a = torch.randn(4096, 4096, device="cuda")
     for _ in range(50):
         a = (a @ a).clamp(-1, 1)
@@ -503,7 +502,7 @@ def test_the_current_stream_is_used(dtype: torch.dtype) -> None:
 def captured(
     work: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """A graph of `work`, after the warm-up that PyTorch asks for, and what it returned."""
+    """A CUDA graph of `work` and its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -544,7 +543,7 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
     def work() -> tuple[Tensor, ...]:
         h, c = support.cell_outputs(lltm.functional, leaves)
         gradients = torch.autograd.grad(h.sum() + c.sum(), leaves.tensors())
-        # A graph of autograd that outlives the capture belongs to the capture's stream.
+        # Autograd graphs that outlive the capture belong to its stream.
         return (h.detach(), c.detach(), *gradients)
 
     graph, results = captured(work)
@@ -554,7 +553,7 @@ def test_a_step_can_be_captured_in_a_graph() -> None:
     assert same(results, work())
 
 
-# The kernels of a process are loaded when they are first wanted.
+# Kernels are loaded lazily.
 CAPTURED_FIRST = """
 import sys
 import torch
@@ -598,8 +597,7 @@ def test_with_tf32_forward_and_backward_can_be_captured_in_a_graph(reverse: bool
         assert same(results, run(a))
 
 
-# A stream of inputs of which each piece goes on from the state that the last one left, in place: as
-# a graph that is replayed, and without.
+# Streaming updates the state in place, with and without graph replay.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steps", [1, 5])
@@ -639,11 +637,11 @@ def test_a_stream_in_pieces_gives_what_the_whole_gives(dtype: torch.dtype) -> No
     for piece in a.input.split([1, 7, 12, 20]):
         output, state = lltm.functional.sequence("lltm", piece, state, a.weights, bias_ih=a.bias)
         pieces.append(output)
-    # Of another number of rows, cuBLAS may add up the products of the input in another order.
+    # With another batch size, cuBLAS may sum in another order.
     torch.testing.assert_close((torch.cat(pieces), *state), (whole, *whole_state))
 
 
-# torch.compile records a graph in the second call and replays it from the third one on.
+# torch.compile records a graph in the second call, and replays it from the third.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
@@ -663,7 +661,7 @@ def test_compiled_with_reduced_overhead(dtype: torch.dtype, training: bool) -> N
             loss = sum(y.float().square().sum() for y in results)
             assert isinstance(loss, Tensor)
             results += torch.autograd.grad(loss, [input, *parameters])
-        # The next replay writes to the same memory.
+        # The next replay overwrites the results.
         return [y.detach().clone() for y in results]
 
     parameters = list(layer.parameters())
@@ -679,7 +677,7 @@ def test_compiled_with_reduced_overhead(dtype: torch.dtype, training: bool) -> N
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
 
 
-# The second shape needs more shared memory than kernels have unless they ask, on each device.
+# The second shape needs the opt-in shared memory limit, which is set per device.
 @needs_two_gpus
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -730,7 +728,7 @@ def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
 
     work: Callable[[], object] = forward
     if part == "backward":
-        # The gradient is made before the limit stands, so that what runs out is our kernels'.
+        # Allocated before the limit is set, so that only lltm's kernels run out of memory.
         output = forward()
         work = partial(output.backward, torch.ones_like(output))
     torch.cuda.synchronize()

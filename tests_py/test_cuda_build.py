@@ -1,4 +1,4 @@
-"""What is known of the CUDA kernels without a GPU: that they are in the library and registered."""
+"""CUDA kernels without a GPU: built and registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that a user has written: their modules, and every way to run those."""
+"""Custom cells: modules, transforms, compilers, files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ CELLS = (lstm, gru, plain, without_products_of_h, two_states, reads_both, detach
 SMOOTH = CELLS[:-1]
 IN_A_GRAPH = (two_states, without_products_of_h, spiking)
 each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-# For compilers: states and parameters, no product of h, a gradient of its own.
+# For compilers: states and parameters, no GEMM of h, a custom gradient.
 each_in_a_graph = pytest.mark.parametrize(
     "cell",
     [pytest.param(c, id=c.name, marks=() if c in IN_A_GRAPH else pytest.mark.slow) for c in CELLS],
@@ -137,7 +137,7 @@ def test_the_check_finds_a_wrong_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
 def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
-    """And finds an error over that."""
+    """Larger errors still fail."""
 
     def spike(x: Tensor) -> Tensor:
         return (x > 0).float()
@@ -158,7 +158,7 @@ def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
 
 
 def test_numbers_are_as_exact_as_the_function_has_them() -> None:
-    """Those that PyTorch rounds, since what they go with is of float32, and no others."""
+    """Constants combined with float32 values are rounded, others are not."""
 
     @lltm.cell(gates=1)
     def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
     assert flat(packed_last)[0].shape == (1, 2, 6)
 
 
-# By both engines of few rows, in several blocks of units: each reads all of h_0.
+# Small-batch engines: each block of hidden units reads all of h_0.
 @pytest.mark.parametrize("steps", [3, 40])
 def test_few_rows_of_a_cell_without_states(steps: int) -> None:
     layer = plain.Layer(3, 200)
@@ -257,7 +257,7 @@ def test_parameters_start_as_told() -> None:
 
 
 def test_the_check_calls_the_function_as_the_trace_does() -> None:
-    """z in the order of gates=, not of the weights; arguments by keyword."""
+    """Passes z in the order of gates=, and keyword arguments."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
     def cell(z: Any, c: Tensor, *, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -365,7 +365,7 @@ def test_a_gradient_of_its_own_is_taken_once() -> None:
 
 
 class Clamped(torch.autograd.Function):
-    """Whose backward is the derivative but where gradients are large."""
+    """Backward clamps large gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -377,7 +377,7 @@ class Clamped(torch.autograd.Function):
 
 
 class Windowed(Clamped):
-    """Where x is."""
+    """Backward returns the derivative only for small x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ def hooked(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
 def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
-    """Though it is, at most numbers."""
+    """Custom gradients equal the derivative at most points."""
     cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
@@ -477,7 +477,7 @@ def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) 
 
 @pytest.mark.parametrize("cell", [*CELLS, three_states], ids=lambda cell: cell.name)
 def test_torchscript_compiles(cell: lltm.Cell) -> None:
-    """Layers, prepacked ones, cells: alone and in a model, before and after saving."""
+    """Covers every kind of module, before and after saving, direct and in a model."""
     deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
     layer, step = cell.Layer(3, 4), cell.Cell(3, 4)
     with torch.no_grad():
@@ -501,7 +501,7 @@ def test_torchscript_compiles(cell: lltm.Cell) -> None:
             same(run(arguments[0]), module(arguments[0]), rtol=0.0, atol=0.0)
     model = torch.nn.Sequential(layer)
     same(torch.jit.script(model)(x), model(x), rtol=0.0, atol=0.0)
-    again = pickle.loads(pickle.dumps(model))  # which has what TorchScript was given
+    again = pickle.loads(pickle.dumps(model))  # has the scripted module
     same(again(x), model(x), rtol=0.0, atol=0.0)
     assert type(again[0]).__name__ == type(layer).__name__
 
@@ -539,13 +539,13 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     assert again.text == cell.text
     assert repr(again) == repr(cell)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*: u is NaN until")  # its function is in no text
+        warnings.filterwarnings("ignore", ".*: u is NaN until")  # its initializer is not serialized
         own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
 
 
-@pytest.mark.slow  # compiles PyTorch's headers
+@pytest.mark.slow  # compiles against PyTorch
 @support.needs_cmake
 def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
@@ -572,7 +572,7 @@ def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path)
 
 
 def test_cells_are_pickled_by_their_text() -> None:
-    """With the order of z and the numbers that parameters start from."""
+    """Keeps z order and numeric initial values."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.7})
     def cell(z: Any, p: Tensor) -> Tensor:
@@ -593,7 +593,7 @@ def drawn(parameter: Tensor) -> Tensor:
 
 
 def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
-    """Layers, prepacked ones, cells: by functions of every kind; a copy also by a lambda."""
+    """Covers layers, prepacked layers and cells; copies also work with lambdas."""
     functions: dict[str, Any] = {
         "a": torch.nn.init.ones_,
         "b": functools.partial(torch.nn.init.constant_, val=2.0),
@@ -620,7 +620,7 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
             assert type(module) is make
             assert values(module) == [1.0, 2.0, 3.0, 4.0, 5.0]
         module = make(3, 4)
-        for _ in range(2):  # a pickle of what was pickled
+        for _ in range(2):  # also pickles a pickled cell
             module = pickle.loads(pickle.dumps(module))
             with pytest.warns(UserWarning, match=r"Layer|Cell: e is NaN"):
                 assert values(module)[:4] == [1.0, 2.0, 3.0, 4.0]
@@ -633,7 +633,7 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
 
 
 def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
-    """The functions that parameters start from: they are not taken for zero."""
+    """Missing initializers do not mean zero."""
 
     @lltm.cell(gates=1, parameters={"a": torch.nn.init.ones_, "b": 0.5})
     def cell(z: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -830,7 +830,7 @@ def test_what_fills_up_a_joined_matrix_has_a_zero_gradient(op: str, dtype: torch
     hidden, rows = 32, (16,) if op == "step" else (6, 16)
     weights = torch.randn(2 * hidden, hidden + 8, dtype=dtype).div(8).requires_grad_()
     arguments = torch.randn(*rows, 8, dtype=dtype), torch.randn(16, hidden, dtype=dtype), None
-    torch.use_deterministic_algorithms(True)  # fills what is not initialised with NaN
+    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
     try:
         output = getattr(torch.ops.lltm, op)(unequal.text, *arguments, weights, None)[0]
         (gradient,) = torch.autograd.grad(output.float().square().sum(), [weights])

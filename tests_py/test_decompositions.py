@@ -1,4 +1,4 @@
-"""lltm.decompositions(): their values, and what exported programs become by them."""
+"""lltm.decompositions(): values and exported programs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
     table = lltm.decompositions()
     default = torch.export.default_decompositions()
     assert set(default) <= set(table)
-    # Every operator of the namespace, as the dispatcher knows it, but those of prepacked weights,
-    # which only our kernels can read.
+    # Operators on prepacked weights have no decomposition: only lltm's kernels can read these
+    # weights.
     names = {
         name.removeprefix("lltm::")
         for name in torch._C._dispatch_get_all_op_names()
@@ -32,7 +32,7 @@ def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
 
 
 each_cell = pytest.mark.parametrize("cell", support.CELLS)
-# Which gradients are wanted, of input, h, c, weight_ih, weight_hh, bias_ih and bias_hh.
+# Required gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
 SOME = (True, False, True, False, True, True, False)
 MASKS = ((True,) * 7, SOME, tuple(not wanted for wanted in SOME))
 
@@ -42,7 +42,7 @@ def called(cell: str, a: Arguments) -> Arguments:
 
 
 def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> None:
-    """Those that are wanted; the others are None."""
+    """Unrequested gradients are None."""
     ours = support.decompositions()[op.default](*arguments, mask)
     assert [y is not None for y in ours] == mask
     torch.testing.assert_close(list(ours), list(op(*arguments, mask)))
@@ -60,7 +60,7 @@ def test_a_decomposed_step_agrees_with_the_operators(batch: int, bias: bool, cel
     torch.testing.assert_close(table[ops.step_forward.default](*arguments), saved)
     for grads in ((a.h, a.c), (None, a.c), (a.h, None)):
         if arguments[3] is None and grads[0] is None:
-            continue  # no gradient at all
+            continue  # no gradients
         for mask in MASKS:
             check_gradients(ops.step_backward, (*arguments, saved[2], *grads), a.wanted(mask))
 
@@ -116,7 +116,7 @@ def test_training_with_checkpoints_is_not_decomposed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
-    """The outputs and gradients that training with the decompositions has."""
+    """Covers training outputs and gradients."""
     table, ops = support.decompositions(), torch.ops.lltm
     ours, eager = support.Errors(), support.Errors()
     for _ in range(4):
@@ -148,7 +148,6 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
     exact = support.cell_outputs(lltm.reference, a.to(torch.float64))
     cell = table[ops.step.default](*a.operands())
     for ours, y in zip(cell, exact, strict=True):
-        # One rounding, of the result.
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(ours.double(), y, rtol=0.51 * eps, atol=1e-5)
 
@@ -157,7 +156,7 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
 def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 3, 5), dtype)
-    # Without weights the pre-activations are the bias, in whatever dtype.
+    # Without weights, pre-activations equal the bias.
     a = a.with_argument("weights", torch.zeros_like(a.weights))
     expected = [y.to(dtype) for y in support.cell_outputs(lltm.reference, a.to(torch.float32))]
     cell = table[ops.step.default](*a.operands())

@@ -1,6 +1,6 @@
-"""Two processes train to the same losses as one: DDP, FSDP2, checkpoints, DTensor.
+"""DDP, FSDP2, checkpoint files and DTensor: two processes train to the same losses as one.
 
-The checks are in distributed/train.py, which torchrun starts; gloo needs no other device.
+torchrun starts the checks in distributed/train.py with gloo.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import pytest
 import support
 import torch.distributed
 
-TIMEOUT_S = 120  # a process that hangs is a failure, not a test that never ends
+TIMEOUT_S = 120
 
 
-@pytest.mark.slow  # three processes that import PyTorch and its distributed tensors
+@pytest.mark.slow  # three processes import PyTorch
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no distributed")
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     script = Path(__file__).parent / "distributed" / "train.py"

@@ -1,4 +1,4 @@
-"""The documents: their code runs, their commands and links name what exists, the site builds."""
+"""Documentation: code, commands, links, site."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ PAGES = [
     *sorted(DOCS.glob("*.md")),
     *(FORECAST, COMPARE, CELLS),
 ]
-# Their commands and code are run as a whole, by a test of their own.
+# Separate tests run these projects.
 PROJECTS = (FORECAST, DOCS / "your-own-library.md")
-# Of these only the links are tested.
+# Only their links are tested.
 OTHER_PAGES = [
     *sorted({*ROOT.glob("*.md")} - {*PAGES}),
     *(ROOT / "benchmarks").rglob("*.md"),
@@ -63,7 +63,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that this block is, where its first line is a comment with a path."""
+        """File path from the first-line comment, if any."""
         match = re.match(r"(?://|#) ([\w./]+\.\w+)$", self.text, re.MULTILINE)
         return match[1] if match else None
 
@@ -77,13 +77,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def texts(page: Path, language: str) -> list[str]:
-    """The blocks of a page in one language, without those that are files."""
+    """Blocks of a page in one language, except files."""
     return [b.text for b in blocks(page) if b.language == language and b.file is None]
 
 
 @each_page
 def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
-    """`text` is neither code nor a command; a directive of Sphinx has its name in braces."""
+    """`text` is not tested; Sphinx directives have braces."""
     for block in blocks(page):
         tested = block.language in ("python", "cpp", "cmake", "sh", "text") or block.file
         assert tested or block.language.startswith("{"), block
@@ -93,7 +93,7 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
 
 # ----- Python ------------------------------------------------------------------
 
-# These start compilers, and what they show is tested by itself too.
+# These pages start compilers.
 SLOW = {"compile.md"}
 
 
@@ -106,7 +106,7 @@ SLOW = {"compile.md"}
     ],
 )
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """All blocks of a page are one script; in a process of its own, warnings and all."""
+    """Runs all blocks of a page as one script, in a separate process, with warnings."""
     script = tmp_path / "script.py"
     script.write_text("\n".join(texts(page, "python")))
     if page.name in SLOW:
@@ -124,13 +124,12 @@ project(app LANGUAGES CXX)
 add_executable(app main.cpp)
 """
 
-# The blocks that other tests need, wherever they stand.
 FIND_PACKAGE = next(t for p in PAGES for t in texts(p, "cmake") if "find_package(lltm" in t)
 CONFIGURE = next(t for p in PAGES for t in texts(p, "sh") if "cmake -S app" in t)
 
 
 def run_commands(commands: str, folder: Path, **environment: str) -> None:
-    """Runs commands of a page, those of this interpreter's environment first."""
+    """Runs commands in this interpreter's environment."""
     run = subprocess.run(
         ["bash", "-euc", commands],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -164,13 +163,13 @@ def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
     app.mkdir()
     (app / "CMakeLists.txt").write_text(PROJECT + text)
     (app / "main.cpp").touch()
-    # FetchContent takes this source instead of the release that the page names.
+    # This source tree replaces the release.
     run_commands(f"{CONFIGURE.rstrip()} -DFETCHCONTENT_SOURCE_DIR_LLTM='{ROOT}'", tmp_path)
 
 
 @pytest.mark.slow
 def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) -> None:
-    """Its page is a whole project, file by file, with the commands to build and test it."""
+    """The page contains all files and commands."""
     page = DOCS / "your-own-library.md"
     (tmp_path / "lltm").symlink_to(ROOT)
     for block in blocks(page):
@@ -178,7 +177,6 @@ def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) ->
             path = tmp_path / "softcap" / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-    # pip installs into a folder of its own, beside this environment.
     site = str(tmp_path / "site")
     run_commands(
         "\n".join(texts(page, "sh")),
@@ -206,12 +204,12 @@ def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
 
 
 def lines(page: Path) -> list[str]:
-    """The command lines of a page, each on one line, without comments."""
+    """Command lines of a page, joined and without comments."""
     text = "".join(texts(page, "sh")).replace("\\\n", " ")
     return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
 
 
-# Every other line of a page is one of these three.
+# Every command line is in one of these three lists.
 RUN = [
     r"python -m lltm",
     r"python -m lltm\.benchmark --quick",
@@ -232,7 +230,6 @@ RUN_BY = {
     r"python -m lltm\.benchmark --tutorial": "make bench",
     r"python -m lltm\.benchmark( --shapes \S+ \d.*)?": "pytest tests_py/test_benchmark.py",
     r"python benchmarks/(chart|layers)\.py .*": "make bench",
-    # Tests of this page and of others.
     r"cmake -S app .*": "pytest tests_py/test_docs.py -k a_cpp_block_is_a_program_that_runs",
     r"export PKG_CONFIG_PATH=.*|g\+\+ app\.cpp .*": "pytest tests_py/test_docs.py -k pkg_config",
     r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
@@ -241,8 +238,8 @@ RUN_BY = {
     r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# They need the network, a GPU, other interpreters, the sources of another cell, a quiet machine, or
-# the hours of a release; or are there for work on one file at a time.
+# Commands that need the network, a GPU, other interpreters or sources, an idle system or hours, or
+# that are for single files.
 BY_HAND = [
     r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",
@@ -283,11 +280,8 @@ def test_a_command_runs(line: str, tmp_path: Path) -> None:
     run_commands(line, tmp_path)
 
 
-# Of all commands, also those that are not run here: that everything they name exists.
-
-
 def commands(text: str) -> Iterator[list[str]]:
-    """The commands of a block as words; those in $(...) too."""
+    """Words of each command, also in $(...)."""
     for line in text.replace("\\\n", " ").splitlines():
         for inner in re.findall(r"\$\(((?:[^()]|\([^()]*\))*)\)", line):
             yield from commands(inner)
@@ -297,7 +291,7 @@ def commands(text: str) -> Iterator[list[str]]:
                 if command:
                     yield command
                 command = []
-            elif command or not re.match(r"[A-Z_]+=", word):  # a variable of the environment
+            elif command or not re.match(r"[A-Z_]+=", word):  # environment variable
                 command.append(word)
 
 
@@ -312,7 +306,7 @@ def cmake_files() -> str:
 
 @functools.cache
 def help_text(*command: str) -> str:
-    # Away from conftest.py, which imports PyTorch.
+    # In cwd="/", because conftest.py would import PyTorch.
     run = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     return run.stdout + run.stderr
 
@@ -325,7 +319,7 @@ def check_options(words: list[str], manual: str) -> None:
 
 
 def after(words: list[str], option: str) -> list[str]:
-    """The values of an option: what follows it, up to the next one."""
+    """Values of an option, up to the next option."""
     if option not in words:
         return []
     values = words[words.index(option) + 1 :]
@@ -356,7 +350,7 @@ def check_cmake(words: list[str]) -> None:
     for target in after(words, "--target"):
         assert target == "all" or re.search(rf"\(\s*{target}\b", cmake_files()), target
     for folder in after(words, "-S"):
-        # Readers have an application of their own, and so have the tests of C++ code.
+        # "app" is the reader's application.
         assert folder == "app" or (ROOT / folder / "CMakeLists.txt").is_file(), folder
     for variable in re.findall(r"(?:^|\s)-D(\w+)=", " ".join(words)):
         assert variable.startswith("CMAKE_") or variable in cmake_files(), variable
@@ -408,7 +402,6 @@ def check_python(words: list[str]) -> None:
     else:
         script, arguments = ROOT / words[0], words[1:]
     assert script.is_file(), f"no file {script}"
-    # Benchmarks share the options of lltm.benchmark.
     folders = (script.parent, ROOT / "python" / "lltm" / "benchmark")
     code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     for option in (word for word in arguments if word.startswith("--")):
@@ -416,7 +409,7 @@ def check_python(words: list[str]) -> None:
 
 
 def check_binary(words: list[str]) -> None:
-    """What a build makes: a target of CMake."""
+    """Checks that CMake has the target."""
     program = Path(words[0]).name
     targets = cmake_files() + source("examples/*/CMakeLists.txt")
     assert re.search(rf"add_executable\({program}\b", targets), f"no target {program}"
@@ -444,19 +437,18 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "ncu": lambda words: check_binary(words[-1:]),
     "valgrind": lambda words: check_binary(words[-1:]),
-    "tar": lambda words: None,  # of a file that comes from another machine
-    "callgrind_annotate": lambda words: None,  # of a file that valgrind has just written
+    "tar": lambda words: None,  # a file from another system
+    "callgrind_annotate": lambda words: None,  # valgrind's output
     "pkg-config": check_pkg_config,
     "git": check_git,
-    "cd": lambda words: None,  # into what a clone has made
-    # Of a program of the reader's own.
+    "cd": lambda words: None,  # a cloned folder
     "export": lambda words: None,
     "g++": lambda words: None,
 }
 
 
 def check_command(words: list[str]) -> None:
-    """Fails where nothing says how to check a command, so that none is forgotten."""
+    """Fails for commands without a check, so that none is forgotten."""
     program = words[0].removeprefix(".venv/bin/")
     if program.startswith("build/"):
         check_binary(words)
@@ -521,22 +513,22 @@ def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None
 
 
 def plain(text: str) -> str:
-    """Without line breaks, quotes and what else a message has in its source only."""
+    """Text without line breaks, quotes and parts that only the source has."""
     return " ".join(re.findall(r"\w+", text))
 
 
 def is_quoted(message: str, text: str) -> bool:
-    """An ellipsis on the page stands for what differs from case to case."""
+    """An ellipsis on the page matches variable parts."""
     return all(plain(part) in plain(text) for part in message.split("…"))
 
 
 def calls_that_raise() -> Iterator[Callable[[], object]]:
-    """Each raises what errors.md explains."""
+    """Calls for the errors in errors.md."""
     layer, x, h = lltm.LLTM(8, 16), torch.randn(20, 4, 8), torch.zeros(4, 16)
     prepacked, weights, functional = layer.prepack(), torch.randn(48, 24), lltm.functional
     packed = pack_sequence([torch.randn(n, 8) for n in (5, 3, 2)])
     lstm: Any = torch.nn.LSTM(8, 16)
-    wrong: Any = h  # for what a type checker refuses too
+    wrong: Any = h  # rejected by type checkers too
 
     def double_backward() -> None:
         compiled = torch.compile(layer, backend="aot_eager")
@@ -591,7 +583,7 @@ def test_the_messages_that_are_explained_are_raised(tmp_path: Path) -> None:
 
     explained = texts(DOCS / "errors.md", "text")
     assert [r for r in raised if not any(is_quoted(text, r) for text in explained)] == []
-    # Those of a build stand in its files.
+    # Build messages are in build files.
     build = "".join(
         source(p) for p in ("CMakeLists.txt", "cmake/*", "python/*.py", "cpp/src/*/*.cpp")
     )
@@ -608,7 +600,7 @@ def prose(page: Path) -> str:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings, and Sphinx likewise."""
+    """Heading anchors as in GitHub and Sphinx."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -626,8 +618,10 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_the_map_of_architecture_links_every_source_file() -> None:
-    """A header and its implementation by one of the two, the files of a folder that has no folders
-    by a link to it. That links lead somewhere is tested above."""
+    """Links a file directly, by its header or implementation, or by a folder without subfolders.
+
+    The link test checks the targets.
+    """
     text = (DOCS / "architecture.md").read_text()
     rows = text.partition("\n## Where is ...")[2].partition("\n## ")[0]
     links = [(DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)\)", rows)]
@@ -644,7 +638,7 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """What a file of the package names in its imports, inside functions too."""
+    """Imports of a package file, including local imports."""
     package = file.relative_to(ROOT / "python").parent.parts
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -680,7 +674,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     pages = [*(tmp_path / "html").glob("*.html")]
-    for page in pages:  # links alone lead to elsewhere
+    for page in pages:  # only links may be external
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
     for both in ("index", "cuda", "reinforcement-learning"):
         text = (tmp_path / "html" / f"{both}.html").read_text()

@@ -1,4 +1,4 @@
-"""In the place of torch.nn.LSTM: the arguments, attributes and methods that code for it uses."""
+"""Compatibility with torch.nn.LSTM: arguments, attributes, methods."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_cell_takes_numbers_of_numpy() -> None:
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the device with number 0 is there")
 def test_a_device_may_be_a_number() -> None:
-    # Nothing but the type checker and the missing device, or its driver, say no.
+    # Only the type checker and the missing device reject it.
     with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda|accelerator|device|driver"):
         lltm.LLTM(3, 5, device=0)
 
@@ -111,7 +111,6 @@ def test_weights_are_listed_by_layer_and_direction_as_nn_lstm_s(options: dict[st
     assert [[id(by_name[name]) for name in names] for names in ours._all_weights] == [
         [id(p) for p in parameters] for parameters in ours.all_weights
     ]
-    # Of a layer and a direction nn.LSTM has two of each kind.
     assert len(ours._all_weights) == len(lstm._all_weights)
     assert {2 * len(names) for names in ours._all_weights} == {
         len(names) for names in lstm._all_weights

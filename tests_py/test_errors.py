@@ -1,5 +1,4 @@
-"""Bad input: the type of the error, and a text that names the argument, what was expected, what
-came. One row of a table for each."""
+"""Invalid input: exception type; message with argument, expected and actual value."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
-# Good arguments: T = 6, B = 4, I = 3, H = 5.
+# Valid arguments: T = 6, B = 4, I = 3, H = 5.
 PARAMETERS = {"weight_ih": randn(15, 8), "bias_ih": randn(15)}
 CELL: dict[str, Any] = {"input": randn(4, 3), "h": randn(4, 5), "c": randn(4, 5), **PARAMETERS}
 SEQUENCE: dict[str, Any] = {
@@ -34,8 +33,7 @@ SEQUENCE: dict[str, Any] = {
 SIZES = torch.tensor([4, 3, 2])
 PACKED: dict[str, Any] = {**SEQUENCE, "input": randn(9, 3), "batch_sizes": SIZES}
 
-# The argument, what is passed instead of a good one, the error, and how its text goes on after
-# "lltm::step: expected ".
+# Argument, invalid value, exception, end of the message.
 Row = tuple[str, Any, type[Exception], str]
 DTYPES = "of dtype float64, float32, bfloat16 or float16"
 
@@ -125,7 +123,7 @@ BAD_PACKED: list[Row] = [
 BAD_CHECKPOINT_STEPS: list[Row] = [
     ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
 ]
-# What the dispatcher would refuse in words of its own: for lltm.functional alone.
+# The dispatcher has other messages for these calls.
 NO_CELL: list[Row] = [
     (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias_ih')}, got list")
     for name in CELL
@@ -164,7 +162,7 @@ Way = Callable[[str, dict[str, Any]], Any]
 
 
 def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """Through autograd's kernel and what it calls."""
+    """Uses autograd's kernel."""
     arguments = {
         key: value.clone().requires_grad_()
         if isinstance(value, Tensor) and value.is_floating_point() and not value.is_sparse
@@ -175,7 +173,7 @@ def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops
 
 
 def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """Without data, as in a compiled graph."""
+    """Arguments without data, as in a compiled graph."""
     arguments = {
         key: value.to("meta") if isinstance(value, Tensor) and key != "batch_sizes" else value
         for key, value in arguments.items()
@@ -185,8 +183,7 @@ def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> An
 
 WAYS = (in_functional, in_torch_ops, requiring_grad)
 
-# What torch.ops raises for wrong shapes and values. From 2.15 on PyTorch makes Python errors of an
-# operator's before our binding sees them.
+# From 2.15 on, PyTorch converts operator errors before lltm's binding.
 TRANSLATED = support.TORCH < (2, 15) and support.COMPILED_BINDING
 OF_TORCH_OPS = lltm.ArgumentError if TRANSLATED else ValueError
 
@@ -200,12 +197,11 @@ def refuses(
 ) -> None:
     with pytest.raises(error, match=f"^lltm::{op}: expected {re.escape(text)}") as caught:
         call()
-    # Wrong shapes and values: a ValueError, and a RuntimeError as PyTorch's own.
     assert type(caught.value) is (value_error if error is ValueError else error)
 
 
 def function_rows() -> Iterator[Any]:
-    """Each row in each way that calls the function with it."""
+    """All table entries, for all ways to call the function."""
     with_data = [row for row in BAD_CELL if row[2] is not RuntimeError]
     for name, good, rows, ways in (
         ("step", CELL, BAD_CELL, WAYS),
@@ -233,8 +229,7 @@ def test_a_function_refuses(
 
 # ----- one wrong shape --------------------------------------------------------
 
-# T = 6, B = 4, I = 3, H = 5; N = 9. By operator, the shapes in letters; what several of these
-# arguments have in common is what most of them say.
+# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator; a majority determines each size.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
 LETTERS_OF_PARAMETERS = {"weight_ih": "GX", "bias_ih": "G"}
 LETTERS_OF_MATRICES = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
@@ -285,7 +280,7 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
 
 
 def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
-    """What in_torch_ops takes: an operator, and good arguments by name."""
+    """An operator and valid arguments."""
     op, letters, rest = SHAPES[name]
     arguments: dict[str, Any] = {
         argument: torch.zeros([LETTERS[letter] for letter in letters_of])
@@ -318,9 +313,9 @@ OF_GATES = (*MATRICES, "bias", "bias_ih", "bias_hh")
 
 
 def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Another rank, and each size changed, weights and bias by whole gates too.
+    """Changes the rank and each size; weights and bias by whole gates.
 
-    Matrices also transposed, and of another number both of gates and of columns.
+    Matrices are also transposed, or change gates and columns.
     """
     wrong = [(1, *shape), shape[1:]]
     for d, size in enumerate(shape):
@@ -341,10 +336,10 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
         for shape in wrong_shapes_of(argument, right):
             named = argument
             if argument == "input" and shape[:-1] == right[:-1]:
-                # What I is, input and weights say, so neither is alone.
+                # Only input and weights determine I: no majority.
                 named = "weight_ih"
             elif argument == "input" and name.startswith("sequence") and shape[1:] == right[1:]:
-                continue  # any T will do
+                continue  # any T is valid
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {named} of shape \("):
                 in_torch_ops(op, {**arguments, argument: torch.zeros(shape)})
 
@@ -379,7 +374,7 @@ STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
         ({"cell": "gru"}, "no c, since the cell gru has none, got a tensor"),
         ({"c": None}, "c to be a tensor, got an undefined tensor"),
         ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
-        # Input and weight_ih alone say what I is: the weights are named, whatever else is wrong.
+        # Only input and weight_ih determine I: weights are named.
         ({"weight_ih": randn(8, 4)}, "weight_ih of shape (20, 3), got (8, 4)"),
         ({"weight_ih": randn(4, 20)}, "weight_ih of shape (20, 3), got (4, 20)"),
         ({"cell": "gru", "c": None, "weight_hh": randn(15, 5), "bias_hh": randn(15)},
@@ -469,7 +464,6 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({"dtype": torch.float64}, (ROW,), TypeError,
      f"input of dtype float64, {OF_PARAMETERS}, got float32"),
 ]
-# Of both constructors.
 BAD_SIZES: list[Row] = [
     (name, *row)
     for name in ("input_size", "hidden_size")
@@ -508,7 +502,7 @@ BAD_OPTIONS: list[Row] = [
 BAD_PROJECTION: list[Row] = [
     ("proj_size", 2, ValueError, "proj_size to be 0, got 2: an LLTM has no projection"),
 ]
-# What is said of the states where there is one, h.
+# Messages about the states of cells without c.
 BAD_LAYER_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (X, STATE), TypeError, "h_0 to be a tensor, got tuple"),
     ({}, (X, STEP[0]), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
@@ -521,7 +515,7 @@ BAD_STEP_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception],
     ({}, (randn(3), randn(1, 5)), ValueError, "h of shape (5,), got (1, 5)"),
 ]
 # fmt: on
-# Those that give a pair have the texts of a pair.
+# Modules that return a pair have the messages for a pair.
 GOOD: dict[str, Any] = {"input_size": 3, "hidden_size": 5}
 
 
@@ -534,7 +528,7 @@ def prepacked(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
-    """Bad calls of a class of modules, with the texts of its states, and bad options."""
+    """Invalid calls and options of a class, with messages for its states."""
     is_layer, has_c = not make.__name__.endswith("Cell"), len(make._STATES) > 1
     calls, without_c = (
         (BAD_LAYER, BAD_LAYER_WITHOUT_C) if is_layer else (BAD_STEP, BAD_STEP_WITHOUT_C)
@@ -547,7 +541,7 @@ def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
 
 
 def module_rows() -> Iterator[Any]:
-    """Calls and constructions, ours and the reference's; calls of a prepacked layer."""
+    """Invalid calls of lltm, reference and prepacked modules."""
     for name in (name for name in lltm.reference.__all__ if name[0].isupper()):
         calls, constructions = rows_of(getattr(lltm, name))
         for place in (lltm, lltm.reference):
@@ -561,7 +555,7 @@ def module_rows() -> Iterator[Any]:
     for name in ("LLTM", "GRU"):
         for options, given, error, text in rows_of(getattr(lltm, name))[0]:
             if "on device" in text:
-                continue  # of a prepacked layer, the operator names the bias
+                continue  # the operator reports a prepacked layer's bias
             text = text.replace(OF_PARAMETERS, "that of the prepacked layer")
             call = partial(made_and_called, partial(prepacked, getattr(lltm, name)), options, given)
             yield pytest.param(call, error, name, text, id=f"prepacked {name}-{text}")
@@ -698,7 +692,7 @@ def with_fake_tensors(call: Callable[[], Any]) -> Any:
 
 
 def of_packed_rows(layer: lltm.LLTM | lltm.PrepackedLLTM) -> Any:
-    """What only the operator finds: a layer checks all other shapes itself."""
+    """An error that only the operator finds; the layer checks other shapes."""
     rows = PackedSequence(randn(9, 3), torch.tensor([4, 5]))
     return layer(rows)
 
@@ -769,7 +763,6 @@ def test_errors_of_pytorch_keep_their_class() -> None:
 
 
 def test_an_argument_error_is_pickled() -> None:
-    # As it comes back from another process.
     error = pickle.loads(pickle.dumps(lltm.ArgumentError("a text")))
     assert (type(error), error.args) == (lltm.ArgumentError, ("a text",))
 

@@ -1,4 +1,4 @@
-"""What people do with any module of PyTorch, and expect to work with these."""
+"""Everyday uses of PyTorch modules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> No
     assert len(parts) == 2
     assert all(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in parts)
     with torch.no_grad():
-        parts[0].mul_(2)  # the magnitude
+        parts[0].mul_(2)  # magnitude
     assert not torch.isclose(loss_of(module, x), expected)
 
 
@@ -152,7 +152,7 @@ def test_activation_checkpointing_gives_the_same_gradients(
     module.register_forward_hook(lambda *_: calls.append(None))
     leaf = x.clone().requires_grad_()
     checkpoint(loss_of, module, leaf, use_reentrant=use_reentrant).backward()
-    assert len(calls) == 2  # once forward, and again for the gradients
+    assert len(calls) == 2  # forward, and recomputed in backward
     expected = x.clone().requires_grad_()
     loss_of(plain, expected).backward()
     torch.testing.assert_close(leaf.grad, expected.grad)
@@ -163,7 +163,7 @@ def test_activation_checkpointing_gives_the_same_gradients(
 # ----- looking at it ---------------------------------------------------------
 
 
-# PyTorch 2.11 says it once to everybody.
+# PyTorch 2.11 warns once.
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_the_profiler_names_the_operators_with_their_shapes() -> None:
     layer, cell = lltm.LLTM(I, H), lltm.LLTMCell(I, H)
@@ -178,7 +178,7 @@ def test_the_profiler_names_the_operators_with_their_shapes() -> None:
         if event.key.startswith("lltm::")
     }
     state, weights = [B, H], [GATES * H, H + I]
-    none: list[int] = []  # of what has no shape
+    none: list[int] = []  # without shapes
     name, absent, bias = none, none, [GATES * H]
     for operators, input in (("step", [B, I]), ("sequence", [T, B, I])):
         operands = [name, input, state, state, weights, absent, bias, absent]
@@ -201,7 +201,7 @@ def test_the_flop_counter_counts_the_products_of_a_layer() -> None:
     with torch.no_grad():
         assert count(lambda: layer(x)) == FORWARD_FLOPS
         assert count(lambda: layer.prepack()(x)) == FORWARD_FLOPS
-    # Backward: the gradient of the weights, and that of the input and the states.
+    # Backward: gradients of the weights, and of input and states.
     assert count(lambda: loss_of(layer, x).backward()) == 3 * FORWARD_FLOPS
     assert count(lambda: loss_of(layer, x.requires_grad_()).backward()) == 3 * FORWARD_FLOPS
     layer.requires_grad_(False)
@@ -243,7 +243,7 @@ def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> 
 def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
     layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
     with torch.no_grad():
-        # Before the workers begin: a fork takes over what has run here.
+        # Runs before the workers start, because forks inherit the state of this process.
         expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
     loader = DataLoader(
         support.Encoded(layer, inputs),

@@ -1,4 +1,4 @@
-"""A training script in which lltm.replace_ is the only change: examples/replace."""
+"""examples/replace: lltm.replace_ is the only change."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def test_a_model_trains_alike_with_its_layers_replaced() -> None:
     theirs, ours = ([float(losses[k]) for losses in rows] for k in (0, 1))
     assert len(theirs) == 3
     assert theirs[2] < theirs[0]
-    assert ours == pytest.approx(theirs, abs=1.01e-4)  # of the last digit, which rounding may move
+    assert ours == pytest.approx(theirs, abs=1.01e-4)  # rounding may move the last digit
     assert re.search(r"^lltm.replace_ took \d+\.\d\d of the time$", result.stdout, re.MULTILINE)

@@ -17,7 +17,7 @@ SMALL = ("--batch", "2", "--input-size", "3", "--hidden-size", "4")
 
 
 def sections(*options: str) -> dict[str, str]:
-    """Runs the program; returns the text of each stage by its name."""
+    """Returns the program's output by stage."""
     run = support.run_python("-m", "lltm.explain", *SMALL, *options)
     assert (run.returncode, run.stderr) == (0, "")
     found = re.findall(r"^==== ([\w-]+): .*\n((?:(?!====).*\n)*)", run.stdout, re.MULTILINE)
@@ -32,7 +32,7 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> 
         assert run.stderr.splitlines()[-1].endswith(said)
 
 
-@pytest.mark.slow  # a process that imports the compiler; docs/explain.md calls stages in its own
+@pytest.mark.slow  # imports the compiler
 def test_the_stages_before_generated_code_are_shown_by_name() -> None:
     stages = ("dispatcher", "schedule", "dynamo", "joint", "core-aten")
     found = sections("--only", *stages)
@@ -43,7 +43,7 @@ def test_the_stages_before_generated_code_are_shown_by_name() -> None:
     assert "aten.addmm" in found["core-aten"]
 
 
-@pytest.mark.slow  # generates and compiles code, past every cache
+@pytest.mark.slow  # compiles without caches
 def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
     found = sections()
     assert list(found) == list(explain.STAGES)
@@ -61,7 +61,7 @@ def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
         assert re.match(r"[A-Z](?:.+\n)*.*\.\n\n", text)
 
 
-@pytest.mark.slow  # two processes, each of which traces a loop
+@pytest.mark.slow  # two processes trace a loop
 def test_a_dynamic_sequence_is_shown_as_a_scan_and_twice_the_same() -> None:
     options = ("--op", "sequence", "--dynamic", "--only", "joint", "core-aten")
     found = sections(*options)

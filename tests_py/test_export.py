@@ -1,4 +1,4 @@
-"""torch.export, lowering to Core ATen, and AOTInductor with a program that has no Python."""
+"""torch.export, Core ATen lowering, and AOTInductor without Python."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ import lltm
 
 pytestmark = pytest.mark.xdist_group("compilers")
 
-# Lengths and batch sizes to try a program with dynamic ones on.
 SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:
-    """What is called in a graph and in the graphs in it."""
+    """Call targets in a graph and its subgraphs."""
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     return {node.target for g in graphs for node in g.graph.nodes if node.op == "call_function"}
 
 
 def assert_core_aten(program: ExportedProgram) -> None:
-    """Nothing but operators that carry the Core ATen tag, and scan."""
+    """Allows only Core ATen operators and scan."""
     found = targets(program.graph_module)
     operators = {t for t in found if isinstance(t, torch._ops.OpOverload)}
     assert {op.namespace for op in operators} == {"aten"}
@@ -47,7 +46,10 @@ def parameters_and_gradients(module: nn.Module, run: Any, x: Tensor) -> list[Ten
 
 @functools.cache
 def exported(name: str) -> tuple[nn.Module, tuple[Any, ...], ExportedProgram]:
-    """A module and its arguments with the program of it: decomposing it makes another one."""
+    """A module, its arguments and exported program.
+
+    Decomposing makes another program.
+    """
     module, arguments = MODULES[name]()
     return module, arguments, torch.export.export(module, arguments)
 
@@ -60,7 +62,7 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
     torch.testing.assert_close(flat(program.module()(*arguments)), flat(module(*arguments)))
 
 
-# Of the LLTM's layer; what other options change is in the graph that the test before looks at.
+# Other options affect only the graph, tested above.
 QUICK = ("cell", "layers and directions", "cell, GRU, state", "GRU", "checkpoints", "bfloat16")
 
 
@@ -74,7 +76,7 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
     assert_core_aten(program)
     assert torch.ops.higher_order.scan not in targets(program.graph_module)
     results, expected = flat(program.module()(*arguments)), flat(module(*arguments))
-    # The bfloat16 of a decomposed step rounds where a kernel does not.
+    # A decomposed bfloat16 step rounds more often than a kernel.
     tolerance = {"rtol": 0.0, "atol": 0.02} if "bfloat16" in name else {}
     torch.testing.assert_close(results, expected, **tolerance)  # type: ignore[arg-type]
 
@@ -83,7 +85,7 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
 
 
 def dynamic_program(module: nn.Module, batch_first: bool = False) -> ExportedProgram:
-    """Of an input (T, B, 3) or (B, T, 3), both dynamic."""
+    """Program with dynamic T and B, for input (T, B, 3) or (B, T, 3)."""
     sizes = (
         {0: Dim("batch"), 1: Dim("steps")} if batch_first else {0: Dim("steps"), 1: Dim("batch")}
     )
@@ -106,14 +108,14 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
     assert len(scans) == layer.num_layers * (2 if layer.bidirectional else 1)
     for sizes in SIZES:
         if layer.batch_first and sizes[0] == sizes[1]:
-            continue  # the next test
+            continue
         x = torch.randn(*sizes, 3)
         with torch.no_grad():
             torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
 
 
 class Transposed(nn.Module):
-    """PyTorch alone."""
+    """A model without lltm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +178,7 @@ def test_a_decomposed_program_can_be_differentiated() -> None:
 
 
 class Packed(nn.Module):
-    """A packed sequence goes into an exported program, and comes out, as its tensors."""
+    """Passes packed sequences as tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +210,7 @@ class Packing(nn.Module):
 
 
 def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -> None:
-    """PyTorch gives batch_sizes the dtype of the input when it traces the packing."""
+    """Traced packing gives batch_sizes the input's dtype."""
     arguments = torch.randn(6, 2, 3), torch.tensor([6, 2])
     with pytest.raises(TypeError, match=r"expected batch_sizes of dtype int64, .*: pack outside"):
         torch.export.export(Packing(), arguments)
@@ -217,7 +219,7 @@ def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -
 # ----- saving and moving -----------------------------------------------------
 
 
-# PyTorch 2.11, of what it reads itself.
+# PyTorch 2.11 warns about its own buffers.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_a_program_can_be_saved_and_loaded() -> None:
     layer, x = lltm.LLTM(3, 5, num_layers=2), torch.randn(7, 2, 3)
@@ -230,7 +232,7 @@ def test_a_program_can_be_saved_and_loaded() -> None:
 
 
 def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
-    """The meta device is one that every machine has."""
+    """The meta device is always available."""
     from torch.export.passes import move_to_device_pass
 
     layer = lltm.LLTM(3, 5)
@@ -273,7 +275,7 @@ class Model(nn.Module):
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:
-    """A model and its compiled package, with dynamic batch size and length."""
+    """A model's compiled package, with dynamic B and T."""
     torch.manual_seed(0)
     model = Model(request.param).eval()
     path = tmp_path_factory.mktemp("aoti") / "model.pt2"
@@ -282,7 +284,7 @@ def compiled(
     return model, str(package)
 
 
-@pytest.mark.slow  # generates and compiles C++
+@pytest.mark.slow  # compiles C++
 def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
     model, package = compiled
     run = torch._inductor.aoti_load_package(package)
@@ -292,8 +294,7 @@ def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
             torch.testing.assert_close(flat(run(x)), flat(model(x)))
 
 
-# What runs a package without lltm's Python: the operators are those of liblltm, and a cell of one's
-# own is a text in the package.
+# Runs a package without lltm's Python: liblltm has the operators, the package the custom cell.
 WITHOUT_LLTM = """
 import sys, torch
 library, package, arguments, results = sys.argv[1:]
@@ -320,7 +321,7 @@ def test_a_compiled_package_runs_where_only_the_library_is_loaded(
             torch.testing.assert_close(flat(results), flat(model(x)))
 
 
-@pytest.mark.slow  # compiles PyTorch's headers
+@pytest.mark.slow  # compiles against PyTorch
 @support.needs_cmake
 def test_a_compiled_package_runs_in_a_program_without_python(
     compiled: tuple[Model, str], tmp_path: Path

@@ -1,4 +1,4 @@
-"""`make first-contact` on made-up machines: what fails or hangs costs itself alone."""
+"""GPU bring-up on simulated systems: a failing or hanging stage does not affect others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_fails_or_hangs_keeps_nothing_else_from_running(
 
 
 def test_the_first_line_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is imported from a cold disk."""
+    """Importing torch from a cold disk is slow."""
     slow = [Stage("slow", (*SH, "sleep 1; echo ready"), 20, silence=0.3)]
     monkeypatch.setattr(first_contact, "START_SECONDS", 10)
     assert first_contact.run_all(slow, tmp_path, 100, dry_run=False) == []
@@ -57,7 +57,7 @@ def test_the_first_line_may_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
-    """What an earlier run says of other stages stays."""
+    """Keeps earlier results of other stages."""
     first = Stage("first", ("true",), 20)
     assert first_contact.run_all([first], tmp_path, 100, dry_run=False) == []
     second = Stage("second", (*SH, "sleep 60"), 50)
@@ -97,7 +97,7 @@ def test_every_stage_names_files_that_are_there(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_a_dry_run_goes_on(tmp_path: Path) -> None:
-    """Of what needs no build; and make gives the script what it was given."""
+    """Stages that need no build run; make passes arguments on."""
     names = ("device", "stepwise-float16", "ncu-forward")
     chosen = [stage for stage in first_contact.stages(tmp_path) if stage.name in names]
     bad = first_contact.run_all(chosen, tmp_path, 300, dry_run=True)

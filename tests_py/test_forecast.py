@@ -1,4 +1,4 @@
-"""Training without Python: examples/forecast, built and run as its page says."""
+"""examples/forecast: training without Python, run as in its page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import support
 import torch
 from test_docs import FORECAST, run_commands, texts
 
-pytestmark = pytest.mark.slow  # compiles PyTorch's headers, half a minute
+pytestmark = pytest.mark.slow  # compiles against PyTorch, half a minute
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """Kept, so that the next run has nothing to compile."""
+    """Kept for the next run."""
     folder = support.ROOT / "build" / "examples" / f"forecast-torch-{torch.__version__}"
     shutil.copytree(FORECAST.parent, folder, dirs_exist_ok=True)
     run_commands("\n".join(texts(FORECAST, "sh")), folder, OMP_NUM_THREADS="1")
@@ -26,7 +26,7 @@ def folder() -> Path:
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    command = ("env", "OMP_NUM_THREADS=1", *command)  # the fastest for so small a layer
+    command = ("env", "OMP_NUM_THREADS=1", *command)  # fastest for a small layer
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -43,7 +43,7 @@ def test_it_trains_saves_loads_and_predicts(folder: Path, tmp_path: Path) -> Non
     assert predicted.returncode == 0, predicted.stderr
     steps, values = zip(*(line.split(",") for line in predicted.stdout.splitlines()), strict=True)
     assert steps == tuple(map(str, range(1, 25)))
-    for t, value in enumerate(values, start=2000):  # noise has a mean of 3 and a width of 6
+    for t, value in enumerate(values, start=2000):  # noise with mean 3 and width 6
         assert abs(float(value) - (103 + 0.02 * t + 20 * math.sin(0.2617994 * t))) < 6
 
     support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder).check_returncode()

@@ -1,6 +1,6 @@
-"""lltm.functional with every cell: names, custom cells and their texts, states in the user's form.
+"""lltm.functional: cell names, custom and serialized cells, forms of states.
 
-The values of step and sequence: test_properties.py, which runs them beside lltm.reference.
+test_properties.py compares values with lltm.reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def same(a: Any, b: Any) -> None:
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
-    """Weights and biases, with the parameters of a custom cell appended to bias_ih."""
+    """Weights and biases; bias_ih includes a custom cell's parameters."""
     weight_ih, weight_hh, bias_ih, bias_hh, *own = module.parameters()
     return [weight_ih, weight_hh, torch.cat([bias_ih, *own]), bias_hh]
 

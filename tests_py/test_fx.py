@@ -1,4 +1,4 @@
-"""torch.fx: a layer is a leaf, as torch.nn's layers are. And quantization, which passes over it."""
+"""torch.fx treats layers as leaves, like torch.nn's; quantization skips them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarnin
 
 
 class Model(nn.Module):
-    """A layer and a cell that are given states, and twice an input that is no proxy."""
+    """A layer and a cell with states, and two calls with an input that is not a proxy."""
 
     def __init__(self, implementation: Any = lltm, prepacked: bool = False) -> None:
         super().__init__()
@@ -109,12 +109,12 @@ PREPACKED: dict[str, Callable[[], nn.Module]] = {
     "prepacked": lambda: lltm.LSTM(3, 5).prepack(),
     "prepacked own layer": lambda: own.Layer(3, 5).prepack(),
 }
-# Modules whose loops or checks are written in Python can't be traced through.
+# Python loops and checks prevent tracing through the others.
 TRACED_THROUGH = [name for name in KINDS if name not in ("projection", "reference")]
 
 
 class Holder(nn.Module):
-    """Calls a module without a state and then with the one that it gave."""
+    """Calls a module without a state, then with the returned state."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def test_hooks_run_when_the_graph_does_and_once(kind: str) -> None:
 
 
 def around(module: nn.Module) -> nn.Module:
-    """The module as an instance of a subclass that does something around its forward."""
+    """Subclasses the module and wraps its forward."""
     base: Any = type(module)
 
     class Around(base):  # type: ignore[misc]
@@ -190,7 +190,7 @@ def test_what_a_subclass_does_around_forward_is_traced(kind: str) -> None:
     assert called(graph) == ["inner"]
     operators = [name for name in targets(graph, "call_function") if "lltm" in name]
     assert operators == [f"lltm.{'layer' if x.dim() == 3 else 'layer_step'}"] * 2
-    assert seen == ["hook"] * 2  # of a module that is traced through, as torch.fx does
+    assert seen == ["hook"] * 2  # called also when torch.fx traces through
     torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
     for got, expected in zip(*(gradients(m, x, model) for m in (graph, model)), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -268,17 +268,17 @@ def test_a_call_with_constants_alone_is_no_constant(make: Callable[..., nn.Modul
     model = Constant()
     graph = fx.symbolic_trace(model)
     x = torch.randn(4, 3)
-    for _ in range(2):  # it does not keep the weights of now
+    for _ in range(2):  # the current weights are read each time
         torch.testing.assert_close(graph(x), model(x))
         model.inner.reset_parameters()  # type: ignore[operator]
 
 
-@pytest.mark.filterwarnings("ignore")  # all of it is deprecated, part by part
+@pytest.mark.filterwarnings("ignore")  # PyTorch deprecates all of it
 @pytest.mark.skipif(
     "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
 )
 def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() -> None:
-    # PyTorch has announced that it will drop it.
+    # PyTorch plans to remove the module.
     quantization = pytest.importorskip("torch.ao.quantization")
     quantize_fx = pytest.importorskip("torch.ao.quantization.quantize_fx")
     model, arguments = Model().eval(), draw()

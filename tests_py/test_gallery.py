@@ -1,4 +1,4 @@
-"""The cells of the literature: examples/cells."""
+"""Cells from the literature: examples/cells."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import lltm.testing
 
 FOLDER, NAMES = support.GALLERY, support.GALLERY_CELLS
 
-# Few rows and many, where other engines run; odd sizes.
+# Small and large batches use different engines; odd sizes.
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
-# Their functions have a backward of their own.
+# Cells with a custom backward.
 OWN_GRADIENT = {"lif", "rsynaptic"}
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The fastest for so small layers."""
+    """Fastest for small layers."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -39,7 +39,7 @@ def test_a_cell_agrees_with_its_function(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bounded_cell_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that promise it; the others do exceed 1, so that none forgets to."""
+    """Other cells do exceed 1, so that the list is complete."""
     cell = support.gallery_cell(name, monkeypatch)
     layer = cell.Layer(8, 16, dtype=torch.float64)
     with torch.no_grad():
@@ -89,4 +89,4 @@ def test_the_slstm_learns_beside_the_lstm() -> None:
     assert tables[0].startswith("updates     sLSTM      LSTM\n")
     rows = [[float(x) for x in line.split()] for line in tables[0].splitlines()[1:]]
     assert [row[0] for row in rows] == [40, 80, 120, 160, 200]
-    assert max(rows[-1][1:]) < 0.08  # half of what it is for those who answer 1
+    assert max(rows[-1][1:]) < 0.08  # half the loss of always answering 1

@@ -1,4 +1,4 @@
-"""The guard that counts instructions: reading callgrind's files, and the verdict."""
+"""Instruction count check: callgrind files and verdicts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import instructions
 
-# As callgrind writes it: names once, then their numbers; positions absolute and relative. liblltm
-# has 100 + 7 + 30 instructions of its own, the program 2, libtorch 1000, and the C library 400.
+# As written by callgrind: each name once, then its number; absolute and relative positions. Costs:
+# liblltm 100 + 7 + 30, program 2, libtorch 1000, C library 400.
 FILE = """\
 # callgrind format
 version: 1

@@ -1,4 +1,4 @@
-"""Weights that are prepacked in int8, by dtype=torch.qint8."""
+"""Weights prepacked with dtype=torch.qint8."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from torch import Tensor
 import lltm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A layer's sizes too, and odd ones: K that is no multiple of 4, units that fill no panel.
+# Includes layer sizes, K that is not a multiple of 4, and partial panels.
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
 quantised = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
-# ---- what it computes -------------------------------------------------------
+# ---- values -----------------------------------------------------------------
 
 
 def quantise(x: Tensor, scale: Tensor) -> Tensor:
-    """The nearest multiples of `scale`, in float64."""
+    """Rounds to multiples of `scale`, in float64."""
     rounded = (x.double() / scale).round()
     return torch.where(scale == 0, 0.0, rounded * scale)
 
 
 def by_rows(x: Tensor) -> Tensor:
-    """Quantised, each row by its largest magnitude."""
+    """Quantizes each row by its largest magnitude."""
     return quantise(x, x.double().abs().amax(-1, keepdim=True) / 127)
 
 
 def weights_by_rows(x: Tensor) -> Tensor:
-    """The same of weights, whose scales have 17 bits: products with them are exact."""
+    """Quantizes weights with 17-bit scales, which make products exact."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
     return quantise(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
 def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with float64 sums and gates, a step at a time, for T steps of B rows."""
+    """Emulates T steps of B rows with float64 sums and gates."""
     hidden, dtype = a.h.shape[1], a.input.dtype
     w_h, w_x = (weights_by_rows(w) for w in (a.weights[:, :hidden], a.weights[:, hidden:]))
     bias = 0 if a.bias is None else a.bias.double()
@@ -66,8 +66,8 @@ def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def is_emulated(a: Arguments) -> None:
-    # Where h is close to the middle between two steps of the quantiser, the last bit of float32
-    # decides, and h is another by a whole step: few elements of the next steps show it.
+    # Near a quantizer threshold, the last float32 bit changes h by a whole step: few later elements
+    # differ.
     eps = torch.finfo(a.input.dtype).eps
     flip = a.weights.double().abs().max().item() / 127
     for ours, expected in zip(quantised(a), emulated(a), strict=True):
@@ -85,7 +85,7 @@ def is_emulated(a: Arguments) -> None:
 def test_computes_the_quantised_sequence(
     shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
-    """Every shape and every dtype in both directions, though not with each other."""
+    """Covers each shape and each dtype, not all combinations."""
     reverse = (SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
 
@@ -134,12 +134,11 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) 
         assert all(torch.equal(x, y) for x, y in zip(other, results[0], strict=True))
 
 
-# Values whose rows are computed once more: not finite, or so large that a scale overflows.
 BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)
 
 
 def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Arguments:
-    """With such a value in these rows: of the input, in their last step."""
+    """Puts such a value into the last input step of these batch elements."""
     tensor = getattr(a, argument).clone()
     for row in rows:
         if argument != "input":
@@ -153,7 +152,7 @@ def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Argume
 
 
 def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
-    """What a sequence has in these rows of the batch, flat."""
+    """Results of these batch elements, flattened."""
     if a.batch_sizes is None:
         return sequence[:, rows].flatten(0, 1)
     begins = (a.batch_sizes.cumsum(0) - a.batch_sizes).tolist()
@@ -190,8 +189,7 @@ def test_values_that_cannot_be_quantised_stay_in_their_rows(
         assert torch.equal(h_n[others], good[1][others])
         assert torch.equal(c_n[others], good[2][others])
         if math.isfinite(value) or (argument == "c" and math.isinf(value)):
-            continue  # as large as that, it may be quantised; and no c ever is
-        # These rows are what the layer has with the weights that those in int8 stand for.
+            continue  # large values may be quantized; c never is
         hidden = a.h.shape[1]
         parts = (a.weights[:, :hidden], a.weights[:, hidden:])
         stood_for = torch.cat([weights_by_rows(part) for part in parts], 1)
@@ -271,7 +269,7 @@ def test_its_weights_take_a_quarter_of_the_bytes() -> None:
     float32 = lltm.LLTM(256, 512)
     (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
     assert packed.dtype == torch.uint8
-    # A byte for each weight; a scale and a sum for each row, of the part for x and of that for h.
+    # One byte per weight; a scale and a sum per row, for x and for h.
     header, rows, columns = 64, 3 * 512, 256 + 512
     assert packed.numel() == header + rows * (columns + 2 * 8)
     assert packed.numel() < 0.26 * 4 * next(float32.parameters()).numel()
@@ -284,7 +282,7 @@ def test_what_is_saved_is_packed_again_to_the_same_bits(
 ) -> None:
     make = partial(getattr(lltm, cell), 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
     float_layer: Any = make()
-    with torch.no_grad():  # rows that have no scale, and scales that float32 rounds
+    with torch.no_grad():  # rows without a scale; scales that float32 rounds
         for parameter in float_layer.parameters():
             parameter.mul_(torch.rand(parameter.shape[0]).reshape(-1, *[1] * (parameter.dim() - 1)))
             parameter[3] = 0
@@ -319,7 +317,7 @@ def test_neither_form_loads_the_other() -> None:
 
 
 def test_saved_rows_of_other_shapes_are_refused() -> None:
-    """As a damaged file may have them, which no state_dict checks."""
+    """From a damaged file: state_dict does not check them."""
     packed: Any = layer().prepack(torch.qint8).packed_weights_l0
     saved = torch.ops.lltm._unpack("lltm", packed)
     assert torch.equal(torch.ops.lltm._prepack_int8("lltm", *saved), packed)

@@ -1,7 +1,7 @@
-"""The kernels of every instruction set: each is chosen when asked for, and right.
+"""Selects and tests the kernels of each instruction set.
 
-libtorch reads ATEN_CPU_CAPABILITY once, so each runs in a process of its own. oneDNN, which
-libtorch may use for products, has its own variable.
+Uses separate processes, because libtorch reads ATEN_CPU_CAPABILITY once. oneDNN, which libtorch may
+use for GEMMs, has a separate variable.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ for dtype in (*exact, *support.DTYPES[1:]):
 """
 
 
-# The native tests try each in more ways; here one is enough to see that Python's environment
-# reaches the library.
+# Checks only that the environment reaches the library; native tests cover more.
 @pytest.mark.parametrize(
     "isa", [pytest.param(isa, marks=() if isa == "avx2" else pytest.mark.slow) for isa in IN_ORDER]
 )

@@ -1,5 +1,4 @@
-"""The just-in-time build, in a process of its own: a second copy of the operators cannot be
-registered in this one."""
+"""Just-in-time build, in a separate process: operators can be registered only once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""lltm.LLTM as a module, and what runs two directions of a layer at once.
+"""lltm.LLTM as a module, and concurrent directions.
 
-What it computes in every form, beside plain PyTorch: test_properties.py; beside nn.LSTM as code for
-that uses it: test_drop_in.py.
+Other tests: test_properties.py for values, test_drop_in.py for nn.LSTM's interface.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def test_repr_names_what_is_not_the_default() -> None:
 
 
 def test_learns_the_parity_of_a_sequence() -> None:
-    # A task that needs the state: it fails if a step's gradient is lost on the way back.
+    # This task needs the state: training fails if backward loses a step's gradient.
     layer = lltm.LLTM(1, 8, batch_first=True)
     head = nn.Linear(8, 1)
     optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.03)
@@ -107,7 +106,7 @@ LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell
 
 
 class TestDirectionsSideBySide:
-    """With two threads each direction may run on one of its own, in training too."""
+    """With two threads, each direction may use a separate thread."""
 
     @pytest.fixture(autouse=True)
     def _two_threads(self) -> Iterator[None]:
@@ -117,12 +116,12 @@ class TestDirectionsSideBySide:
     @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
     @pytest.mark.parametrize("make", LAYERS)
     def test_results_are_the_same(self, make: Any, dtype: torch.dtype) -> None:
-        # Prepacked, in other blocks of units, sums are rounded in another order.
+        # Prepacked blocks change the summation order.
         tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-2 if dtype.itemsize == 2 else 1e-5}
         for batch in (1, 40):
             layer = make(9, 33, num_layers=2, bidirectional=True).to(dtype)
             for input in inputs(batch, dtype):
-                with threads(1):  # one after the other
+                with threads(1):  # sequential
                     expected = flat(layer(input))
                 with torch.no_grad():
                     results = flat(layer(input))
@@ -218,7 +217,7 @@ class TestDirectionsSideBySide:
             torch.autograd.grad(loss, list(layer.parameters()))
 
     def test_few_rows_are_trained_one_direction_after_the_other(self) -> None:
-        # Where no core's cache holds the weights.
+        # The weights exceed every core's cache.
         layer = lltm.LSTM(3, 1024, bidirectional=True)
 
         def nodes(batch: int) -> int:

@@ -1,4 +1,4 @@
-"""The operators `layer` and `layer_step` of the modules: who sees them, and what they read."""
+"""Module operators `layer` and `layer_step`: interception and attributes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MODULES: dict[str, Make] = {
 
 
 def arguments(name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An input, and states whose strides run the other way."""
+    """An input, and states with reversed strides."""
     x, layers = torch.randn(6, B, INPUT), 3 if name == "layers" else 1
     h, c = torch.randn(2, H, B, layers).permute(0, 3, 2, 1)
     return (x[0], (h[0], c[0])) if name == "cell" else (x, (h, c))
 
 
-# ----- what takes part in a call is seen --------------------------------------
+# ----- Interception --------------------------------------
 
 
 class Functions(TorchFunctionMode):
@@ -116,11 +116,11 @@ def test_a_lazily_negated_tensor_is_read_right(name: str) -> None:
     )
 
 
-# ----- attributes are read as Python reads them --------------------------------
+# ----- Attributes --------------------------------
 
 
 def twice_the_weights(name: str) -> list[Any]:
-    """Modules whose weights are twice what is registered, each in another way."""
+    """Modules that double the registered weights, in several ways."""
     base, weights = CLASSES[name], WEIGHTS[name]
 
     class Twice(nn.Module):
@@ -163,7 +163,6 @@ def test_the_weights_are_what_the_attribute_is(name: str) -> None:
         torch.testing.assert_close(module(x, hx), plain(x, hx), rtol=0, atol=0)
 
 
-# Before the first call of a module.
 PATCHED = """
 import lltm, torch
 found = torch.nn.Module.__getattr__

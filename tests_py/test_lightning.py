@@ -1,4 +1,4 @@
-"""The layer in a training loop that others wrote: examples/lightning."""
+"""Lightning training loop: examples/lightning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import support
 EXAMPLE = support.ROOT / "examples" / "lightning" / "digits.py"
 
 
-@pytest.mark.slow  # another library's loop around the layer's everyday use
+@pytest.mark.slow  # another library's training loop
 @support.needs_extra("examples", "pytorch_lightning", "sklearn")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_lightning_trains_the_layer_on_digits(precision: str) -> None:
@@ -18,5 +18,5 @@ def test_lightning_trains_the_layer_on_digits(precision: str) -> None:
     assert result.returncode == 0, result.stderr
     accuracy = re.search(r"not seen in training: (0\.\d+)", result.stdout)
     assert accuracy is not None, result.stdout
-    # Chance is 0.1; what the example states depends on rounding, by a few digits of 360.
+    # Chance is 0.1; rounding affects a few digits.
     assert float(accuracy[1]) > 0.9

@@ -1,4 +1,4 @@
-"""lltm._C.forward and lltm._C.backward, the pair that the tutorial binds with pybind11."""
+"""lltm._C.forward and lltm._C.backward, as in the tutorial."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_forward_gives_the_step_and_what_it_is_made_of(dtype: torch.dtype, bias:
     torch.testing.assert_close(
         (i, o, g), (torch.sigmoid(z_i), torch.sigmoid(z_o), torch.nn.functional.elu(z_g))
     )
-    # From the pre-activations in float64: the kernel rounds none of what lies between.
+    # The kernel does not round intermediate values.
     z_i, z_o, z_g = gates.double().chunk(3, dim=1)
     c_next = a.c.double() + torch.sigmoid(z_i) * torch.nn.functional.elu(z_g)
     h_next = torch.sigmoid(z_o) * torch.tanh(c_next)
@@ -88,7 +88,7 @@ def test_help_shows_the_signature_and_the_shapes(function: str, names: tuple[str
     text = pydoc.plain(pydoc.render_doc(getattr(_C, function)))
     positions = [text.index(f"{name}: ") for name in names]
     assert positions == sorted(positions)
-    # As pybind11, as Python and as Python 3.14 write it.
+    # Formats of pybind11, Python, Python 3.14.
     assert re.search(r"-> (list\[torch\.Tensor\]|'list\[Tensor\]'|list\[Tensor\])", text)
     for shape in ("(B, H)", "(3H, H+I)", "(B, 3H)"):
         assert shape in text

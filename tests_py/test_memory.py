@@ -1,4 +1,4 @@
-"""Calls with ever new sizes: nothing may be kept of them."""
+"""Calls with new sizes must not accumulate memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print((rss() - before) // 1024)
 """
 
 
-# oneDNN, which compiled a kernel for every set of sizes, kept 20 to 50 KiB of a call in bfloat16.
+# oneDNN kept 20 to 50 KiB per set of sizes in bfloat16.
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -1,4 +1,4 @@
-"""The mutator (tests_cpp/mutants.py): one fault in one place, and the file as it was after it."""
+"""Mutation testing (tests_cpp/mutants.py)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_file_is_as_it_was_after_a_fault(
     assert mutants.try_fault(path, fault, {}) == killer
     assert seen == [PYTHON.replace("x < 3", "x <= 3")]
     assert path.read_text() == PYTHON
-    # What is no Python does not count.
+    # Invalid Python does not count.
     assert mutants.try_fault(path, mutants.Fault(0, 3, "dfe"), {}) == ""
     assert len(seen) == 1
     assert path.read_text() == PYTHON

@@ -1,4 +1,4 @@
-"""Which native library the package loads, and which module stands for lltm._C."""
+"""Selection of the native library and of lltm._C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def native_part(folder: Path) -> list[Path]:
 
 
 def copy_package(site: Path) -> Path:
-    """The installed package in another folder, with the native part for this torch alone."""
+    """Copies the package, with the native part for this torch only."""
     package = site / "lltm"
     source = Path(lltm.__file__).parent
     ignored = shutil.ignore_patterns("lib", "include", "_C.*.so", "torch*", "__pycache__")
@@ -84,8 +84,7 @@ for call in (
     else:
         raise SystemExit("no error")
 """
-# Imports the package of each folder in a fork: PyTorch, which takes most of the time, is imported
-# once. What a fork writes is in its folder.
+# Forks save importing PyTorch repeatedly. Output goes to the package's folder.
 IMPORTS = f"""
 import os, sys, traceback, torch
 for site in sys.argv[1:]:
@@ -107,7 +106,7 @@ for site in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By the name of a change: a folder with the package changed, and what its import said."""
+    """Folder with the changed package, and its import output."""
     folder = tmp_path_factory.mktemp("sites")
     for change in CHANGES:
         change(copy_package(folder / change.__name__))
@@ -129,7 +128,7 @@ def error(site: Path) -> str:
 @pytest.mark.xdist_group("native")
 class TestImport:
     def test_a_binding_that_cannot_be_loaded_is_an_error(self, sites: Path) -> None:
-        """Only one that is not there may be replaced."""
+        """Only a missing binding may be replaced."""
         expected = "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"
         assert error(sites / "broken_binding") == expected
 
@@ -161,7 +160,7 @@ class TestImport:
 
 @pytest.mark.parametrize("name", [n for n in _binding.__all__ if n != "ArgumentError"])
 def test_both_bindings_have_the_same_functions(name: str) -> None:
-    """The compiled one shows its signature in the first line of its docstring."""
+    """The compiled docstring starts with the signature."""
     replacement, doc = getattr(_binding, name), getattr(lltm._C, name).__doc__
     if support.COMPILED_BINDING:
         signature = doc.partition("\n")[0]

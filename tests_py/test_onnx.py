@@ -1,4 +1,4 @@
-"""torch.onnx.export of models that hold our modules, run by ONNX Runtime."""
+"""torch.onnx.export of models with lltm's modules, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("compilers")
 
 
 class Tagger(nn.Module):
-    """A model that holds a layer."""
+    """Model with a layer."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Tagger(nn.Module):
 
 
 class OneState(nn.Module):
-    """Both states are the same tensor."""
+    """Uses one tensor for both states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def features(*shape: int) -> Tensor:
 
 
 Case = tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[int, ...]]
-# A model, what makes its input, and the leading sizes of the example.
+# Model, input, example sizes.
 MODELS: dict[str, Case] = {
     "cell": (lambda: lltm.LLTMCell(3, 5), features, (4,)),
     "cell, no bias": (lambda: lltm.LLTMCell(3, 5, bias=False), features, (4,)),
@@ -74,7 +74,6 @@ MODELS: dict[str, Case] = {
     "one state, reverse": (OneState, features, (6, 4)),
 }
 STANDARD = {"", "ai.onnx"}
-# The others, whose options these have too, are slow tests.
 SOME = ("cell", "model, all options", "one state, reverse")
 
 
@@ -84,7 +83,7 @@ def each_of(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def operators(program: Any) -> set[tuple[str, str]]:
-    """Domain and name of everything that an exported model calls, also in the bodies of loops."""
+    """Domains and names of all calls, including loop bodies."""
     model = program.model_proto
     assert {opset.domain for opset in model.opset_import} <= STANDARD
     assert len(model.functions) == 0
@@ -98,7 +97,7 @@ def operators(program: Any) -> set[tuple[str, str]]:
 
 def assert_same(program: Any, module: nn.Module, *inputs: Tensor) -> None:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # the exporter leaves an unused constant behind
+    options.log_severity_level = 3  # the exporter leaves an unused constant
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
     names = [value.name for value in session.get_inputs()]
     found = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
@@ -148,7 +147,7 @@ def test_a_model_of_dynamic_length_is_a_scan(name: str) -> None:
         assert_same(program, module, inputs(*sizes))
 
 
-# With two states and parameters; others when asked for.
+# This cell has two states and parameters.
 QUICK = ("rsynaptic",)
 
 

@@ -1,4 +1,4 @@
-"""torch.library.opcheck for every operator: schema, autograd registration, fake tensors, AOT."""
+"""torch.library.opcheck of every operator."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """The same values with the strides of another order of dimensions."""
+    """The same values with the strides of transposed dimensions."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def every_other(tensor: Tensor) -> Tensor:
-    """The same values with gaps between the elements."""
+    """The same values with gaps between them."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
 def expanded(tensor: Tensor) -> Tensor:
-    """Rows of one value each, with stride 0."""
+    """Expands one value per row, with stride 0."""
     return tensor[..., :1].expand(tensor.shape)
 
 
@@ -68,13 +68,12 @@ PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
 }
 
-# Every dtype, and every layout.
 KINDS = [
     *((dtype, "contiguous") for dtype in DTYPES),
     *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
 ]
 PLAIN = (torch.float32, "contiguous")
-# The kinds that differ most from it: a dtype that is widened, strides in another order and of 0.
+# A widened dtype; reordered and zero strides.
 SOME_KINDS = (
     PLAIN,
     (torch.bfloat16, "contiguous"),
@@ -84,9 +83,11 @@ SOME_KINDS = (
 
 
 def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
-    """Each case in each kind, and with `saving`, with checkpoints too. Slow, but for the first case
-    in some kinds, every case in one, and checkpoints in two of those: what goes wrong in a graph is
-    a matter of the case, of the kind or of what is saved."""
+    """Tests cases, kinds and, if `saving`, activation checkpoints.
+
+    Fast: the first case in some kinds, all cases in one, checkpoints in two. Graph errors depend on
+    case, kind or saved values, not on combinations.
+    """
     first, *_ = cases
     some = (first, "packed gru")
     params = []
@@ -129,9 +130,9 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
     )
 
 
-# The kernels behind them have no derivative of their own, so arguments need none.
+# The kernels of these operators have no derivatives.
 
-# Which gradients are wanted, of input, h, c, weight_ih, weight_hh, bias_ih and bias_hh.
+# Required gradients of input, states, weights and biases.
 SOME = (True, False, True, False, True, True, False)
 OTHERS = tuple(not wanted for wanted in SOME)
 
@@ -200,7 +201,7 @@ def test_sequence_of_prepacked_weights(case: str, dtype: torch.dtype, layout: st
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prepack(dtype: torch.dtype, layout: str) -> None:
-    """But for fake tensors: what prepack gives depends on the machine."""
+    """The packed form depends on the CPU: no fake tensors."""
     weights = LAYOUTS[layout](support.cell_arguments((3, 2, 4), dtype).weights)
     utilities = ("test_schema", "test_autograd_registration")
     found = torch.library.opcheck(ops.prepack.default, ("lltm", weights), test_utils=utilities)

@@ -1,4 +1,4 @@
-"""The installed package: versions, paths, what it holds and what it links."""
+"""Installed package: versions, paths, contents, links."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_depends_on_the_minor_release_of_torch_it_was_built_against() -> None:
 
 
 def build_step(name: str = "torch_pin") -> Any:
-    """A module of python/ that is not part of the package."""
+    """A module in python/ that is not part of the package."""
     spec = importlib.util.spec_from_file_location(name, support.ROOT / f"python/{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -189,8 +189,10 @@ def test_every_python_file_of_the_source_is_installed() -> None:
 
 
 def test_the_rebuild_of_an_editable_install_installs_the_package(tmp_path: Path) -> None:
-    """It runs `cmake --install` without a component. To compile nothing, what is installed stands
-    for what would be built."""
+    """Runs `cmake --install` without a component.
+
+    Installed files replace the build output.
+    """
     settings = SettingsReader.from_file(support.ROOT / "pyproject.toml", state="editable").settings
     defines = [f"-D{name}={value}" for name, value in settings.cmake.define.items()]
     build, package = tmp_path / "build", tmp_path / "lltm"
@@ -296,7 +298,7 @@ def test_every_public_name_exists_and_is_documented(name: str) -> None:
     assert isinstance(value, str) or value.__doc__
 
 
-# DTensor takes most of a second to import.
+# DTensor is slow to import.
 IMPORT = """
 import sys, torch
 

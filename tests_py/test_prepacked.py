@@ -1,4 +1,4 @@
-"""Weights that are packed once: lltm.functional.prepack and lltm.PrepackedLLTM."""
+"""Prepacked weights: lltm.functional.prepack and lltm.PrepackedLLTM."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_neither_form_sees_what_is_done_to_the_other() -> None:
     packed = layer.prepack()
     x = torch.randn(3, 2, 5)
     before, _ = packed(x)
-    # A change through .data is one that no version counter tells of.
+    # .data does not update version counters.
     for parameter in layer.parameters():
         parameter.data.mul_(2)
     torch.testing.assert_close(packed(x)[0], before, rtol=0, atol=0)
@@ -132,7 +132,7 @@ def test_takes_the_place_of_the_layer_in_a_model(tmp_path: Path) -> None:
     model.prepack()
     torch.testing.assert_close(model(x), expected)
     assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
-    # Dropout stays out of it.
+    # No dropout.
     torch.testing.assert_close(model.train()(x), expected)
     assert model.rnn.training
     torch.testing.assert_close(model.eval()(x), expected)
@@ -187,11 +187,11 @@ def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> No
     with pytest.raises(error):
         convert(packed)
     torch.testing.assert_close(packed(x)[0], expected, rtol=0, atol=0)
-    # What changes nothing is none of that.
+    # Conversions to the same dtype and device are allowed.
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
-# ---- what is saved ----------------------------------------------------------
+# ---- saving -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -288,10 +288,9 @@ def test_its_text_names_its_sizes() -> None:
     )
 
 
-# ---- another machine --------------------------------------------------------
+# ---- another CPU ------------------------------------------------------------
 
-# Runs there what was packed here: by the bytes, and by a module that packs its weights again. And
-# packs there for here.
+# Simulates another CPU: runs weights and modules packed here, and packs weights for here.
 ELSEWHERE = """
 import sys, torch, lltm
 
@@ -315,7 +314,7 @@ torch.save(packed_there, there)
 def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     capability: str, tmp_path: Path
 ) -> None:
-    # What prepack makes there may have other bytes, or be the weights as they are.
+    # The other CPU may pack differently or not at all.
     cases: list[Any] = []
     for dtype in DTYPES:
         for quantised in (None, torch.qint8):
@@ -357,8 +356,7 @@ def test_is_compiled_and_exported_whole() -> None:
     program = torch.export.load(file)
     torch.testing.assert_close(program.module()(x), expected)
     core = program.run_decompositions(lltm.decompositions())
-    torch.testing.assert_close(core.module()(x), expected)  # whose operator stays
-    # Of the weights it holds the packed form alone.
+    torch.testing.assert_close(core.module()(x), expected)  # keeps the operator
     assert set(program.state_dict) == {"rnn.bias_l0", "head.weight", "head.bias"}
     assert [*program.constants] == ["rnn.packed_weights_l0"]
 

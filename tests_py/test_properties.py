@@ -1,7 +1,6 @@
-"""What holds for every form of every cell (forms.py): each property is one test here.
+"""Properties of every form of every cell (forms.py).
 
-Among the properties is what PyTorch's own tests (test/test_modules.py) check of every module of
-torch.nn, with the combinations of options that they try with nn.LSTM.
+They include the checks of PyTorch's test/test_modules.py, with its options for nn.LSTM.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def is_module(form: Form) -> bool:
 
 
 def is_our_module(form: Form) -> bool:
-    """Not one of lltm.reference, which has all but forward from ours."""
+    """Excludes lltm.reference, whose modules inherit all but forward."""
     return is_module(form) and not form.plain
 
 
@@ -61,7 +60,7 @@ def leaves(values: Values) -> Values:
 def gradients(
     results: list[Tensor], values: Values, cotangents: list[Tensor] | None = None
 ) -> Values:
-    """Of every value, for ones as the gradients of the results."""
+    """Gradients of every value, for output gradients of ones."""
     pairs = [
         (y, torch.ones_like(y) if cotangents is None else cotangents[k])
         for k, y in enumerate(results)
@@ -85,7 +84,7 @@ def test_agrees_with_plain_pytorch_and_leaves_its_arguments_alone(
         before = copy.deepcopy(s.values)
         versions = [value._version for value in s.values.values()]
         results = s.run(s.values)
-        if not form.quantised:  # test_int8.py says what that computes
+        if not form.quantised:  # test_int8.py tests its values
             assert_close(results, s.plain(s.values))
         assert [value._version for value in s.values.values()] == versions
         same(s.values, before)
@@ -134,8 +133,8 @@ def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
 
 @each_form(SINGLE_AND_DOUBLE, is_module)
 def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> None:
-    """Rows of a batch or of a packed sequence as without a batch; one alone as a batch of one."""
-    of_states = 1 if form.steps else 0  # which dimension is the batch's
+    """Compares batched, packed and unbatched calls."""
+    of_states = 1 if form.steps else 0  # batch dimension
     for s in filter(Sample.is_plain, form.each(dtype)):
         input, *hx = s.arguments(s.values)
         states = [s.values[name] for name in s.states] if hx else []
@@ -163,7 +162,7 @@ def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> Non
             assert_close(run(row, [state.select(of_states, k) for state in states]), expected)
 
 
-# ----- nothing to do ---------------------------------------------------------
+# ----- empty input -----------------------------------------------------------
 
 
 def check_shapes(form: Form, s: Sample, sizes: Sizes, results: list[Tensor]) -> None:
@@ -201,14 +200,14 @@ def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dty
     for s in form.each(dtype, sizes):
         values = leaves(s.values) if form.trainable else s.values
         _, *final = results = s.run(values)
-        # Without steps, a packed sequence shows how many rows it has by its order or a state.
+        # Without steps, only the order or a state determines the batch size.
         knows_rows = s.name != "packed" or not is_module(form)
         check_shapes(form, s, sizes if knows_rows else Sizes(steps=0, batch=0), results)
         for name, y in zip(s.states, final, strict=True):
             same(y, s.values.get(name, torch.zeros_like(y)))
             assert name not in values or form.plain or y.data_ptr() != values[name].data_ptr()
-        # Every result depends on every argument, as those of torch.nn.functional.linear do; but h_n
-        # of a projected layer is h_0 here.
+        # All results depend on all arguments, as in torch.nn.functional.linear; but h_n of a
+        # projected layer is h_0 here.
         depends = form.trainable and "proj" not in s.name
         for k in range(len(results) if depends else 0):
             y = s.run(values)[k]
@@ -244,11 +243,10 @@ def expanded(t: Tensor) -> Tensor:
 
 
 def of_one_value(t: Tensor) -> Tensor:
-    """With strides of 0, as sum().backward() makes gradients."""
+    """Stride 0, as in sum().backward()."""
     return t.flatten()[0].expand_as(t)
 
 
-# Those that PyTorch tries with its modules, and others.
 LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_value)
 
 
@@ -265,7 +263,7 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
             for form, _ in cases((torch.float32,), lambda form: not form.plain)
             for layout in LAYOUTS[2:]
         ),
-        # Modules pass views on to the operators, which read them.
+        # Modules pass views on to operators.
         *(
             (form, torch.bfloat16, layout)
             for form, _ in cases((torch.bfloat16,), lambda form: not is_module(form))
@@ -277,10 +275,10 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 def test_strides_of_arguments_and_of_gradients_are_followed(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """Of all tensors at once; of a function, of each alone too."""
+    """Strides all tensors together; for functions also each separately."""
 
     def results(s: Sample, values: Values, strided: set[str]) -> tuple[list[Tensor], Values]:
-        """With those arguments strided; and with "gradients" of the results."""
+        """Applies the layout to arguments or to "gradients"."""
         given = {
             name: (layout(value) if name in strided else value)
             .detach()
@@ -300,7 +298,7 @@ def test_strides_of_arguments_and_of_gradients_are_followed(
         everything = {*s.values, *(["gradients"] if form.trainable else [])}
         alone = [] if is_module(form) else [{name} for name in everything]
         for strided in (everything, *alone):
-            # The layouts of one value change the values too.
+            # Single-value layouts also change values.
             plain = {k: layout(v).contiguous() if k in strided else v for k, v in s.values.items()}
             found, expected = results(s, plain, strided), results(s, plain, set())
             if form.quantised:
@@ -342,16 +340,15 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
 def test_nan_and_infinity_spread_as_in_plain_pytorch(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
-    """From one element: the rows that it does not reach stay finite."""
+    """One element is NaN or infinite; unrelated batch elements stay finite."""
     for s in form.each(dtype, every=False):
         for name in s.values:
             values = dict(s.values)
-            # Refused; or, of a state that is 0 and of a product of weights, plain PyTorch makes NaN
-            # of what is multiplied otherwise.
+            # Rejected, or the reference has other NaNs from a zero state or multiplied weights.
             if "weight" in name and (form.quantised or s.has_reset or "proj_size" in s.options):
                 continue
             if form.quantised:
-                # Those that are quantised to 0 would make NaN of infinity.
+                # Weights quantized to 0 turn infinity into NaN.
                 for key in (key for key in values if "weight" in key):
                     values[key] = values[key] + values[key].sign() * values[key].abs().max() / 64
             values[name] = values[name].clone()
@@ -379,7 +376,6 @@ def test_each_gradient_is_the_same_alone_and_without_each_other(
                 name: value.clone().requires_grad_(name in wanted)
                 for name, value in s.values.items()
             }
-            # Of arguments that are no leaves.
             results = s.run(mapped(values, lambda value: 1 * value))
             torch.stack([y.square().sum() for y in results]).sum().backward()
             return {name: v.grad for name, v in values.items() if v.grad is not None}
@@ -387,7 +383,7 @@ def test_each_gradient_is_the_same_alone_and_without_each_other(
         everything = found(set(s.values))
         assert everything.keys() == s.values.keys()
         for name in s.values:
-            # Of several layers, all but one: that asks for each gradient often enough.
+            # With many values, request all gradients but one: enough calls for each.
             alone = [{name}] if len(s.values) <= 5 else []
             for wanted in (*alone, s.values.keys() - {name}):
                 expected = {key: everything[key] for key in s.values if key in wanted}
@@ -412,7 +408,7 @@ def test_no_graph_is_recorded_without_need(form: Form, dtype: torch.dtype) -> No
         assert_close(results, expected)
 
 
-# Second derivatives of layers take seconds; the LLTM's are always tested.
+# Their second derivatives are slow; the LLTM is always tested.
 SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
 
 
@@ -428,7 +424,7 @@ SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
     ids=id_of,
 )
 def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> None:
-    """The first ones of functions entry by entry, the others along random directions."""
+    """Functions are tested by entry, others along random directions."""
     fast = is_module(form) or order == 2
     check: Callable[..., bool] = torch.autograd.gradgradcheck
     options = {"check_fwd_over_rev": is_module(form)}
@@ -437,14 +433,13 @@ def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> 
         options = {"check_forward_ad": True}
     for s in form.each(torch.float64, Sizes(2, 2, 2, 3), every=False):
         names, values = list(s.values), list(leaves(s.values).values())
-        if order == 1:  # vmap draws no random numbers
+        if order == 1:  # vmap has no random numbers
             options["check_batched_forward_grad"] = is_module(form) and "dropout" not in s.name
 
         def function(*values: Tensor, s: Sample = s, names: list[str] = names) -> Any:
             return tuple(s.run(dict(zip(names, values, strict=True))))
 
         assert check(function, values, fast_mode=fast, check_batched_grad=True, **options)
-        # One parameter alone, the others and the arguments constant: the first, and the last.
         parameters = s.parameters()
         for alone in (parameters[0], parameters[-1]) if is_module(form) and order == 1 else ():
             given = [
@@ -458,7 +453,7 @@ def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> 
 def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
     form: Form, dtype: torch.dtype, lower: torch.dtype
 ) -> None:
-    """But float64 stays."""
+    """float64 is not cast."""
     computed = lower if dtype == torch.float32 else dtype
     for s in form.each(dtype, every=False):
         values = leaves(s.values)
@@ -471,7 +466,7 @@ def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
         found = gradients(results, values)
         assert {gradient.dtype for gradient in found.values()} == {dtype}
         wanted = mapped(gradients(expected, cast), lambda gradient: gradient.to(dtype))
-        # In float32 is added what each direction gives, and multiplied what projects h.
+        # Direction sums and projections use float32.
         rounded = ["input"] if s.options.get("bidirectional") else []
         rounded += found if "proj_size" in s.options else []
         eps = torch.finfo(lower).eps
@@ -545,14 +540,14 @@ def test_made_under_a_default_device_or_dtype_it_takes_that(form: Form, dtype: t
 
 @pytest.fixture(params=["set", "swap"])
 def conversion(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Conversions of a module set its parameters' data, or swap the parameters for new ones."""
+    """Makes a conversion set .data or swap parameters."""
     torch.__future__.set_swap_module_params_on_conversion(request.param == "swap")
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 def load(module: nn.Module, weights: Values) -> None:
-    """As torch.nn.LSTM, whose weak references forbid it, an RNNBase swaps none when it loads."""
+    """Weak references prevent swapping in an RNNBase."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(
         swaps and not isinstance(module, nn.RNNBase)
@@ -562,7 +557,7 @@ def load(module: nn.Module, weights: Values) -> None:
 
 
 @pytest.mark.usefixtures("conversion")
-@torch.no_grad()  # parameters that a graph holds can't be swapped
+@torch.no_grad()  # parameters in a graph can't be swapped
 @each_form(SINGLE_AND_DOUBLE, is_our_trainable_module)
 def test_it_computes_in_the_dtype_that_it_is_converted_to(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype, every=False):
@@ -585,7 +580,7 @@ def test_it_computes_in_the_dtype_that_it_is_converted_to(form: Form, dtype: tor
 def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype, every=False):
         weights, expected = copy.deepcopy(s.module.state_dict()), s.call()
-        if form.prepacked:  # stays where it was packed
+        if form.prepacked:  # stays on its device
             with pytest.raises(RuntimeError, match="expected to stay on device cpu, got meta"):
                 s.module.to("meta")
         else:
@@ -598,9 +593,7 @@ def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> 
         same(s.call(), expected)
 
 
-# ----- modules: copies, parameters, text -------------------------------------
-
-# What a module is beside what it computes is no matter of the dtype.
+# ----- modules: copies, parameters, repr -------------------------------------
 
 
 def _saved_and_loaded(module: nn.Module) -> nn.Module:

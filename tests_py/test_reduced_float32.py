@@ -1,4 +1,4 @@
-"""PyTorch's precision switch: float32 layers that multiply in bfloat16 where they are told to."""
+"""PyTorch's precision switch: float32 layers that multiply in bfloat16 on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import lltm
 
 RNN = torch.backends.mkldnn.rnn  # type: ignore[attr-defined]
 
-SHAPE = (6, 40, 24, 96)  # blocked; operands that are padded and, below, others that are not
+SHAPE = (6, 40, 24, 96)  # blocked; padded operands, unpadded below
 PADDED = (5, 33, 9, 70)
 
 HAS_PRODUCTS = torch.cpu._is_avx512_bf16_supported() and "ATEN_CPU_CAPABILITY" not in os.environ
@@ -31,7 +31,7 @@ def precision(place: Any, value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        place.fp32_precision = "none"  # as a place above it says; what it was would be that
+        place.fp32_precision = "none"  # inherits the outer setting, not its previous value
 
 
 def errors(results: Any, exact: Any) -> list[float]:
@@ -42,7 +42,7 @@ def errors(results: Any, exact: Any) -> list[float]:
     ]
 
 
-# Errors of a pre-activation move a jump of the derivative to other elements.
+# Pre-activation errors move the jumps of a derivative to other elements.
 WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 
 
@@ -50,7 +50,7 @@ WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 @pytest.mark.parametrize("cell", WITHOUT_JUMPS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
 def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
-    """With errors of that size, in forward and backward, and float32 results."""
+    """Errors are as large as in bfloat16; results are float32."""
     problem = Problem(cell, shape)
     leaves64 = problem.leaves(torch.float64)
     exact = problem.steps(leaves64)
@@ -97,7 +97,7 @@ def test_a_cpu_without_such_products_stays(capability: str) -> None:
 
 
 @needs_products
-@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # by mkldnn.flags
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # mkldnn.flags
 def test_where_it_is_set() -> None:
     x = torch.randn(6, 40, 24)
     usual = run_layer(x)
@@ -110,7 +110,7 @@ def test_where_it_is_set() -> None:
         assert torch.equal(run_layer(x), reduced)
         with precision(RNN, "ieee"):
             assert torch.equal(run_layer(x), usual)
-    # More exact than bfloat16, so no reason for it.
+    # TF32 is more exact than bfloat16.
     with precision(RNN, "tf32"):
         assert torch.equal(run_layer(x), usual)
     with precision(RNN, "bf16"), torch.backends.mkldnn.flags(enabled=False):

@@ -1,4 +1,4 @@
-"""lltm.reference, the definition, against the oracle and against lltm's modules."""
+"""Compares lltm.reference with the oracle and with lltm's modules."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_packed_sequence_is_the_oracle_s(
 
 
 class Record(TorchDispatchMode):
-    """Collects the operators that run."""
+    """Records operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

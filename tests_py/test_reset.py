@@ -1,9 +1,7 @@
-"""Resets, where the state of a row starts anew before a step, and recurrent masks, a factor of h
-where the GEMM of every step reads it.
+"""State resets before a step, and recurrent masks: factors of h in each step's GEMM.
 
-Of the library's cells and modules they are among the forms of test_properties.py, in every engine
-among the problems of tests_cpp/test_cells.cpp. Here: cells that users have written, derivatives of
-the mask, vmap, compilers and exporters.
+Covers custom cells, mask derivatives, vmap, compilers and exporters. See test_properties.py for
+built-in modules, tests_cpp/test_cells.cpp for engines.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ ops = torch.ops.lltm
     gates=("i", "f", "g"), reads={"i": "x"}, states={"m": 0.5, "n": -0.25}, parameters={"p": 0.1}
 )
 def own(z: Any, h: Tensor, m: Tensor, n: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two states that do not begin with zero, and h element by element."""
+    """Two states with nonzero initial values, and elementwise h."""
     i, f, g = torch.sigmoid(z.i), torch.sigmoid(z.f + p * h), torch.tanh(z.g)
     m_next = f * m + i * g
     n_next = 0.5 * n + 0.25 * m_next
@@ -45,8 +43,7 @@ CELLS = {**{name: name for name in support.CELLS}, **OWN}
 each_cell = pytest.mark.parametrize("cell", CELLS)
 each_custom_cell = pytest.mark.parametrize("cell", OWN)
 
-# (T, B, I, H): one step; few rows, of few steps and of many; blocks; rows and units that fill none;
-# nothing.
+# (T, B, I, H): one step; small batches; full and partial blocks; empty.
 SHAPES = (
     (1, 3, 4, 5),
     (1, 40, 8, 96),
@@ -59,7 +56,7 @@ SHAPES = (
 )
 LENGTHS = (9, 7, 7, 4, 3, 3, 1)
 
-# Of the largest value; results of one formula in another order.
+# Relative to the largest value.
 TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 2e-5,
@@ -69,8 +66,7 @@ TOLERANCE = {
 
 
 class Problem:
-    """Arguments of `sequence`, those of a PackedSequence where `shape` is LENGTHS: with resets of a
-    share of the rows, and with a mask."""
+    """Arguments with random resets and a mask; packed if `shape` is LENGTHS."""
 
     def __init__(
         self,
@@ -129,8 +125,10 @@ class Problem:
         return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """The definition: a step each, of a state that was set to what it begins with; with a mask,
-        of each row, by weights of its own."""
+        """Defines resets by single steps.
+
+        With a mask, each batch element has separate weights.
+        """
         x, h, c, weight_ih, weight_hh, *biases = tensors
         assert x is not None
         assert h is not None
@@ -216,7 +214,7 @@ def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
 
 @each_custom_cell
 def test_nothing_that_was_before_shows(cell: str) -> None:
-    """Not even NaN."""
+    """Not even NaN passes a reset."""
     for shape in ((6, 3, 4, 7), (6, 40, 9, 64)):
         problem = Problem(cell, shape, share=-1)
         problem.reset[3] = True
@@ -234,13 +232,13 @@ def test_nothing_that_was_before_shows(cell: str) -> None:
 @pytest.mark.parametrize("cell", [cell for cell in support.CELLS if not cell.endswith("relu")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8(cell: str, dtype: torch.dtype) -> None:
-    """The steps before a reset and those from it on, each alone."""
+    """Results equal separate calls before and after the reset."""
     problem = Problem(cell, (8, 5, 12, 40), dtype, share=-1)
     problem.reset[5] = True
     x, h, c, weight_ih, weight_hh, *biases = problem.tensors
     assert x is not None
     assert h is not None
-    x[2, 1, 3] = 1e6  # a row that cannot be quantised is computed once more
+    x[2, 1, 3] = 1e6  # not quantizable, so this sequence is recomputed
     packed = ops.prepack(problem.cell, weight_ih, weight_hh, dtype=torch.qint8)
 
     def run(part: Tensor, h: Tensor, c: Tensor | None, reset: Tensor | None = None) -> Any:
@@ -266,7 +264,7 @@ def test_layers_of_custom_cells() -> None:
     reset[:, 2] = True
     output, states = layer(x, reset=reset)
     before, _ = layer(x[:, :2])
-    after, last = layer(x[:, 2:])  # from the states' initial values
+    after, last = layer(x[:, 2:])  # from initial states
     torch.testing.assert_close(output, torch.cat([before, after], dim=1))
     for a, b in zip(states, last, strict=True):
         torch.testing.assert_close(a, b)
@@ -279,7 +277,7 @@ def test_layers_of_custom_cells() -> None:
 
 
 def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
-    """Rows and directions that are alike but for that."""
+    """Sequences and directions are identical except for the mask."""
     layer = lltm.GRU(4, 64, bidirectional=True, recurrent_dropout=0.5)
     state = layer.state_dict()
     layer.load_state_dict({name: state[name.removesuffix("_reverse")] for name in state})
@@ -301,7 +299,7 @@ def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
 
 @each_cell
 def test_derivatives(cell: str) -> None:
-    """Those of the mask too."""
+    """Includes mask derivatives."""
     problem = Problem(cell, (3, 2, 2, 2), torch.float64, share=0.3, masked=True)
     leaves = problem.leaves()
     given = [t for t in leaves if t is not None]
@@ -349,7 +347,7 @@ def test_vmap(shape: tuple[int, ...]) -> None:
 
 
 class Operator(nn.Module):
-    """Of a problem; with a mask that is given, so that no result depends on a generator."""
+    """A problem with a given mask, so that results do not depend on a generator."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -385,7 +383,7 @@ class TestGraphs:
         "backend",
         [
             pytest.param("aot_eager", id="aot"),
-            # Generates C++ of every step.
+            # Generates C++ for every step.
             pytest.param(lltm.inductor_decomposed, id="ours", marks=pytest.mark.slow),
         ],
     )
@@ -395,7 +393,7 @@ class TestGraphs:
         compiled = torch.compile(model, fullgraph=True, backend=backend)
         outputs = [m(problem.tensors[0], problem.reset, problem.mask) for m in (compiled, model)]
         torch.testing.assert_close(*outputs)
-        # Not of a cell's h or c that a program has no product of.
+        # Excludes unused weights of h or c.
         wanted = [p for p in model.parameters() if p.numel() > 0]
         of_compiled, expected = (
             torch.autograd.grad(y.square().sum(), wanted, allow_unused=True) for y in outputs

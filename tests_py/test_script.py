@@ -1,4 +1,4 @@
-"""torch.jit.script: layers, cells and models that hold them."""
+"""torch.jit.script of layers, cells and models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Model(nn.Module):
         self.cell = lltm.LLTMCell(5, 5)
         self.head = nn.Linear(5, 2)
 
-    # As text, "Tensor" would be unknown to TorchScript here.
+    # TorchScript cannot resolve "Tensor" here.
     def forward(self, x):  # type: ignore[no-untyped-def]
         output, (h, c) = self.rnn(x)
         h, c = self.cell(output[-1], (h[0], c[0]))
@@ -109,7 +109,7 @@ def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) 
     calls: list[nn.Module] = []
     model.rnn.register_forward_hook(lambda module, *_: calls.append(module))
     model(x, lengths)
-    assert len(calls) == 2  # hooks run as before
+    assert len(calls) == 2
     with pytest.raises(Exception, match=r"expected batch_sizes"):
         scripted.rnn.forward_packed(PackedSequence(rows.data, rows.batch_sizes.int()))
 
@@ -129,7 +129,7 @@ def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
     layer: Any, weights: torch.dtype | None
 ) -> None:
     if weights is not None and isinstance(layer, three_states.Layer):
-        return  # not bounded
+        return  # unbounded cell
     packed = layer.prepack(weights)
     scripted = script(packed)
     file = io.BytesIO()
@@ -141,7 +141,7 @@ def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
         same(dict(module.named_buffers()), dict(packed.named_buffers()), rtol=0, atol=0)
         same(module(x), packed(x), rtol=0, atol=0)
     assert b"LTMPACK" not in file.getvalue()
-    # In the place of what was scripted its parent has a module that is copied as it was.
+    # In the parent, script stores a replacement module, which can be copied.
     parent = nn.Sequential(packed)
     script(parent)
     for other in (
@@ -180,11 +180,10 @@ def test_a_scripted_model_trains() -> None:
     model = Model()
     scripted = script(model)
     x = torch.randn(6, 4, 3)
-    # Dropout is drawn anew in every call, until eval().
     assert not torch.equal(scripted(x), scripted(x))
     scripted.eval()
     model.eval()
-    for _ in range(3):  # TorchScript optimises a graph when it has seen it run
+    for _ in range(3):  # TorchScript optimizes after profiling runs
         torch.testing.assert_close(scripted(x), model(x))
         scripted.zero_grad()
         scripted(x).square().sum().backward()
@@ -194,7 +193,6 @@ def test_a_scripted_model_trains() -> None:
 
 
 def test_the_model_that_was_scripted_stays_what_it_was() -> None:
-    # torch.jit.script puts what it compiles in the place of the model's layers.
     model = Model()
     script(model)
     rows = pack_sequence([torch.randn(3, 3), torch.randn(1, 3)])

@@ -1,6 +1,6 @@
-"""A whole sequence: lltm.functional.sequence, dense and packed, in both directions.
+"""lltm.functional.sequence, dense and packed, in both directions.
 
-At more sizes, of every cell, and by each engine: tests_cpp/test_cells.cpp.
+tests_cpp/test_cells.cpp covers more sizes, cells and engines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lltm
 @pytest.mark.parametrize("shape", SEQUENCE_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
-    """Every shape and every dtype in both directions, though not with each other."""
+    """Covers each shape and each dtype, not all combinations."""
     reverse = (SEQUENCE_SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     support.check_accuracy(
         support.sequence_outputs, lambda: sequence_arguments(shape, dtype, reverse=reverse)
@@ -50,7 +50,7 @@ def test_a_batch_first_layer_gives_what_the_other_gives(batch: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_steps_that_reach_no_row_add_nothing_to_gradients(dtype: torch.dtype) -> None:
-    """Of many rows, so that they are a chunk of their own."""
+    """The batch is large enough for separate chunks."""
     a = support.sequence_arguments((1, 600, 5, 16), dtype)
     x = torch.randn(1200, 5, dtype=dtype)
     gradients = []

@@ -1,4 +1,4 @@
-"""Checkpoints: names, the tutorial's bias of shape (1, 3H), safetensors."""
+"""Checkpoint files: names, the tutorial's bias (1, 3H), safetensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import lltm
 
 
 def test_a_checkpoint_of_the_tutorial_s_module_loads() -> None:
-    # The tutorial: weights (3H, I+H), bias (1, 3H).
     checkpoint = OrderedDict(weights=torch.randn(15, 8), bias=torch.randn(1, 15))
     cell = lltm.LLTMCell(3, 5)
     assert not any(cell.load_state_dict(checkpoint))

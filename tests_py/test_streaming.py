@@ -32,13 +32,13 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
         for chunk in x.split(CHUNKS):
             output, state = run(chunk, state)
             outputs.append(output)
-    # The same numbers, summed in the same order, but for the rows that a product has at once.
+    # Only GEMM row counts differ.
     tolerance = 20 * torch.finfo(dtype).eps
     torch.testing.assert_close(torch.cat(outputs), whole, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(state, last, rtol=tolerance, atol=tolerance)
 
 
-# The oracle of float64 takes long, and so do plain products of float16.
+# The float64 oracle and float16 reference GEMMs are slow.
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -50,8 +50,7 @@ def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
 )
 def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     def draw() -> Arguments:
-        # With weights of the usual size the state is chaotic: over so many steps it amplifies any
-        # rounding error without bound.
+        # With usual weights the state is chaotic: rounding errors grow without bound.
         a = support.sequence_arguments((1000, 8, 8, 33), dtype)
         assert a.bias is not None
         return replace(a, weights=a.weights / 8, bias=a.bias / 8)
@@ -59,8 +58,7 @@ def test_is_accurate_over_a_thousand_steps(dtype: torch.dtype) -> None:
     support.check_accuracy(support.sequence_outputs, draw)
 
 
-# Prints of each work by how many MiB the process grows from the end of its first part to that of
-# the second, which is the same once more.
+# Growth in MiB between two identical parts of the work.
 GROWTH = """
 import random, sys, torch, lltm
 from torch.nn.utils.rnn import pack_sequence
@@ -108,6 +106,6 @@ def test_memory_stays_constant() -> None:
     run = support.run_python("-c", GROWTH)
     assert run.returncode == 0, run.stderr
     growth = {work: float(mib) for work, mib in map(str.split, run.stdout.splitlines())}
-    # A kernel compiled for each number of rows would take 30 MiB and more.
+    # One kernel per batch size would take at least 30 MiB.
     assert growth.keys() == {"stream", "lengths", "slices"}
     assert max(growth.values()) < 10, growth

@@ -1,7 +1,6 @@
-"""Modules that torch.nn has too, beside those, and lltm.replace_.
+"""Modules that torch.nn has too, and lltm.replace_.
 
-What holds for the modules of every cell is in test_properties.py; what compilers and exporters make
-of these is in test_compile.py and test_export.py, by support.MODULES.
+See test_properties.py for other modules; test_compile.py and test_export.py use support.MODULES.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import lltm
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741
 
-# The library's that torch.nn has too.
 BOTH: dict[str, tuple[Any, Any]] = {
     name: (getattr(lltm, name), getattr(nn, name))
     for name in lltm.reference.__all__
@@ -38,7 +36,7 @@ each_module = pytest.mark.parametrize("name", BOTH)
 
 
 def pair(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
-    """Ours and torch's, with the same parameters."""
+    """lltm's and torch's module with equal parameters."""
     ours, theirs = (make(I, H, **options, dtype=dtype) for make in BOTH[name])
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
@@ -54,7 +52,7 @@ def input_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def values(tree: Any) -> list[Tensor]:
-    """The tensors that carry values; of a PackedSequence the rows."""
+    """Tensors with values; the data of a PackedSequence."""
     if isinstance(tree, PackedSequence):
         return [tree.data]
     if isinstance(tree, Tensor):
@@ -63,7 +61,7 @@ def values(tree: Any) -> list[Tensor]:
 
 
 def results_and_gradients(module: nn.Module, *arguments: Any) -> list[Tensor]:
-    """With every gradient of all that is differentiable."""
+    """Results, and all gradients."""
     leaves = [*values(arguments), *module.parameters()]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -73,7 +71,7 @@ def results_and_gradients(module: nn.Module, *arguments: Any) -> list[Tensor]:
     return [*(y.detach() for y in results), *found]
 
 
-# ----- what they are ----------------------------------------------------------
+# ----- structure --------------------------------------------------------------
 
 OPTIONS: list[dict[str, Any]] = [
     {"num_layers": layers, "bidirectional": both, "batch_first": first, "bias": bias}
@@ -197,7 +195,7 @@ P = 2
 
 
 def projected(kind: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments."""
+    """Arguments of a projected LSTM."""
     x, *rest = arguments("LSTM", kind, options)
     return (x, *((h[..., :P].contiguous(), c) for h, c in rest))
 
@@ -219,7 +217,7 @@ def test_with_a_projection_it_is_torch_nn_s_in_every_combination_of_options(kind
             assert torch.equal(last, h_n[-1])
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])  # PyTorch's kernels take two, the engines three
+@pytest.mark.parametrize("steps", [1, 2, 3])  # PyTorch kernels for two, lltm engines for three
 def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
     ours, theirs = (
         make(I, 40, proj_size=P, bidirectional=True, dtype=torch.float64) for make in BOTH["LSTM"]
@@ -229,7 +227,7 @@ def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
     hx = (torch.randn(2, B, P).double(), torch.randn(2, B, 40).double())
     assert_close(results_and_gradients(ours, x, hx), results_and_gradients(theirs, x, hx))
     assert_close(results_and_gradients(ours, x), results_and_gradients(theirs, x))
-    single = ours.float()(x.float())[0]  # PyTorch's kernels would warn of oneDNN
+    single = ours.float()(x.float())[0]  # avoids PyTorch's oneDNN warning
     assert_close(single, theirs(x)[0].float(), rtol=0, atol=1e-5)
 
 
@@ -269,7 +267,7 @@ def test_with_a_projection_a_prepacked_form_in_int8_is_close_and_saved() -> None
     other.load_state_dict(packed.state_dict())
     assert_close(values(other(x, hx)), found, rtol=0, atol=0)
     assert "proj_size=16" in repr(packed)
-    with torch.autocast("cpu"):  # does nothing to a prepacked layer
+    with torch.autocast("cpu"):  # no effect on a prepacked layer
         assert_close(values(packed(x, hx)), found, rtol=0, atol=0)
     state = {**packed.state_dict(), "weight_hr_l0": torch.zeros(15, 64)}
     with pytest.raises(RuntimeError, match=r"size mismatch for weight_hr_l0"):
@@ -369,7 +367,7 @@ def test_gradients_of_each_sample_and_tangents_are_torch_nn_s(name: str) -> None
 def test_under_autocast_the_state_decides_of_no_dtype(
     name: str, given: torch.dtype, state: torch.dtype | None
 ) -> None:
-    """docs/drop-in.md says what torch.nn's modules do."""
+    """docs/drop-in.md describes torch.nn's behavior."""
     ours, theirs = pair(name, torch.float32)
     shape = [1, B] if name in LAYERS else [B]
     hx = None if state is None else states(name, *shape, dtype=state)
@@ -400,7 +398,7 @@ def test_torch_jit_script_compiles_them(name: str) -> None:
 
 
 class Model(nn.Module):
-    """Both kinds of modules, as a model of torch.nn has them."""
+    """Has both kinds of modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,7 +458,7 @@ def with_forward_of_its_own() -> nn.Module:
 
 
 def sharded() -> nn.Module:
-    """A module as fully_shard makes it, without the processes that this needs."""
+    """Changes the module's class like fully_shard."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     module = nn.LSTM(I, H)
     module.__class__ = type("FSDPLSTM", (fsdp.FSDPModule, nn.LSTM), {})

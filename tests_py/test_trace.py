@@ -1,4 +1,4 @@
-"""A cell's Python function and the text of its program: same results, same gradients."""
+"""A cell's Python function against its program: results and gradients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lltm_cell(z: Any, c: Tensor) -> Any:
 
 
 def built_in(name: str) -> tuple[Callable[..., Any], dict[str, Any], int]:
-    """A cell of the library by the equations of lltm.reference: an entry of CELLS."""
+    """A built-in cell from lltm.reference, as an entry of CELLS."""
     gates_x, gates_h, function, *_ = lltm.reference._EQUATIONS[name]
     _, _, states, *_, saved = torch.ops.lltm._cell(name)
 
@@ -148,7 +148,7 @@ def zoo(z: Any, c: Tensor) -> Any:
 
 PEEPHOLES = {"p_i": 0.1, "p_f": torch.nn.init.zeros_, "p_o": -0.5}
 
-# Saved values: as the built-in cells', and as few as can be.
+# Cells with the minimal number of saved values.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
     "cifg": (cifg, {"gates": 3}, 5),
@@ -169,7 +169,7 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 def check(
     function: Callable[..., Any], reference: Callable[..., Any] | None = None, **options: Any
 ) -> Program:
-    """The program's results and gradients, in float64, beside autograd's of the reference."""
+    """Compares the program with autograd, in float64."""
     program = trace(function, **options)
     names = [*inspect.signature(function).parameters][1:]
     z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
@@ -202,7 +202,7 @@ def check(
 
 
 def check_names(program: Program) -> None:
-    """Each name is assigned once, before it is used; backward calls no expensive function."""
+    """Names are assigned once, before use; backward calls no expensive function."""
     inputs = {*(f"z.{gate}" for gate in program.gates), *program.states, *["h"] * program.reads_h}
     results = {f"{name}'" for name in ("h", *program.states)}
     sections = program.text.partition("\nforward\n")[2].removesuffix("\nend\n")
@@ -278,7 +278,7 @@ def test_functions(name: str) -> None:
 
 
 def test_hardsigmoid() -> None:
-    """ATen's derivative multiplies by 1/6 in float32."""
+    """ATen's derivative uses 1/6 in float32."""
     check(
         lambda z: F.hardsigmoid(3 * z[0]),
         lambda z: torch.clamp(3 * z[0] + 3, 0, 6) / 6,
@@ -288,7 +288,7 @@ def test_hardsigmoid() -> None:
 
 
 def test_spikes_of_float32() -> None:
-    """Whose gradients autograd rounds to float32, and the program does not."""
+    """Only autograd rounds these gradients to float32."""
     check(
         lambda z: SpikeInFloat32.apply(z[0] - z[1]) * z[1],  # type: ignore[no-untyped-call]
         lambda z: spike(z[0] - z[1]) * z[1],
@@ -326,7 +326,7 @@ def test_text() -> None:
 
 
 def test_decisions_survive_rounding() -> None:
-    """What a comparison decides is saved where rounded operands would decide otherwise."""
+    """A comparison that rounded operands would change is saved."""
 
     def cell(z: Any, c: Tensor) -> Any:
         return torch.where(z[0] > 0.3, 2 * z[0] * c, z[0] - c), torch.maximum(z[0], c)
@@ -345,7 +345,7 @@ def test_decisions_survive_rounding() -> None:
 
 
 def test_constants_of_float32_are_said() -> None:
-    """Once, whatever asks for them again."""
+    """Warns once."""
     expected = r"0\.30000001192092896 in torch.float32.*\n.*test_trace"
     with pytest.warns(UserWarning, match=expected) as warned:
         trace(lambda z: z[0] * torch.tensor(0.3) * z[0], gates=1, name="cell")
@@ -377,7 +377,7 @@ def in_place(z: Any, c: Tensor) -> Any:
     return c, c
 
 
-# Of functions of z with one gate, the operation that the error names.
+# Functions with one gate, by reported operation.
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "a unit does not see others, got aten::native_layer_norm": lambda z: F.layer_norm(z[0], (1,)),
     "no matrix products but a step's own.*aten::mm": lambda z: (
@@ -451,7 +451,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("match", OF_SIZES)
 def test_what_depends_on_sizes_or_positions_is_no_constant(match: str) -> None:
-    """With the operation and the line."""
+    """The message reports the operation and line."""
     expected = f"^lltm::cell: wrong: expected .*{match}.*\n  .*test_trace.py:"
     with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
         trace(OF_SIZES[match], gates=1, name="wrong")
@@ -509,7 +509,7 @@ def test_no_rounding_mode_is_none() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_compiled_functions() -> None:
-    """Are traced, not what they were compiled to; a cell made in one is an error that says so."""
+    """The original function is traced; creating a cell inside a compiled function is an error."""
     compiled = torch.compile(lltm_cell, backend="aot_eager")
     assert trace(compiled, gates=3, name="lltm_cell") == trace(lltm_cell, gates=3)
 

@@ -29,13 +29,13 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass
 class Case:
-    """A module, and inputs for it: `inputs[k]` is one sample, the results are flat tuples."""
+    """A module and inputs: `inputs[k]` is one sample, results are flat tuples."""
 
     module: nn.Module
     inputs: Tensor
-    # Of the parameters and one sample.
+    # Function of the parameters and one sample.
     run: Callable[[Parameters, Tensor], tuple[Tensor, ...]]
-    calls: int  # of an operator, for one sample
+    calls: int  # operator calls per sample
 
     @property
     def parameters(self) -> Parameters:
@@ -46,7 +46,7 @@ class Case:
         return sum((y.square().sum() for y in results), torch.zeros((), dtype=sample.dtype))
 
     def like(self) -> nn.Module:
-        """The same with other values."""
+        """Same shapes, other values."""
         other = type(self.module)(**self.arguments)
         return other.to(self.inputs.dtype)
 
@@ -110,7 +110,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def stacked(results: list[Any]) -> Any:
-    """Samples one by one, as vmap gives them."""
+    """Calls samples one by one, and stacks results like vmap."""
     return torch.utils._pytree.tree_map(lambda *ys: torch.stack(ys), *results)
 
 
@@ -303,7 +303,7 @@ def test_vjp_and_jvp_agree(case: Case) -> None:
 
 
 def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The same function of one sample in plain PyTorch."""
+    """The same function with lltm.reference."""
     reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
     plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
     plain.load_state_dict(case.module.state_dict())
@@ -351,7 +351,7 @@ def test_gradients_of_an_ordinary_call_can_carry_tangents(name: str) -> None:
     def pull_back(y: Tensor) -> Tensor:
         return torch.autograd.grad(output, x, y, retain_graph=True)[0]
 
-    # The gradient is linear in what flows back.
+    # The gradient is linear in the output gradient.
     results = jvp(pull_back, (cotangent,), (tangent,))
     torch.testing.assert_close(results, (pull_back(cotangent), pull_back(tangent)))
     with forward_ad.dual_level():
@@ -404,13 +404,13 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
 
     primals = (a.input, state, a.weights)
     results, tangents, *_ = jvp(run, primals, primals)
-    # The final states are the initial ones; nothing else counts.
+    # The final states are the initial states, so only these contribute.
     assert [t.shape for t in tangents] == [y.shape for y in results] == [(0, 2, H), (2, 2, H)]
     torch.testing.assert_close(tangents[1], state)
     _, pull_back, *_ = vjp(run, *primals)
     gradients = pull_back((results[0], state))
     torch.testing.assert_close(gradients, (a.input, state, torch.zeros_like(a.weights)))
-    # The output is empty and yet has a gradient.
+    # An empty output still has a gradient.
     weights = a.weights.clone().requires_grad_()
     with forward_ad.dual_level():
         output, _ = run(forward_ad.make_dual(a.input, a.input), state, weights)
@@ -426,7 +426,7 @@ def test_a_sequence_of_no_steps_has_derivatives_of_every_kind() -> None:
 def test_a_sequence_of_no_steps_depends_on_every_argument(
     implementation: Any, kind: str, checkpoint_steps: int
 ) -> None:
-    """On the composite path too, which runs in a transform."""
+    """Includes the ATen fallback of transforms."""
     a = support.sequence_arguments((0, 4, 3, 5), torch.float64, reverse=kind == "reverse")
     if kind == "packed":
         none = torch.zeros(0, dtype=torch.int64)
@@ -446,7 +446,7 @@ def test_a_sequence_of_no_steps_depends_on_every_argument(
     assert torch.equal(gradient, torch.ones_like(a.h))
 
 
-# ----- what cannot be --------------------------------------------------------
+# ----- unsupported -----------------------------------------------------------
 
 
 def test_batch_sizes_of_each_sample_are_refused() -> None:

@@ -1,6 +1,6 @@
-"""Mistakes that published versions of this cell made, one test each.
+"""Bugs of published versions of this cell.
 
-What only a GPU shows (grid dimensions, streams, launch checks) is tested where one is.
+test_cuda.py has GPU bugs: grid dimensions, streams, launch checks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 import lltm
 
-# Pre-activations that overflow exp in float16, float32 and float64, and everything around 0.
+# Around 0, and beyond exp overflow in all dtypes.
 LARGE = (0.0, 1e-30, 1.0, 15.0, 17.0, 88.0, 89.0, 104.0, 710.0, 746.0, 1e4)
 
 
 def cell_of_pre_activations(z: Tensor) -> Arguments:
-    """A cell of H = 1 whose three gates all get the pre-activation z, (B)."""
+    """Cell of H = 1 whose three gates have pre-activation z (B)."""
     zeros = torch.zeros(len(z), 1, dtype=z.dtype)
     return Arguments(
         input=z.unsqueeze(1),
@@ -33,7 +33,7 @@ def cell_of_pre_activations(z: Tensor) -> Arguments:
 
 
 def results(outputs: support.Outputs, implementation: object, a: Arguments) -> list[Tensor]:
-    """Outputs, and gradients of their sum."""
+    """Outputs and their gradients."""
     leaves = a.leaves()
     ys = outputs(implementation, leaves)
     gradients = torch.autograd.grad(ys, leaves.tensors(), [torch.ones_like(y) for y in ys])
@@ -48,7 +48,7 @@ def is_finite_and_accurate(outputs: support.Outputs, a: Arguments) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_pre_activations_give_no_nan(dtype: torch.dtype) -> None:
-    # mask * exp(z) is 0 * inf = NaN above z = 88 in float32.
+    # In float32, mask * exp(z) is 0 * inf = NaN above z = 88.
     z = torch.tensor([*LARGE, *(-z for z in LARGE)], dtype=dtype)
     is_finite_and_accurate(support.cell_outputs, cell_of_pre_activations(z))
 
@@ -62,7 +62,7 @@ def test_large_pre_activations_in_a_sequence_give_no_nan(dtype: torch.dtype) -> 
 
 
 def test_small_differences_survive_in_float64() -> None:
-    # float-only fminf or fmaxf would round them away, and gradcheck would fail.
+    # float-only fminf or fmaxf would round these values.
     a = cell_of_pre_activations(
         torch.tensor([1e-12, -1e-12, 1.0, 1.0 + 1e-12], dtype=torch.float64)
     )
@@ -77,7 +77,7 @@ def test_small_differences_survive_in_float64() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_derivative_of_elu_at_0_is_1(dtype: torch.dtype) -> None:
     a = cell_of_pre_activations(torch.zeros(1, dtype=dtype))
-    # c' = c + sigmoid(z) elu(z): at 0 the derivative is sigmoid(0) * 1 + sigmoid'(0) * 0.
+    # For c' = c + sigmoid(z) elu(z), the derivative at 0 is sigmoid(0) * 1 + sigmoid'(0) * 0.
     leaves = a.leaves()
     _, c = support.cell_outputs(lltm.functional, leaves)
     assert float(torch.autograd.grad(c.sum(), leaves.input)[0]) == 0.5
@@ -96,7 +96,7 @@ def test_the_gradient_of_the_bias_has_the_shape_of_the_bias(outputs: support.Out
 
 
 def test_a_batch_larger_than_a_grid_dimension_works() -> None:
-    # CUDA grids hold 65 535 in y and z; here the row count is only large.
+    # CUDA grids are limited to 65,535 in y and z.
     a = support.cell_arguments((70_000, 1, 2), torch.float64)
     ours = results(support.cell_outputs, lltm.functional, a)
     torch.testing.assert_close(ours, results(support.cell_outputs, lltm.reference, a))

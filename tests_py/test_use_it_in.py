@@ -1,4 +1,4 @@
-"""Other libraries with the code of docs/use-it-in.md, each beside itself without it."""
+"""Code of docs/use-it-in.md compared with the libraries' own layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # other l
 
 
 def defined_in(file: str, folder: Path) -> dict[str, Any]:
-    """What the block of the page that is this file defines."""
+    """Names that this file in the page defines."""
     match = re.search(
         rf"^```python\n(# {re.escape(file)}\n.*?)^```$", PAGE.read_text(), re.M | re.S
     )
@@ -34,7 +34,7 @@ def defined_in(file: str, folder: Path) -> dict[str, Any]:
 
 @support.needs_extra("examples", "sb3_contrib")
 def test_stable_baselines3(tmp_path: Path) -> None:
-    """The policy computes what sb3-contrib's does by its loop, and trains."""
+    """Compares with sb3-contrib's loop, and trains."""
     from sb3_contrib import RecurrentPPO
     from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
@@ -63,7 +63,7 @@ def test_stable_baselines3(tmp_path: Path) -> None:
 
 @support.needs_extra("examples", "torchrl")
 def test_torchrl(tmp_path: Path) -> None:
-    """The module computes what torchrl's does with episodes that are split and padded."""
+    """Compares with torchrl's split and padded episodes."""
     from tensordict import TensorDict
     from torchrl.modules import GRUModule, set_recurrent_mode
 
@@ -92,7 +92,7 @@ def test_torchrl(tmp_path: Path) -> None:
 @support.needs_extra("examples", "torchrl")
 @pytest.mark.parametrize("count", [1, 2])
 def test_torchrl_in_an_environment(count: int, tmp_path: Path) -> None:
-    """The steps of one environment, and of several, are those of the rollout as a whole."""
+    """Single steps match the rollout."""
     from torchrl.envs import GymEnv, SerialEnv
     from torchrl.modules import set_recurrent_mode
 
@@ -107,7 +107,7 @@ def test_torchrl_in_an_environment(count: int, tmp_path: Path) -> None:
             60, lambda td: environment.rand_action(module(td)), break_when_any_done=False
         )
     assert rollout.shape == ((60,) if count == 1 else (count, 60))
-    assert rollout["is_init"].sum() > count  # episodes ended
+    assert rollout["is_init"].sum() > count  # some episodes ended
     expected = rollout["embedding"].clone()
     with set_recurrent_mode(True):
         output = module(rollout)["embedding"]
@@ -119,7 +119,7 @@ def test_torchrl_in_an_environment(count: int, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="pyqlib has no packages for this Python")
 @support.needs_extra("examples", "qlib")
 def test_qlib(tmp_path: Path) -> None:
-    """Made from a configuration, the model trains and predicts as qlib's does."""
+    """A configured model matches qlib's."""
     import numpy as np
     import pandas as pd
     from qlib.utils import init_instance_by_config
@@ -151,11 +151,11 @@ def test_qlib(tmp_path: Path) -> None:
 
 
 def test_pyannote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network computes what it does with an LSTM of torch.nn."""
+    """Compares with torch.nn.LSTM."""
     monkeypatch.setenv("PYANNOTE_METRICS_ENABLED", "0")
     try:
         from pyannote.audio.core.task import Problem, Resolution, Specifications
-    except (ImportError, OSError) as error:  # of torchaudio, without CUDA's libraries
+    except (ImportError, OSError) as error:  # torchaudio without CUDA libraries
         pytest.skip(f"no pyannote.audio that can be imported: {error}")
     model = defined_in("pyannote_segmentation.py", tmp_path)["segmentation"](lstm={"num_layers": 2})
     model.specifications = Specifications(

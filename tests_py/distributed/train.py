@@ -1,8 +1,8 @@
-"""Trains the layer in two processes and compares with one; test_distributed.py starts it:
+"""Trains the layer in two processes and compares with one process; used by test_distributed.py:
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 train.py FOLDER
 
-FOLDER takes the checkpoints. Every check runs in both processes, and any failure ends them all.
+Checkpoint files are stored in FOLDER. Both processes run all checks; any failure ends both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UPDATES = 6
 
 
 class Model(nn.Module):
-    """Both kinds of module, every option of the layer that changes what runs."""
+    """Both kinds of module, with all layer options that affect execution."""
 
     def __init__(self, cell: str) -> None:
         super().__init__()
@@ -81,9 +81,9 @@ def train(
     last: Callable[[bool], contextlib.AbstractContextManager[None]] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[float]:
-    """Losses over all processes, by update; `parts` backward passes to an update.
+    """Returns the losses over all processes, by update, of `parts` backward passes each.
 
-    `last(False)` surrounds the backward passes that are not the last of an update.
+    `last(False)` surrounds the backward passes other than the last in an update.
     """
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.05)
     losses = []
@@ -102,7 +102,7 @@ def train(
 
 
 def same(result: Any, expected: Any) -> None:
-    # In float64: only sums over the batch are taken in another order.
+    # Only the order of batch sums differs.
     torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -149,7 +149,7 @@ def check_fsdp(make: Make, expected: list[float]) -> None:
 
 
 def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
-    """Half of the updates, a checkpoint, and the other half by a model that begins elsewhere."""
+    """Resumes from a checkpoint after half of the updates, in a differently initialized model."""
 
     def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -178,7 +178,6 @@ def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
     rest = train(model, mine(x), mine(y), UPDATES - half, optimizer=optimizer)
     same(rest, expected[half:])
 
-    # One process reads what two have written.
     plain = {name: torch.empty_like(p) for name, p in make()[0].state_dict().items()}
     state_dict_loader.load({"model": plain}, checkpoint_id=folder, no_dist=True)
     one, x, y = make()
@@ -187,7 +186,7 @@ def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
 
 
 def check_dtensor(make: Make, checkpoint_steps: int) -> None:
-    """Input sharded over the batch, parameters replicated: no process sees another's rows."""
+    """Shards the input over the batch: processes exchange no batch elements."""
     mesh: DeviceMesh = init_device_mesh("cpu", (WORLD,))
     model, x, _ = make()
     model.layer.checkpoint_steps = checkpoint_steps
@@ -201,15 +200,14 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     parallel.zero_grad()
 
     def frozen() -> None:
-        """The same calls with fewer gradients wanted."""
+        """Makes calls that require fewer gradients."""
         x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
         parallel.requires_grad_(False)
         parallel(x_only).square().sum().backward()
         assert isinstance(x_only.grad, DTensor)
         same(x_only.grad.full_tensor(), expected_x.grad)
 
-    # Before the calls below and after them: what DTensor remembers of the one is not to be
-    # taken for the other.
+    # DTensor's caches must not confuse these calls with the calls below.
     frozen()
     parallel.requires_grad_(True)
     sharded_x = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
@@ -223,7 +221,7 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     for state, whole in zip(tree_leaves(states), tree_leaves(expected_states), strict=True):
         same(state.full_tensor(), whole)
 
-    # Nor on the way back: what is summed over the batch is left to whoever wants the sum.
+    # Backward does not communicate either: sums over the batch remain partial.
     loss = result.square().sum()
     with CommDebugMode() as communication:
         loss.backward()
@@ -237,11 +235,11 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
 
     frozen()
 
-    # Sharded in another way, or not at all, it runs replicated.
+    # Other placements run replicated.
     for placement in (Replicate(), Shard(1), Shard(2)):
         other_x = distribute_tensor(x, mesh, [placement])
         same(parallel(other_x).full_tensor(), expected.detach())
-    # So does a packed sequence, whose batch_sizes are no DTensor.
+    # Packed sequences run replicated too: batch_sizes is not a DTensor.
     rows = pack_sequence([x[0], x[1, :4], x[2, :2]])
     packed = PackedSequence(distribute_tensor(rows.data, mesh, [Shard(0)]), rows.batch_sizes)
     with implicit_replication():
