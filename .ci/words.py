@@ -19,8 +19,9 @@ PARTS = {
     "docs": ("*.md", "docs/*.md", "examples/*.md"),
     "python": ("python/lltm/*.py",),
     "cpp": ("cpp/*.h", "cpp/*.cpp", "cpp/*.cu"),
+    "tests": ("tests_py/*.py", "tests_cpp/*.py", "tests_cpp/*.h", "tests_cpp/*.cpp"),
 }
-# Per 1,000 words. In C++ "one" is nearly always a number: one step, one GEMM.
+# Per 1,000 words. In sources "one" is nearly always a number: one step, one GEMM.
 LIMITS = {"what": (1, PARTS), "one": (3, ("docs", "python")), "of": (33, PARTS)}
 VERBS = "quanti|initiali|vectori|optimi|normali|speciali|paralleli|seriali|recogni"
 AVOIDED = re.compile(

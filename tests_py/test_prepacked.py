@@ -297,14 +297,14 @@ import sys, torch, lltm
 capability, here, there = sys.argv[1:]
 assert torch.backends.cpu.get_cpu_capability() == capability.upper()
 packed_there = []
-for weights, quantised, packed, module, x, expected in torch.load(here, weights_only=False):
+for weights, quantized, packed, module, x, expected in torch.load(here, weights_only=False):
     # In int8, a step of the quantiser and of the dtype where a rounding falls the other way.
-    close = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantised else {}
+    close = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantized else {}
     h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
     output, _ = lltm.functional.sequence("lltm", x, (h, h), packed, bias_ih=module.bias_l0)
     torch.testing.assert_close(output, expected, **close)
     torch.testing.assert_close(module(x)[0], expected, **close)
-    packed = lltm.functional.prepack("lltm", weights, dtype=quantised)
+    packed = lltm.functional.prepack("lltm", weights, dtype=quantized)
     packed_there.append((packed, module.state_dict()))
 torch.save(packed_there, there)
 """
@@ -317,14 +317,14 @@ def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
     # The other CPU may pack differently or not at all.
     cases: list[Any] = []
     for dtype in DTYPES:
-        for quantised in (None, torch.qint8):
-            if quantised is None or dtype != torch.float64:
+        for quantized in (None, torch.qint8):
+            if quantized is None or dtype != torch.float64:
                 layer: Any = lltm.LLTM(**SIZES, dtype=dtype)
                 weights = layer.weights_l0.detach()
-                packed = lltm.functional.prepack("lltm", weights, dtype=quantised)
-                module = layer.prepack(quantised)
+                packed = lltm.functional.prepack("lltm", weights, dtype=quantized)
+                module = layer.prepack(quantized)
                 x = torch.randn(6, 5, 5, dtype=dtype)
-                cases.append((weights, quantised, packed, module, x, module(x)[0]))
+                cases.append((weights, quantized, packed, module, x, module(x)[0]))
     here, there = tmp_path / "here", tmp_path / "there"
     torch.save(cases, here)
     run = support.run_python(
@@ -332,10 +332,10 @@ def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
         ATEN_CPU_CAPABILITY=capability,
     )
     assert run.returncode == 0, run.stderr
-    for (_, quantised, _, module, x, expected), (packed, state_dict) in zip(
+    for (_, quantized, _, module, x, expected), (packed, state_dict) in zip(
         cases, torch.load(there), strict=True
     ):
-        close: Any = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantised else {}
+        close: Any = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantized else {}
         h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
         output, _ = lltm.functional.sequence("lltm", x, (h, h), packed, bias_ih=module.bias_l0)
         torch.testing.assert_close(output, expected, **close)
