@@ -1,8 +1,8 @@
 // The blocked engine, backward.
 //
 // Each step computes, block by block,
-// dh = dz' W_h        GEMM, with dz' from the next step
-// dz, dc from dh      element-wise, while dh is in the cache
+//     dh = dz' W_h        GEMM, with dz' from the next step
+//     dz, dc from dh      element-wise, while dh is in the cache
 // The gradients for input, weights and biases do not depend on the step order: after each chunk,
 // they are one GEMM each, while dz is in the cache. The thread grid is as in blocked_forward.cpp.
 #include "common/steps.h"

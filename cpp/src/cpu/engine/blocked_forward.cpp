@@ -1,8 +1,8 @@
 // The blocked engine, forward.
 //
 // For each block of hidden units, a thread computes in a step
-// z = x W_x^T + h W_h^T      two GEMMs
-// h', c' from z              element-wise, while z is in its cache
+//     z = x W_x^T + h W_h^T      two GEMMs
+//     h', c' from z              element-wise, while z is in its cache
 // Each grid position (schedule.h) has some batch rows and some blocks. Rows are independent, so
 // threads synchronize after each step only if they share rows.
 //

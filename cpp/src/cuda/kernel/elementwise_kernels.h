@@ -1,7 +1,7 @@
 // The code that one thread of an element-wise kernel runs, for host and device. Cell is
 // PageRegisters (page.h) or, for custom cells, the struct that program_source.cpp prints:
-// static constexpr CellInfo kCell
-// void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
+//     static constexpr CellInfo kCell
+//     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
 //
 // A thread computes a piece: `kWidth` adjacent units in a row. In the wide form, these fill a
 // 16-byte access in the storage type; otherwise kWidth is 1. An argument with strided elements or
