@@ -16,8 +16,8 @@
 namespace lltm {
 namespace {
 
-// Returns gate names in the order of Cell::gates: first the blocks of weight_ih, which the
-// pre-activations have in another order.
+// In the order of Cell::gates: first the blocks of weight_ih, which the pre-activations have in
+// another order.
 std::vector<std::string> gates_of(const CellText& cell) {
   std::vector<std::string> gates = cell.gates;
   for (int slot = cell.info.x.begin; slot < cell.info.x.end; ++slot) {
@@ -32,7 +32,7 @@ std::vector<std::string> names_of(const std::vector<CellText::Named>& values) {
   return names;
 }
 
-// Parses a cell. Error messages begin with `where`.
+// Error messages begin with `where`.
 std::shared_ptr<const CellData> read(const std::string& where, std::string_view text) {
   try {
     const auto cell = parse_cell(text);

@@ -15,10 +15,10 @@ using at::Tensor;
 
 namespace {
 
-// Split-K GEMM. The K dimension (rows of all steps) is split over several accumulators, each a copy
-// of C. Threads that share an accumulator split its columns into panels and, if there are more
-// threads than panels, its rows. Each thread packs its own operands: fetching data that another
-// thread has just written would cost more.
+// Split-K GEMM: the rows of all steps are split over accumulators, each a copy of C. Threads that
+// share an accumulator split its columns into panels and, if there are more threads than panels,
+// its rows. Each thread packs its own operands: fetching data that another thread has just written
+// would cost more.
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
@@ -84,10 +84,10 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
  private:
-  // K in kernel calls is a multiple of this value, so that few different K occur.
+  // Makes K in kernel calls a multiple, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
-  // A grid position's work: rows, C rows and C column panels.
+  // Of one grid position.
   struct Part {
     Range k, m, bands;
     float* c;
@@ -108,7 +108,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // C += A B over k rows of B.
+  // k rows of B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,
@@ -130,7 +130,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Packs rows `own` in A^T, for rows [first, first + k) in A.
+  // Rows `own` in A^T, for rows [first, first + k) in A.
   static bool pack_slice(
       const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;

@@ -1,5 +1,5 @@
-// Element-wise kernels for custom cells. They are compiled at their first launch, for a dtype and a
-// GPU, and kept until the process ends.
+// Element-wise kernels for custom cells, compiled at their first launch for a dtype and a GPU, and
+// kept until the process ends.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"
@@ -17,11 +17,10 @@ struct ProgramKernel {
   int width;  // units per piece of work
 };
 
-// Returns null if custom cells can be compiled and launched, otherwise the reason.
+// Null if custom cells can be compiled and launched.
 const char* why_no_programs();
 
-// Queues a kernel on a stream of the current device, with the same parameters as the kernels in
-// elementwise.cu. Throws if NVRTC cannot compile it.
+// With the parameters of the kernels in elementwise.cu. Throws if NVRTC cannot compile it.
 void launch_program(
     const ProgramKernel& kernel,
     std::int64_t blocks,
