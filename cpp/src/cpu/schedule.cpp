@@ -294,8 +294,8 @@ FewRowsSchedule schedule_few_rows(
 
 namespace {
 
-// True if BlockedStep can read these weights in place. K does not have to be a multiple of a tile: a
-// partial tile costs less than a copy.
+// True if BlockedStep can read these weights in place. K does not have to be a multiple of a tile:
+// a partial tile costs less than a copy.
 bool blocks_forward(const Machine& machine, const StepShape& shape) {
   if (shape.storage == Storage::kF32) return machine.f32;
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;
