@@ -4,8 +4,8 @@
 
 Sweeps the learning rate of every model on every task, trains each with three seeds, measures the
 time per update, and writes results.json, summary.md and the plots to build/compare. This needs
-about 90 minutes of CPU time. Results are saved after every run; the same command resumes an interrupted
-comparison. `--time` measures only the times again, in a minute.
+about 90 minutes of CPU time. Results are saved after every run; the same command resumes an
+interrupted comparison. `--time` measures only the times again, in a minute.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@
 namespace lltm {
 namespace {
 
-// In the order of Cell::gates: first the blocks of weight_ih, which the pre-activations have in
-// another order.
+// Returns gate names in the order of Cell::gates: first the blocks of weight_ih, which the
+// pre-activations have in another order.
 std::vector<std::string> gates_of(const CellText& cell) {
   std::vector<std::string> gates = cell.gates;
   for (int slot = cell.info.x.begin; slot < cell.info.x.end; ++slot) {

@@ -45,8 +45,8 @@ Interceptors interceptors_of(
   return interceptors;
 }
 
-// For calls that nothing intercepts. In single-step streaming, dispatching a few views costs as
-// much as the step itself.
+// Skips the Autograd key if nothing intercepts the call. In single-step streaming, dispatching a
+// few views costs as much as the step itself.
 class WithoutAutograd {
  public:
   explicit WithoutAutograd(const Interceptors& interceptors) {

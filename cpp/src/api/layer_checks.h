@@ -35,7 +35,8 @@ void check_kind(
     bool casts);
 // The operators might report a parameter instead, but the caller has passed only the input.
 void check_kind(const char* where, const at::Tensor& input, const at::Tensor& parameter);
-// For concatenation. at::cat would promote another dtype and, under autocast, also integers.
+// Checks a tensor for concatenation. at::cat would promote another dtype and, under autocast, also
+// integers.
 void check_joined_kind(
     const char* where, const char* name, const at::Tensor& tensor, const at::Tensor& input);
 

@@ -113,7 +113,7 @@ struct Parameter {
   std::vector<int64_t> shape;
   bool is_bias = false;
 };
-// In the order of all_weights.
+// Returns the parameters in the order of all_weights.
 std::vector<Parameter> parameters_of(
     const CellInfo& cell,
     const std::optional<Cell>& own,
@@ -136,7 +136,7 @@ std::vector<Parameter> parameters_of(
   return parameters;
 }
 
-// In the same order; `own` is the number of custom parameters.
+// Members in the same order; `own` is the number of custom parameters.
 using Members = c10::SmallVector<Tensor*, 4>;
 Members members_of(JoinedParameters& p, int64_t /*own*/) {
   return {&p.weights, &p.bias};

@@ -11,7 +11,7 @@
 
 namespace lltm {
 
-// Per direction.
+// Returns the number per direction.
 inline int64_t count_parameters(const CellInfo& cell, bool has_bias, bool prepacked) {
   const int64_t matrices = cell.joined || prepacked ? 1 : 2;
   return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;

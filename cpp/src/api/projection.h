@@ -32,7 +32,7 @@ constexpr bool can_project(const CellInfo& cell) {
   return cell.programs == nullptr && cell.id == Lstm::kCell.id;
 }
 
-// Also if proj_size is 0.
+// Checks options, also if proj_size is 0.
 void check_projection(
     const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout);
 
@@ -58,7 +58,7 @@ class RowEnds {
   // With batch_sizes, tensors are packed (N, .), otherwise (T, B, .).
   RowEnds(const std::optional<at::Tensor>& batch_sizes, bool reverse);
 
-  // For h_0 (B, P); zero if the first step has a reset.
+  // Appends the columns for h_0 (B, P), zero if the first step has a reset.
   at::Tensor append_h_0(
       const at::Tensor& input, const at::Tensor& h_0, const at::Tensor& reset) const;
   // h_n (B, P): the output at each last step, or h_0 without steps.

@@ -262,7 +262,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     refuse(str(expected(), " in ", where()), got);
   }
 
-  // For messages.
+  // Name of the current value, for messages.
   std::string where() const {
     if (place_ == Place::kStart || place_ == Place::kEnd) return "the header";
     return name_ == kMetadata ? kMetadata : "tensor " + name_text(name_);
@@ -332,7 +332,7 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   return header;
 }
 
-// In data order. Each data byte must belong to exactly one entry.
+// Returns the entries in data order. Each data byte must belong to exactly one entry.
 std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
   const std::string header = read_header_text(file, file_bytes, path);
   HeaderReader reader(path);

@@ -15,8 +15,8 @@
 //
 // The next recurrent GEMM reads h. The K other states are used only element-wise and are
 // concatenated in c (rows, K * H). If the element-wise part also reads h, the engines' c begins
-// with h, and the gradient of h_0 has two parts: through the GEMM and through c. A GRU's engine c
-// is only h.
+// with h, and the gradient of h_0 has two parts: through the GEMM and through c. In a
+// GRU, the engines' c is h.
 //
 // Device code: includes no PyTorch or standard headers.
 #pragma once

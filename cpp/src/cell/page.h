@@ -47,7 +47,8 @@ struct ProgramSizes {
 
 namespace {
 
-// For any cell definition. If h is the only state, dc_next is part of the gradient of h'.
+// Calls backward of any cell definition. If h is the only state, dc_next is part of the gradient of
+// h'.
 template <typename Page, typename V>
 LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
     const V (&saved)[Page::kSaved], const V& dh, const V& dc_next) {

@@ -16,7 +16,7 @@
 
 namespace lltm {
 
-// A Program points to them.
+// Data that a Program points to.
 struct ProgramCode {
   std::vector<Instruction> instructions;
   std::vector<double> constants;
@@ -37,7 +37,7 @@ class ProgramCompiler {
     return place->second;
   }
 
-  // Removes negations if that changes no result.
+  // Adds a result. Removes negations if that changes no result.
   int result(Op op, Operands of);
 
   // Each value's range and its factor of an input (value_ranges.h). Precedes compile().
@@ -65,7 +65,7 @@ class ProgramCompiler {
 
   void count_uses(const std::vector<int>& outputs);
 
-  // Into the sum or difference that is its only use.
+  // Fuses each product into the sum or difference that is its only use.
   void fuse_products();
 
   bool is_constant(int value, double number) const {
@@ -76,8 +76,8 @@ class ProgramCompiler {
   // e > 0 ? 1 : e + 1
   bool is_elu_slope(const Value& value) const;
 
-  // Derivatives of sigmoid, tanh and elu, into products with a gradient that are their only use.
-  // Values that became unused still count as used.
+  // Fuses derivatives of sigmoid, tanh and elu into products with a gradient that are their only
+  // use. Values that became unused still count as used.
   void fuse_gradients();
 
   std::vector<Value> values_;

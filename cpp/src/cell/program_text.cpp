@@ -67,7 +67,7 @@ class TextLines {
     next();
   }
 
-  // Without words at the end of the text.
+  // The current line, without words at the end of the text.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -165,11 +165,11 @@ class Section {
     lines.expect(name);
   }
 
-  // In the order of registers. The text cannot use an input without a name.
+  // Adds inputs and outputs in the order of registers. The text cannot use an input without a name.
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
-  // Up to a line that begins with `last`.
+  // Reads up to a line that begins with `last`.
   void assignments(const string& last) {
     const auto is_assignment = [&] {
       return lines_.words().size() > 1 && lines_.words()[1] == "=";

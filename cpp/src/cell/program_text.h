@@ -62,7 +62,6 @@ struct CellText {
   // on the state, neither directly nor through other states. The factor must be within [-1, 1] for
   // all inputs, like a gate, and not a constant 1 or -1. If h is the only state and only GEMMs read
   // it, a finite range of h' suffices.
-  // forgets is true if the range of h' is finite.
   CellInfo info = {};
   CellPrograms programs = {};
   ProgramCode forward, backward;  // code of the programs

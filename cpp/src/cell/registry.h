@@ -29,7 +29,7 @@ class CellName {
 // Throws if there is none; the message begins with `op`.
 const CellInfo& get_cell(const char* op, const CellName& name);
 
-// For a built-in cell, recorded from its definition.
+// Programs of a built-in cell are recorded from its definition.
 const CellPrograms& programs_of(const CellInfo& cell);
 
 }  // namespace lltm

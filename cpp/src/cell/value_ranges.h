@@ -12,7 +12,7 @@
 
 namespace lltm {
 
-// Ignores NaN.
+// Range of a value, ignoring NaN.
 struct ValueRange {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
@@ -80,8 +80,8 @@ inline ValueRange range_of(Op op, const ValueRange& a, const ValueRange& b, cons
   }
 }
 
-// For values that are factor * x + rest with a given x; empty for others. factor_of computes it
-// from the operands' factors and ranges.
+// Range of the factor in values factor * x + rest with a given x; empty for other values. factor_of
+// computes it from the operands' factors and ranges.
 using Factor = std::optional<ValueRange>;
 inline bool depends(const Factor& factor) {
   return !factor || !factor->is(0);

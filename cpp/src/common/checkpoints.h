@@ -11,8 +11,8 @@
 
 namespace lltm {
 
-// Any positive checkpoint_steps. The bound, which exceeds the length of any sequence, prevents
-// overflow.
+// checkpoint_steps is any positive number. The bound, which exceeds the length of any sequence,
+// prevents overflow.
 template <typename Size>  // int64_t or SymInt
 Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
@@ -26,7 +26,7 @@ inline bool has_checkpoint(size_t k, int64_t every) {
 
 class Checkpoints {
  public:
-  // For states like c (B, H).
+  // Allocates checkpoints for states like c (B, H).
   Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
     if (every == 0) return;
     const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);
@@ -38,7 +38,7 @@ class Checkpoints {
 
   bool has(size_t k) const { return has_checkpoint(k, every_); }
 
-  // c (B, H) before step k.
+  // Saves c (B, H) before step k.
   void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }
 
   // Rows [row, row + rows) and hidden units [unit, unit + units). T is the tensors' element type.

@@ -27,7 +27,7 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
   return states.size() == 1 ? states.front() : at::cat(states, 1);
 }
 
-// For h (rows, H) before the recurrent GEMM, or the gradient of its operand.
+// Masks h (rows, H) before the recurrent GEMM, or the gradient of its operand.
 inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
   return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
 }

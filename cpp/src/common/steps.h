@@ -40,7 +40,7 @@ inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   return values;
 }
 
-// In execution order. `input` is (T, B, I), or (N, I) with batch_sizes.
+// Returns the steps in execution order. `input` is (T, B, I), or (N, I) with batch_sizes.
 inline std::vector<Step> plan_steps(
     const at::Tensor& input, const at::Tensor& batch_sizes, bool reverse) {
   std::vector<Step> steps;

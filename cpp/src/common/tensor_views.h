@@ -30,7 +30,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   }
 }
 
-// For computation and accumulation.
+// Dtype for computation and accumulation.
 inline at::ScalarType compute_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -38,7 +38,7 @@ inline at::TensorOptions compute_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
 }
 
-// Contiguous; zeros if undefined.
+// Returns a contiguous copy; zeros if undefined.
 inline at::Tensor copy_or_zeros(
     const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
   return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);

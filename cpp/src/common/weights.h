@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// In the form of the cell's layer, in new memory.
+// Returns the form of the cell's layer, in new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {
@@ -87,7 +87,7 @@ inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from)
   }
   return at::cat(parts);
 }
-// Blocks to pre-activations.
+// Reorder blocks to pre-activations.
 inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.x.count(), cell.x_blocks + cell.x.begin);
 }
@@ -95,7 +95,7 @@ inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
-// Pre-activations to blocks.
+// Reorders pre-activations to blocks.
 inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
   int slots[CellInfo::kMostSlots];
   for (int k = 0; k < range.count(); ++k) slots[blocks[range.begin + k]] = k;
@@ -155,7 +155,7 @@ inline std::pair<at::Tensor, at::Tensor> bias_gradients(
   return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
 }
 
-// With the arguments' shapes, undefined unless requested, and the two matrices to write.
+// Tensors with the arguments' shapes, undefined unless requested, and the two matrices to write.
 struct WeightGradients {
   template <typename Args>
   WeightGradients(const Args& args, const at::TensorOptions& options)

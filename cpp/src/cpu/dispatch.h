@@ -15,7 +15,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
 }
 
-// As schedule_step expects.
+// Returns the type that schedule_step expects.
 inline Storage storage_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

@@ -6,8 +6,8 @@
 
 namespace lltm::cpu {
 
-// For the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with this CPU's
-// extensions. Selected once per process.
+// Kernels for the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with
+// this CPU's extensions. Selected once per process.
 const Kernels& kernels();
 
 // Otherwise the GEMM widens its operands.

@@ -12,7 +12,7 @@ struct Machine {
   bool matrix_unit = false;  // AMX, for any call format
 };
 
-// With the thread count that a parallel region may use here.
+// Returns this CPU, with the thread count that a parallel region may use here.
 Machine current_machine();
 
 }  // namespace lltm::cpu

@@ -29,7 +29,7 @@ struct PackedRows {
   int64_t row, rows;
 };
 
-// Concurrently. Returns false if any call returns false.
+// Runs concurrently. Returns false if any call returns false.
 template <typename Format, typename Body>
 bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
   const CellInfo& cell = packed.cell;
@@ -279,7 +279,7 @@ template PackedWeights<Int8Format> read_packed(const CellInfo&, const Tensor&);
 
 namespace {
 
-// As scheduled for prepack_batch rows.
+// Returns the blocks scheduled for prepack_batch rows.
 template <typename Format>
 Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
@@ -288,7 +288,7 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   return prepack_blocks(current_machine(), kFormat<Format>, shape);
 }
 
-// Undefined if values are out of range.
+// Returns an undefined tensor if values are out of range.
 template <typename Format>
 Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Blocks blocks = blocks_for<Format>(cell, weights);
@@ -309,7 +309,7 @@ Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType d
   return pack(weights, read_packed<Format>(cell, packed)) ? packed : Tensor();
 }
 
-// In float32 and, if values are in range, also in bf16x3.
+// Packs in float32 and, if values are in range, also in bf16x3.
 Tensor prepack_twice(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Tensor few = prepack_as<F32Format>(cell, weights, dtype);
   const auto many =

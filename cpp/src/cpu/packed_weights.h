@@ -21,7 +21,7 @@ template <typename Format>
 struct PackedWeights {
   using Operand = typename Format::Operand;
 
-  // At `offset` in a byte tensor.
+  // Refers to data at `offset` in a byte tensor.
   PackedWeights(
       const CellInfo& c, const Blocks& b, int64_t input_size, at::Tensor bytes, int64_t offset = 0)
       : cell(c),
@@ -68,8 +68,8 @@ std::optional<PackedWeights<Format>> pack_weights(
 
 // ---- ahead of time --------------------------------------------------------------
 
-// A header and the packed weights as bytes. If the dtype or this CPU has no packed format, a copy
-// of the concatenated matrix. With dtype qint8, quantizes (int8.h).
+// Returns a header and the packed weights as bytes. If the dtype or this CPU has no packed format,
+// a copy of the concatenated matrix. With dtype qint8, quantizes (int8.h).
 at::Tensor prepack(
     const CellInfo& cell,
     const at::Tensor& weight_ih,
@@ -82,16 +82,17 @@ void check_prepacked(const char* op, const CellInfo& cell, const at::Tensor& pac
 // Also checks sizes and dtype.
 void check_prepacked(const SequenceArgs& args);
 
-// With the kernels' alignment, which bytes from a file may lack.
+// Returns bytes with the kernels' alignment, which bytes from a file may lack.
 at::Tensor aligned(const at::Tensor& packed);
 
 bool has_form(const at::Tensor& packed, GemmFormat format);
 
-// A view; requires has_form.
+// Returns a view; requires has_form.
 template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
 
-// For int8, dequantized to float32; quantizing again gives bitwise identical bytes and scales.
+// Unpacks; int8 is dequantized to float32, and quantizing again gives bitwise identical bytes and
+// scales.
 Weights unpack(const CellInfo& cell, const at::Tensor& packed);
 
 }  // namespace lltm::cpu

@@ -26,7 +26,7 @@ inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// At least `grain` units of `work` per thread, and at most `parts` threads.
+// Thread count with at least `grain` units of `work` per thread, and at most `parts` threads.
 inline int64_t threads_for(int64_t work, int64_t grain, int64_t parts) {
   return std::clamp<int64_t>(work / grain, 1, std::min(available_threads(), parts));
 }

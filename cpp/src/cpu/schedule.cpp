@@ -182,7 +182,7 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
-// Only for formats used in forward.
+// Supports only formats used in forward.
 template <typename Body>
 decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
   return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);

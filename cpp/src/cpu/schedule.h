@@ -26,7 +26,7 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
 class Blocks {
  public:
   Blocks() = default;
-  // As equal widths as possible, each a multiple of `align` from the start.
+  // Makes blocks of nearly equal width that begin at multiples of `align`.
   Blocks(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
     const int64_t parts = divide_up(all, align), divisor = std::max<int64_t>(count, 1);
     width = divide_up(parts, divisor) * align;
@@ -59,7 +59,7 @@ struct Grid {
   int64_t slots() const { return rows * columns; }
   // Threads that share rows synchronize after each step.
   bool needs_barrier() const { return columns > 1; }
-  // At most one column per block.
+  // Returns a grid with at most one column per block.
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 

@@ -11,7 +11,7 @@
 
 namespace lltm {
 
-// Below autograd.
+// Runs both below autograd.
 template <typename Run>
 void run_side_by_side(const Run& run) {
   const at::ThreadLocalState state;  // such as inference mode and profilers
@@ -22,8 +22,8 @@ void run_side_by_side(const Run& run) {
   });
 }
 
-// If at most autograd intercepts the calls. Autograd records a single node for both, so backward
-// also runs them concurrently. Prepacked weights have no node.
+// Requires that at most autograd intercepts the calls, which records a single node for both, so
+// backward also runs them concurrently. Prepacked weights have no node.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     SequenceArgs first, SequenceArgs second);
 

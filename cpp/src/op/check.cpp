@@ -73,7 +73,7 @@ struct CellShapes {
   Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
 };
 
-// Such as "(3H, H+I)".
+// Returns a shape such as "(3H, H+I)".
 std::string text_of(Shape shape) {
   std::ostringstream text;
   text << '(';
@@ -120,7 +120,7 @@ struct Argument {
   bool has_rank() const { return tensor.dim() == static_cast<int64_t>(shape.size()); }
 };
 
-// On a tie, the first.
+// Returns the majority; on a tie, the first.
 template <typename Value, typename Equal>
 Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
   const Value* result = nullptr;
@@ -368,8 +368,8 @@ class Checker {
     return true;
   }
 
-  // Only the input and the weights have I, so there is no majority. The argument with another wrong
-  // size is wrong, if neither has one, the weights.
+  // Only the input and the weights have I, so there is no majority. The error names the argument
+  // with another wrong size, otherwise the weights.
   void settle_input_size(Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined() || !a.has_rank()) continue;
@@ -452,7 +452,7 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
-// In the order of the schema.
+// Arguments in the order of the schema.
 class Arguments {
  public:
   Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}

@@ -7,25 +7,25 @@
 
 namespace lltm {
 
-// Also for step_forward and sequence_forward, with the same messages.
+// Also used for step_forward and sequence_forward, with the same messages.
 void check_step(const StepInputs& args);
 void check_sequence(const SequenceArgs& args);
 
 void check_step_backward(const StepBackwardArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
 
-// In any layout; an undefined mask passes. Messages begin with `op`.
+// The mask has any layout; an undefined mask passes. Messages begin with `op`.
 void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
 
-// Any H and I. The dtype must be qint8 (quantizes them) or omitted.
+// Accepts any H and I. The dtype must be qint8 (quantizes them) or omitted.
 void check_prepack(
     const CellName& cell,
     const at::Tensor& weight_ih,
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
 
-// For pair.h. `states` are grad_h, grad_cell, new_cell, input_gate, output_gate and candidate_cell,
-// (B, H) each.
+// Checks for pair.h. `states` are grad_h, grad_cell, new_cell, input_gate, output_gate and
+// candidate_cell, (B, H) each.
 void check_pair_forward(
     const at::Tensor& input,
     const at::Tensor& weights,

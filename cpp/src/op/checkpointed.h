@@ -6,7 +6,7 @@
 
 namespace lltm {
 
-// With a backend's sequence_forward and sequence_backward. Gradients accumulate in the compute
+// Calls a backend's sequence_forward and sequence_backward. Gradients accumulate in the compute
 // dtype and are rounded once.
 Gradients checkpointed_backward(
     const SequenceBackwardArgs& args,

@@ -29,7 +29,7 @@ Tensor widened_or_zeros(const Tensor& grad, const Tensor& like) {
   return widened(grad.defined() ? grad : at::zeros_like(like));
 }
 
-// In the compute dtype and pre-activation order. Biases and parameters may be undefined.
+// Weights in the compute dtype and pre-activation order. Biases and parameters may be undefined.
 struct Operands {
   template <typename Args>
   explicit Operands(const Args& args) : cell(*args.cell) {
@@ -42,7 +42,7 @@ struct Operands {
     }
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
-  // For recurrent steps only.
+  // Operands for recurrent steps only.
   Operands(
       const CellInfo& c,
       const Tensor& weight,
@@ -76,7 +76,7 @@ Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor
       1);
 }
 
-// Of dz, the gradient of pre-activations and parameters.
+// Columns of dz, the gradient of pre-activations and parameters.
 Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   if (slots.count() == cell.grad_columns()) return dz;
   const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
@@ -129,7 +129,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
   return {dz, cut(dh_before, reset), cut(dc_before, reset)};
 }
 
-// As the recurrent GEMMs read h (N, H), in the order of input rows.
+// Returns h (N, H) as the recurrent GEMMs read it, in the order of input rows.
 Tensor recurrent_rows(const StepBackwardArgs& args) {
   return widened(args.h);
 }
@@ -158,7 +158,7 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
-// From dz of all rows and the gradients of the initial states.
+// Gradients from dz of all rows and the gradients of the initial states.
 template <typename Args>
 Gradients gradients_of(
     const Args& args,

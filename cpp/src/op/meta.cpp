@@ -22,7 +22,7 @@ Tensor contiguous_like(const Tensor& tensor) {
   return empty(tensor, tensor.sym_sizes().vec());
 }
 
-// Of the engines' c.
+// Width of the engines' c.
 SymInt c_columns(const CellInfo& cell, const Tensor& h) {
   return h.sym_size(1) * cell.state_columns();
 }

@@ -122,7 +122,7 @@ std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, c
   return outputs;
 }
 
-// From (rows, count * H) or (count * H), in the compute dtype.
+// Splits (rows, count * H) or (count * H), in the compute dtype.
 void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
   if (count == 0) return;
   const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));

@@ -9,7 +9,7 @@
 
 namespace lltm::composite {
 
-// With pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
+// Reads pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
 // Results have the dtype of c.
 StepResult run_forward(
     const CellInfo& cell,

@@ -99,7 +99,7 @@ struct BelowVmap {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::FuncTorchBatched};
 };
 
-// By a transform outside this vmap.
+// True if a transform outside this vmap differentiates.
 bool is_differentiated() {
   const auto& layers = at::functorch::getDynamicLayerStack();
   return std::any_of(layers.begin(), layers.end(), [](const auto& layer) {
@@ -108,7 +108,7 @@ bool is_differentiated() {
   });
 }
 
-// If autocast is on for it.
+// Returns the device if autocast is on for it.
 std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
   const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
   const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;

@@ -115,13 +115,13 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
-  // W_h as B (h pre-activations * H, H), in column blocks.
+  // Packs W_h as B (h pre-activations * H, H), in column blocks.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
     const auto w = read<Source>(weights_.hh);
     const int64_t all = weights_.hh.size(0);
-    // In one call if the pre-activations are also adjacent in the operand.
+    // Packs in one call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {
@@ -230,7 +230,7 @@ class BlockedBackward {
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
-  // For step k in chunk c, or for the first step after the chunk.
+  // Returns dz for step k in chunk c, or for the first step after the chunk.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
@@ -264,7 +264,7 @@ class BlockedBackward {
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
-  // For the current chunk and the next, whose first dz a chunk's last step multiplies.
+  // dz of the current chunk and the next, whose first dz a chunk's last step multiplies.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
   StepRows<T> grad_output_;

@@ -96,7 +96,7 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // In ascending order.
+  // Returns batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {

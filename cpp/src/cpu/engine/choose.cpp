@@ -94,7 +94,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-// With mask and reset applied to the state.
+// Returns the only step, with mask and reset applied.
 StepInputs only_step(const SequenceInputs& args) {
   StepInputs step = {
       args.cell,

@@ -26,7 +26,7 @@ namespace {
 
 using at::Tensor;
 
-// For a block: z = x W_x^T, then z += h W_h^T.
+// Computes, for a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -43,7 +43,7 @@ class PackedFewRowsWeights {
   }
 
  private:
-  // Up to four rows in float64, because their errors are not averaged out.
+  // Accumulates up to four rows in float64, because their errors are not averaged out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
@@ -58,7 +58,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// For few steps, when packing would dominate the time.
+// Used for few steps, when packing would dominate the time.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -186,7 +186,7 @@ class FewRowsForward {
     }
   }
 
-  // In float32, as the operator returns it.
+  // Returns float32, as the operator returns it.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
@@ -305,7 +305,7 @@ class FewRowsForward {
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   Matrix<const float> mask_;  // recurrent mask, or null
-  // In the workspace; two steps alternate in masked_h_.
+  // Parts of the workspace; two steps alternate in masked_h_.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

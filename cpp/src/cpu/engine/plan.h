@@ -36,7 +36,7 @@ class Plan {
     return {group, rows_of_group(group), share(blocks_, grid_.columns, slot % grid_.columns)};
   }
 
-  // For rows_before. `reverse`: a chunk's rows are ordered from its last step to its first.
+  // Prepares rows_before. `reverse`: a chunk's rows are ordered from its last step to its first.
   void count_rows_before(const std::vector<Chunk>& chunks, bool reverse) {
     rows_before_.resize(steps_.size() * grid_.rows);
     for (const Chunk& chunk : chunks) {

@@ -38,7 +38,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // In ascending order, within the batch rows `rows`.
+  // Returns reset rows in ascending order, within the batch rows `rows`.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -51,7 +51,7 @@ class Resets {
   std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
-// To T, a storage or compute type.
+// Rounds to T, a storage or compute type.
 template <typename T>
 T stored(double value) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -63,7 +63,7 @@ T stored(double value) {
   }
 }
 
-// Columns [0, columns) in the given rows.
+// Fills columns [0, columns) in the given rows.
 template <typename T>
 void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));

@@ -24,7 +24,7 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // From steps [first, last), with dz (rows, (S + P) * H) in the input's row order. Returns false
+  // Adds steps [first, last), with dz (rows, (S + P) * H) in the input's row order. Returns false
   // if values are out of range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 

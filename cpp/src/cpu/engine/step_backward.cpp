@@ -15,8 +15,8 @@ namespace {
 
 using at::Tensor;
 
-// Undefined if not required. All except the weight gradients have the compute dtype. dz is (B, (S +
-// P) * H), and d_bias is its sum over the batch. dz and dc are always computed.
+// Gradients are undefined if not required. All except the weight gradients have the compute dtype.
+// dz is (B, (S + P) * H), and d_bias is its sum over the batch. dz and dc are always computed.
 struct StepGradients {
   Tensor dz, dc, d_input, d_h;
   WeightGradients weights;
@@ -44,8 +44,8 @@ void backward_by_aten(
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
-// For each block: the element-wise part, then its rows in the weight gradients, dz^T X, while dz is
-// in the cache. The input and state gradients need all of dz and are last.
+// Computes for each block: the element-wise part, then its rows in the weight gradients, dz^T X,
+// while dz is in the cache. The input and state gradients need all of dz and are last.
 template <typename T, typename Format>
 class BlockedStepBackward {
  public:
@@ -134,7 +134,7 @@ class BlockedStepBackward {
     }
   }
 
-  // In floats: a tile, and dz^T for a block and a row chunk.
+  // Sizes in floats: a tile, and dz^T for a block and a row chunk.
   int64_t tile_size() const { return kNarrows ? blocks_.width * kStepWeightColumns : 0; }
   int64_t chunk_size() const {
     return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));

@@ -32,7 +32,8 @@ void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
   });
 }
 
-// For `width` units from `unit` on and `rows` rows from `first` on, with pre-activations z (rows, S
+// Computes `width` units from `unit` on and `rows` rows from `first` on, with pre-activations z
+// (rows, S
 // * width).
 template <typename T>
 void finish_block(
@@ -56,7 +57,7 @@ void finish_block(
   elementwise<T, float>(cell).forward(part, 0, rows * width);
 }
 
-// For few rows, for which reading the weights dominates the time.
+// Used for few rows, for which reading the weights dominates the time.
 template <typename T>
 void step_by_products(
     const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {

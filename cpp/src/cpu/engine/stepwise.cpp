@@ -39,7 +39,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  // In the GEMM dtype; each step updates its rows.
+  // State in the GEMM dtype; each step updates its rows.
   const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {

@@ -87,7 +87,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   // Makes K in kernel calls a multiple, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
-  // Of one grid position.
+  // Work of one grid position.
   struct Part {
     Range k, m, bands;
     float* c;
@@ -108,7 +108,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // k rows of B.
+  // Multiplies k rows of B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,
@@ -130,7 +130,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Rows `own` in A^T, for rows [first, first + k) in A.
+  // Packs rows `own` in A^T, for rows [first, first + k) in A.
   static bool pack_slice(
       const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;

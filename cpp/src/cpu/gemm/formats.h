@@ -197,7 +197,7 @@ struct F32InPlaceFormat : F32Format {
   }
 };
 
-// Only for formats used in training.
+// Supports only formats used in training.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {
   switch (format) {

@@ -18,7 +18,7 @@ namespace lltm::cpu {
 
 // ---- through ATen -----------------------------------------------------------
 
-// Between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
+// GEMMs between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
 // pre-activations are not rounded, and CPUs without float16 arithmetic are faster.
 class Linear {
  public:
@@ -39,7 +39,7 @@ class Linear {
   // depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
-  // From dz (rows, (S + P) * H), to `out`.
+  // Gradients from dz (rows, (S + P) * H), written to `out`.
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, H)
   // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h. Skips an undefined output.

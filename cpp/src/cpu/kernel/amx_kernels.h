@@ -29,7 +29,7 @@ LLTM_CELL_INLINE __mmask16 lanes(std::int64_t n) {
   return n >= 16 ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
 }
 
-// At most 16 floats; the rest is zero.
+// Loads at most 16 floats; the rest is zero.
 LLTM_CELL_INLINE __m512 load_floats(const float* x, std::int64_t n) {
   return _mm512_maskz_loadu_ps(lanes(n), x);
 }
@@ -151,7 +151,7 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Zeros in the rest of the last group.
+  // Zeroes the rest of the last group.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -243,7 +243,7 @@ LLTM_CELL_INLINE void multiply_tiles() {
 }
 #undef LLTM_FOR_EACH_TILE
 
-// At most 16 rows with 64 bytes.
+// Size of a tile: at most 16 rows with 64 bytes.
 struct TileShape {
   std::int64_t rows = kTileRows, row_bytes = 64;
 };

@@ -70,7 +70,7 @@ struct FewRowsGemm {
 // float64 accumulators. Rounding errors stay far below a float32 GEMM's, and widening takes little
 // time.
 constexpr std::int64_t kChain = 8, kChains = 4;
-// In B rows.
+// Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
 
 template <int kRows, int kVectors>
@@ -143,7 +143,7 @@ LLTM_CELL_INLINE void store_sums(
   }
 }
 
-// From column `column` on, except for the first `skip` columns.
+// Computes a tile from `column` on, except for the first `skip` columns.
 template <int kRows, int kVectors>
 LLTM_CELL_INLINE void gemm_few_rows_tile(
     const FewRowsGemm& p, std::int64_t column, std::int64_t skip = 0) {
@@ -316,7 +316,7 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many as fit in the registers, with one vector per A row and a B vector.
+  // As many sums as fit in the registers, with one vector per A row and a B vector.
 #if defined(__AVX512F__) || defined(__aarch64__)
   constexpr int kRegisters = 32;
 #else

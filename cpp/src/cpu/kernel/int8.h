@@ -48,7 +48,7 @@ constexpr std::int64_t int8_padded_k(std::int64_t k) {
 
 struct Int8Kernels {
   Gemm<Int8>* gemm;  // b.n is a multiple of 16
-  // Contiguous rows of x (m, k). Returns false if a value is not finite.
+  // Quantizes contiguous rows of x (m, k). Returns false if a value is not finite.
   bool (*pack_a)(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a);
 };
 

@@ -146,7 +146,7 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
-// From column v * kInt8Lanes in a panel on.
+// Scales from column v * kInt8Lanes in a panel on.
 struct Int8ColumnScales {
   Int8Scales scale;
   Int8Sums offset;
@@ -158,8 +158,8 @@ LLTM_CELL_INLINE Int8ColumnScales column_scales(const Int8Gemm& p, std::int64_t 
   return {load_as<Int8Scales>(scales), load_as<Int8Sums>(offsets)};
 }
 
-// Row r from `column` on. All kernels share this expression, so that results do not depend on the
-// row count.
+// Stores row r from `column` on. All kernels share this expression, so that results do not depend
+// on the row count.
 LLTM_CELL_INLINE void store_scaled(
     const Int8Gemm& p,
     std::int64_t r,

@@ -69,7 +69,7 @@ LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   }
 }
 
-// For matrices that cannot be used in place. Not inlined, to limit code size: kernels have many
+// Copies matrices that cannot be used in place. Not inlined, to limit code size: kernels have many
 // matrices, each with several ways to copy.
 template <typename T>
 __attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
@@ -107,7 +107,7 @@ __attribute__((noinline)) void add_parts(
   });
 }
 
-// For a part, `offset` columns to the right, with a buffer for each piece.
+// Access to a part, `offset` columns to the right, with a buffer for each piece.
 template <typename T>
 LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
     const Matrix<const T>& x,

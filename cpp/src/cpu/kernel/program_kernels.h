@@ -37,8 +37,8 @@ struct Pieces {
   LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
 };
 
-// For blocks with up to pieces() pieces of up to kBlock values. Each register has memory, which
-// inputs and outputs do not have to use. Only memory for the program's registers is accessed.
+// Registers for blocks with up to pieces() pieces of up to kBlock values. Each register has memory,
+// which inputs and outputs do not have to use. Only memory for the program's registers is accessed.
 template <typename C>
 class Registers {
  public:

@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// Also used by tests.
+// Conversions, also used by tests.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
@@ -35,8 +35,8 @@ using PairColumns =
 
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// For the small-batch engine (few_rows.cpp). It computes in float64, or in float32 if the cell
-// `forgets`. Columns are contiguous.
+// Arguments for the small-batch engine (few_rows.cpp), which computes in float64, or in float32 if
+// the cell `forgets`. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block
@@ -70,8 +70,8 @@ struct InPlaceGemm {
   bool accumulate;
 };
 
-// As above, with row-major B and contiguous rows of A and C. Adds at most `longest_chain` products
-// in one chain.
+// Same operation with row-major B and contiguous rows of A and C. Adds at most `longest_chain`
+// products in one chain.
 template <typename B>
 using GemmF32 = void (*)(
     std::int64_t m,
@@ -88,7 +88,8 @@ struct GemmsF32 {
   void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 
-// As above, in bfloat16 with float32 accumulation. B has VNNI layout. b.k and A's stride are even.
+// Same operation in bfloat16 with float32 accumulation. B has VNNI layout. b.k and A's stride are
+// even.
 using GemmBf16 = Gemm<BFloat16>*;
 
 // A cell's element-wise kernels; elementwise_of() selects by type.
@@ -136,7 +137,7 @@ const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
-// For CPUs with AVX-512 and BF16; null if not compiled.
+// GEMM for CPUs with AVX-512 and BF16; null if not compiled.
 GemmBf16 kernels_bf16();
 
 }  // namespace lltm::cpu

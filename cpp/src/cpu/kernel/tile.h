@@ -28,7 +28,7 @@ LLTM_CELL_INLINE void shuffle(
 #endif
 }
 
-// Between rows that are kDistance apart.
+// Exchanges parts of rows that are kDistance apart.
 template <std::int64_t kDistance>
 LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
   Indices low, high;

@@ -85,8 +85,8 @@ const char* refused() {
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
 
-// As many steps as fit in one launch, from `first` up to `last`, in kernel order. Returns the first
-// remaining step.
+// Adds as many steps as fit in one launch, from `first` up to `last`, in kernel order. Returns the
+// first remaining step.
 size_t take_steps(
     const std::vector<Step>& order, size_t first, size_t last, bool ascending, LaunchSteps& to) {
   to.ascending = ascending;
@@ -132,7 +132,7 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// Contiguous, and aligned to 16 bytes.
+// Returns a tensor that is contiguous and aligned to 16 bytes.
 Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());

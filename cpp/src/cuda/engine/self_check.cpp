@@ -29,7 +29,7 @@ using at::Tensor;
 // More than a slice of hidden units, less than a tile of rows.
 constexpr int64_t kSteps = 4, kBatch = 3, kInput = 5, kHidden = 24;
 
-// Relative to the largest value, in epsilons of the dtype (TF32 for float32).
+// Maximum error relative to the largest value, in epsilons of the dtype (TF32 for float32).
 constexpr double kMostEpsilons = 16;
 double epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
@@ -120,7 +120,7 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
   return "";
 }
 
-// During the check.
+// Disables autocast, autograd and warnings during the check.
 class Apart {
  public:
   Apart() { state_.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }

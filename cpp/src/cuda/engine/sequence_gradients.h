@@ -15,7 +15,7 @@ struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
 
-// Contiguous.
+// Returns contiguous columns.
 inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
   return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
 }

@@ -15,7 +15,7 @@ class WeightGradientGemm {
   // A float32 or float64 C has the dtype of A and B. C can be part of a matrix.
   WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
-  // Rows [a_row, a_row + rows) in A (., M) and [b_row, ...) in B (., N), as_operand results.
+  // Adds rows [a_row, a_row + rows) in A (., M) and [b_row, ...) in B (., N), as_operand results.
   void add(
       const at::Tensor& a,
       std::int64_t a_row,
@@ -23,7 +23,7 @@ class WeightGradientGemm {
       std::int64_t b_row,
       std::int64_t rows);
 
-  // After the last add().
+  // Call after the last add().
   void finish();
 
  private:

@@ -51,8 +51,9 @@ Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t co
 
 void zero(const Result& c);
 
-// For operands of one dtype, on the device and stream at construction, which must stay current.
-// Accumulates in float64 for float64, otherwise in float32. float32 follows PyTorch's allow_tf32.
+// GEMM for operands of one dtype, on the device and stream at construction, which must stay
+// current. Accumulates in float64 for float64, otherwise in float32. float32 follows PyTorch's
+// allow_tf32.
 class Gemm {
  public:
   explicit Gemm(at::ScalarType dtype);

@@ -14,7 +14,6 @@ namespace lltm::cuda {
 //
 // Written matrices have contiguous columns. c_next may be c; otherwise outputs do not overlap
 // inputs.
-// overlap inputs.
 template <typename T>
 struct ForwardArgs {
   std::int64_t rows = 0;

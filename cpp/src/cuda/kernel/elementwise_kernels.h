@@ -32,8 +32,8 @@ constexpr int kThreads = 128;
 // registers.
 constexpr int kResidentBlocks = 4;
 
-// For a one-dimensional grid: other dimensions are limited to 65535 blocks, and there may be more
-// rows.
+// Blocks of a one-dimensional grid: other dimensions are limited to 65535 blocks, and there may be
+// more rows.
 constexpr std::int64_t blocks_for(std::int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }

@@ -13,7 +13,6 @@ const char* why_no_nvrtc();
 // not support the GPU yet. The source may include kProgramHeaders (program_source.h). Needs no GPU.
 // Throws std::runtime_error with the compiler's message. On success, `log` gets the messages, with
 // each kernel's registers.
-// kernel.
 std::string compile(const std::string& source, int capability, std::string* log = nullptr);
 
 }  // namespace lltm::cuda

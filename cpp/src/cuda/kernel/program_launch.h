@@ -20,7 +20,7 @@ struct ProgramKernel {
 // Null if custom cells can be compiled and launched.
 const char* why_no_programs();
 
-// With the parameters of the kernels in elementwise.cu. Throws if NVRTC cannot compile it.
+// Launches with the parameters of the kernels in elementwise.cu. Throws if NVRTC cannot compile it.
 void launch_program(
     const ProgramKernel& kernel,
     std::int64_t blocks,
