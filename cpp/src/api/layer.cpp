@@ -57,8 +57,8 @@ class WithoutAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// The first of batch_sizes. If it has no value, in a traced graph or without steps, the size comes
-// from another tensor.
+// Returns the first of batch_sizes. If it has no value, in a traced graph or without steps, the
+// size comes from another tensor.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;

@@ -36,8 +36,8 @@ constexpr bool can_project(const CellInfo& cell) {
 void check_projection(
     const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout);
 
-// Multiplying the weights takes longer than PyTorch's loop over so few steps (measured in training
-// and inference: batch sizes 1 and 16, H from 128 to 1024, P = H / 2).
+// True if multiplying the weights takes longer than PyTorch's loop over so few steps (measured in
+// training and inference: batch sizes 1 and 16, H from 128 to 1024, P = H / 2).
 constexpr bool is_short_for_product(int64_t steps, int64_t hidden_size) {
   return 0 < steps && 16 * steps < hidden_size;
 }

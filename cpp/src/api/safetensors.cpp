@@ -146,8 +146,8 @@ void check_sizes(const Entry& entry, const std::string& path) {
   }
 }
 
-// JSON parser events. Accepts only valid headers and stores only entries, so that length and
-// nesting of the text do not matter. Throws c10::ValueError.
+// Handles JSON parser events. Accepts only valid headers and stores only entries, so that length
+// and nesting of the text do not matter. Throws c10::ValueError.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}

@@ -8,8 +8,9 @@
 // tests_cpp/test_cell_math.cpp for each instruction set):
 //     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
 //     softplus 2 ULP; the others are exact or correctly rounded.
-// If the true result is subnormal, the error is at most one subnormal step. `quotient` on a GPU
-// adds up to 0.5 ULP to sigmoid and tanh in float32. NaN gives NaN, and infinities give the limits.
+// If the true result is subnormal, the error is at most one subnormal step. On a GPU, the float32
+// divisions of sigmoid and tanh have an error up to 1 ULP instead of 0.5 (`quotient`). NaN gives
+// NaN, and infinities give the limits.
 #pragma once
 
 #include <cstdint>
@@ -310,6 +311,7 @@ LLTM_CELL_INLINE T log_of_parts(T n, T f) {
   return n * F::kLn2High + (f + (n * F::kLn2Low - s * (f - z * F::atanh_remainder(z))));
 }
 
+// Returns log(x) if x is 0, negative, infinite or NaN, and `result` otherwise.
 template <typename T>
 LLTM_CELL_INLINE T log_at_edges(T x, T result) {
   constexpr T kInfinity = T(__builtin_inf());

@@ -19,7 +19,7 @@ Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   return (steps + (apart - 1)) / apart;
 }
 
-// True before every `every`-th step; 0 means none.
+// True if a checkpoint precedes step k: one in every `every` steps, or none if it is 0.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
 }

@@ -12,7 +12,7 @@ namespace lltm {
 template <typename T>
 using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Strides are in elements, with any value. Null data: omitted.
+// Strides are in elements, with any value. Null data means an omitted matrix.
 template <typename T>
 struct Matrix {
   T* data = nullptr;

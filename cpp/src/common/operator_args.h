@@ -27,7 +27,7 @@ using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 // The last tensor is for backward: the activations or checkpoints, undefined unless requested.
 using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// Undefined unless requested.
+// Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OutputMask = std::array<bool, 7>;

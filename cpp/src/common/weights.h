@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// Returns the form of the cell's layer, in new memory.
+// Returns the weights in the form of the cell's layer, in new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {
@@ -108,7 +108,7 @@ inline at::Tensor h_blocks(const at::Tensor& tensor, const CellInfo& cell) {
   return in_blocks(tensor, cell.h, cell.h_blocks);
 }
 
-// Runs are pre-activations with contiguous blocks of rows.
+// Calls body(first, count) for each run of pre-activations with contiguous blocks of rows.
 template <typename Body>
 void for_each_run(SlotRange range, const int* blocks, const Body& body) {
   for (int slot = range.begin, next; slot < range.end; slot = next) {

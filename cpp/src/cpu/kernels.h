@@ -10,7 +10,7 @@ namespace lltm::cpu {
 // this CPU's extensions. Selected once per process.
 const Kernels& kernels();
 
-// Otherwise the GEMM widens its operands.
+// True if the CPU multiplies bfloat16; otherwise the GEMM widens its operands.
 inline bool multiplies_bf16() {
   const Kernels* const widening = kernels_avx512();
   const GemmBf16 chosen = kernels().gemm_bf16_operands;

@@ -21,7 +21,7 @@ int omp_get_num_threads() noexcept;
 
 namespace lltm::cpu {
 
-// 1 inside another region.
+// Thread count for a new region: 1 inside another region.
 inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }

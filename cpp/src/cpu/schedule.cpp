@@ -80,9 +80,9 @@ constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
 template <typename Format>
 constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
 
-// The widest multiple of `multiple` whose weights use half the L2 cache, but at least 1 MiB: the
-// GEMM reads them again for every few rows, but with 1 MiB L2 (Zen 4), narrower blocks are 10 %
-// slower. bf16x3 prefetches and has no such limit.
+// The widest block, a multiple of `multiple`, whose weights use half the L2 cache, but at least 1
+// MiB: the GEMM reads them again for every few rows, but with 1 MiB L2 (Zen 4), narrower blocks are
+// 10 % slower. bf16x3 prefetches and has no such limit.
 template <typename Format>
 int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;

@@ -13,7 +13,7 @@
 namespace lltm::cuda {
 namespace {
 
-// Custom cells need NVRTC; null if it is available.
+// Returns the reason why a custom cell cannot be compiled; null if it can.
 const char* why_no_nvrtc_for(const CellInfo& cell) {
   const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
   if (why_not != nullptr) {

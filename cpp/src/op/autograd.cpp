@@ -35,7 +35,7 @@ struct StepOperator {
   static constexpr auto composite_forward = composite::step_forward;
   static constexpr auto composite_backward = composite::step_backward_anew;
 
-  // What backward needs from forward's results.
+  // Results of forward that backward needs.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
@@ -139,7 +139,8 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   return wanted;
 }
 
-// Every member at its index: tensors as saved variables, others in saved_data unless they are 0.
+// Saves every member at its index: tensors as saved variables, others in saved_data unless they are
+// 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
@@ -160,7 +161,7 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-// The saved variables begin at `first`. Refers to them.
+// Restores arguments that refer to the saved variables from `first` on.
 template <typename Args>
 Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
@@ -192,7 +193,7 @@ void check_is_differentiable(const CellInfo& cell) {
       " transform of torch.func");
 }
 
-// A gradient for every tensor that was passed; undefined if there is none.
+// Appends a gradient for every tensor that was passed; undefined if there is none.
 template <typename Args>
 void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
@@ -255,7 +256,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
       return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
     }(std::make_index_sequence<calls>());
-    // Backward records a graph, or runs in a transform or in forward mode.
+    // True if backward records a graph, or runs in a transform or in forward mode.
     Interceptors interceptors(grads);
     const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
     interceptors.add(saved);

@@ -22,7 +22,7 @@ void run_side_by_side(const Run& run) {
   });
 }
 
-// Requires that at most autograd intercepts the calls, which records a single node for both, so
+// At most autograd may intercept the calls. It records a single node for both, so
 // backward also runs them concurrently. Prepacked weights have no node.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     SequenceArgs first, SequenceArgs second);

@@ -10,7 +10,7 @@
 
 namespace lltm {
 
-// Its elements are in its memory, and no transform has wrapped it.
+// True if the elements are in the tensor's memory, and no transform has wrapped it.
 inline bool is_plain(const at::Tensor& tensor) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet plain(
@@ -26,7 +26,7 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 class Interceptors {
  public:
-  // This thread's state; add() checks the tensors of the call.
+  // Checks this thread's state; add() checks the tensors of the call.
   Interceptors() {
     const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     transform_ = keys.included_.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
@@ -47,9 +47,9 @@ class Interceptors {
   }
 
   bool autograd() const { return autograd_; }
-  // A torch.func transform or forward mode, for which the kernels have no derivatives.
+  // True in a torch.func transform or forward mode, for which the kernels have no derivatives.
   bool transform() const { return transform_; }
-  // No transform, forward mode, dispatch mode, tracer, autocast or Tensor subclass.
+  // True without transform, forward mode, dispatch mode, tracer, autocast or Tensor subclass.
   bool at_most_autograd() const { return !transform_ && !other_; }
   bool none() const { return at_most_autograd() && !autograd_; }
 

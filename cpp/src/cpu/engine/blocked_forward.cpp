@@ -329,7 +329,7 @@ class BlockedForward {
   const Grid grid_;
   Plan plan_;
   bool merge_projection_, input_in_place_, output_is_operand_;
-  // Their input is packed together or multiplied in one GEMM.
+  // Steps whose input is packed together or multiplied in one GEMM.
   std::vector<Chunk> chunks_;
   int64_t chunk_steps_;  // maximum per chunk
 

@@ -19,7 +19,7 @@ namespace {
 
 // ---- selection ---------------------------------------------------------------
 
-// PyTorch may compute float32 recurrent layers in bfloat16:
+// True if PyTorch may compute float32 recurrent layers in bfloat16:
 // torch.backends.mkldnn.rnn.fp32_precision or a more general setting.
 bool reduces_float32() {
   at::Context& context = at::globalContext();

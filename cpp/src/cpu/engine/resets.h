@@ -24,7 +24,7 @@ using RowSpan = std::span<const int64_t>;
 
 class Resets {
  public:
-  // A bool tensor, (T, B) or (N), or undefined.
+  // `reset` is a bool tensor, (T, B) or (N), or undefined.
   Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
     if (!reset.defined()) return;
     const at::Tensor flat = reset.contiguous();

@@ -11,7 +11,7 @@
 
 namespace lltm::cpu {
 
-// All types except float64.
+// True if GEMM kernels read these weights in place: all types except float64.
 template <typename T>
 constexpr bool kHasGemm = !std::is_same_v<T, double>;
 

@@ -32,9 +32,7 @@ void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
   });
 }
 
-// Computes `width` units from `unit` on and `rows` rows from `first` on, with pre-activations z
-// (rows, S
-// * width).
+// Computes `width` units from `unit` on and `rows` rows from `first` on, from z (rows, S * width).
 template <typename T>
 void finish_block(
     const CellInfo& cell,

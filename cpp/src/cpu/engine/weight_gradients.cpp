@@ -84,7 +84,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
  private:
-  // Makes K in kernel calls a multiple, so that few different K occur.
+  // K in kernel calls is a multiple of this value, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
   // Work of one grid position.

@@ -334,7 +334,8 @@ LLTM_CELL_INLINE void prefetch_panels(const Bf16x3Block& block, const std::uint1
   }
 }
 
-// Two row tiles by one or two panels. Each of the six partial products loads only one operand.
+// Two row tiles by one or two panels. The order of the six partial products makes each load only
+// one operand.
 template <int kPanels>
 void gemm_two_tiles(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;

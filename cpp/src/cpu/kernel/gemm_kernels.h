@@ -91,7 +91,7 @@ struct Bf16Product {
 };
 #endif
 
-// C (tile rows, n) = A B, or +=, for n in the last of kVectors vectors. k and b_stride count
+// C (tile rows, n) = A B, or +=, where the n columns need kVectors vectors. k and b_stride count
 // interleaved rows as a single row.
 template <typename Product>
 struct GemmTile {

@@ -41,7 +41,7 @@ constexpr std::int64_t int8_row_stride(std::int64_t k) {
 // as many bytes as eight more rows.
 constexpr std::int64_t kInt8Panel = 16;
 constexpr std::int64_t kInt8ColumnBytes = sizeof(float) + sizeof(std::int32_t);
-// Includes these eight rows.
+// PackedB::k includes these eight rows.
 constexpr std::int64_t int8_padded_k(std::int64_t k) {
   return int8_depth(k) + kInt8ColumnBytes;
 }

@@ -13,7 +13,7 @@ namespace lltm::cuda {
 
 class Resets {
  public:
-  // A bool tensor, (T, B) or (N), or undefined.
+  // `reset` is a bool tensor, (T, B) or (N), or undefined.
   explicit Resets(const at::Tensor& reset) {
     if (reset.defined()) flat_ = reset.reshape(-1);
   }

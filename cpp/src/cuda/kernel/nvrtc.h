@@ -6,7 +6,7 @@
 
 namespace lltm::cuda {
 
-// Null if NVRTC can be loaded.
+// Returns null if NVRTC can be loaded, otherwise the reason.
 const char* why_no_nvrtc();
 
 // Compiles a source to machine code for a compute capability (90 for 9.0), or to PTX if NVRTC does

@@ -120,7 +120,7 @@ struct PersistentBackwardArgs {
   LaunchSteps steps;
 };
 
-// The limit on every GPU.
+// Kernel parameters are limited to 4 KiB on every GPU.
 static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 

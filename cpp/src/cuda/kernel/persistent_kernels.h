@@ -186,7 +186,7 @@ struct Patience {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
-  // `polls`: how often a word has been polled.
+  // `polls` is how often a word has been polled.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
@@ -203,8 +203,8 @@ struct Patience {
 
 // ---- the recurrent GEMM -----------------------------------------------------
 
-// The warps get units of kWarpUnits of K, round-robin. Within a unit, K is permuted for A and B:
-// lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a row of B are operands for two mma.
+// Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
+// B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a row of B are operands for two mma.
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
 }
@@ -490,7 +490,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
 
 // ---- backward ---------------------------------------------------------------
 
-// Inputs that do not depend on other thread blocks.
+// Loads inputs that do not depend on other thread blocks.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,

@@ -41,8 +41,8 @@ struct PersistentKernels {
 // Thread blocks that the device runs concurrently, with this much shared memory.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes);
 
-// A grid (slices of hidden units, groups of rows) whose blocks all run concurrently. Returns false
-// if it is rejected. `args` is the kernel parameter.
+// Launches a grid (slices of hidden units, groups of rows) whose blocks all run concurrently.
+// Returns false if it is rejected. `args` is the kernel parameter.
 bool launch_cooperatively(
     const void* kernel,
     const void* args,

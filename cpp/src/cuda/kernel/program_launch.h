@@ -17,7 +17,7 @@ struct ProgramKernel {
   int width;  // units per piece of work
 };
 
-// Null if custom cells can be compiled and launched.
+// Returns null if custom cells can be compiled and launched, otherwise the reason.
 const char* why_no_programs();
 
 // Launches with the parameters of the kernels in elementwise.cu. Throws if NVRTC cannot compile it.
