@@ -1,10 +1,9 @@
-// Loads a package that torch._inductor.aoti_compile_and_package wrote and runs it,
-// with no Python in the process:
+// Loads a package of torch._inductor.aoti_compile_and_package and runs it without Python:
 //
 //     run MODEL.pt2 ARGUMENTS.safetensors RESULTS.safetensors
 //
-// The file of arguments holds the tensors "0", "1", ... in the order of the
-// model's inputs; the results are written in the same manner.
+// The arguments are tensors "0", "1", ... in the order of the model's inputs; results are written
+// in the same way.
 #include <lltm/lltm.h>
 
 #include <ATen/ATen.h>
@@ -28,9 +27,8 @@ int main(int argc, char** argv) {
     std::vector<at::Tensor> arguments;
     for (size_t k = 0; k < named.size(); ++k) arguments.push_back(named.at(std::to_string(k)));
 
-    // The compiled model calls lltm's operators by name: they are registered when
-    // liblltm is loaded, which a program that calls none of its functions would not
-    // be (linkers drop a library that nothing refers to). This one does.
+    // The compiled model calls lltm's operators by name, so liblltm must be loaded. Linkers drop a
+    // library whose functions are not called; this call keeps it.
     std::cout << "lltm " << lltm::version() << ", CPU kernels " << lltm::cpu_kernels() << '\n';
     const c10::InferenceMode no_gradients;
     torch::inductor::AOTIModelPackageLoader model(argv[1]);

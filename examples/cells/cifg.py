@@ -3,7 +3,7 @@
     i = sigmoid(z_i)   c' = (1 - i) c + i tanh(z_g)   h' = sigmoid(z_o) tanh(c')
 
 K. Greff, R. K. Srivastava, J. Koutník, B. R. Steunebrink, J. Schmidhuber: LSTM: A search space
-odyssey. IEEE Transactions on Neural Networks and Learning Systems, 2017; there with peepholes.
+odyssey. IEEE Transactions on Neural Networks and Learning Systems, 2017 (with peepholes).
 
 Notable: three gates instead of four, and |c'| <= 1.
 """

@@ -1,12 +1,12 @@
-"""IndRNN: each unit is recurrent with itself alone.
+"""IndRNN: each hidden unit is recurrent only with itself.
 
     h' = relu(W x + b + u h)
 
 S. Li, W. Li, C. Cook, C. Zhu, Y. Gao: Independently recurrent neural network (IndRNN): Building a
 longer and deeper RNN. CVPR 2018.
 
-Notable: the one gate reads x alone, so that weight_hh is empty and no step has a GEMM; what is
-recurrent is a parameter of the cell, drawn from 0 to 1 at first. h' is not bounded.
+Notable: the only gate depends only on x, so weight_hh is empty and steps have no GEMM. The
+recurrent weight u is a parameter of the cell, initialized between 0 and 1. h' is not bounded.
 """
 
 import torch

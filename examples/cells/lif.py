@@ -6,8 +6,8 @@ E. O. Neftci, H. Mostafa, F. Zenke: Surrogate gradient learning in spiking neura
 Signal Processing Magazine, 2019; the surrogate is SuperSpike's: F. Zenke, S. Ganguli: SuperSpike:
 Supervised learning in multilayer spiking neural networks. Neural Computation, 2018.
 
-Notable: a torch.autograd.Function in a cell: its backward is traced. What h does to v' element by
-element, the reset, takes no gradient.
+Notable: the cell calls a torch.autograd.Function, whose backward is traced. The reset, the
+element-wise effect of h on v', has no gradient.
 """
 
 import torch

@@ -5,8 +5,8 @@
 M. Ravanelli, P. Brakel, M. Omologo, Y. Bengio: Light gated recurrent units for speech recognition.
 IEEE Transactions on Emerging Topics in Computational Intelligence, 2018.
 
-Notable: the paper normalises W x over the batch, which keeps ReLU in check; a cell computes each
-element alone, so this one does not. h' is not bounded.
+Notable: the paper normalizes W x over the batch, to limit the ReLU. A cell computes each batch
+element separately, so this cell does not. h' is not bounded.
 """
 
 import torch

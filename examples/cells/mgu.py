@@ -1,13 +1,13 @@
-"""Minimal gated unit: a GRU whose one gate both resets and updates.
+"""Minimal gated unit: a GRU with a single gate for reset and update.
 
     f = sigmoid(z_f)   h' = (1 - f) h + f tanh(W x + b_x + f (U h + b_h))
 
 G.-B. Zhou, J. Wu, C.-L. Zhang, Z.-H. Zhou: Minimal gated unit for recurrent neural networks.
 International Journal of Automation and Computing, 2016.
 
-Notable: the paper has U (f h), a GEMM whose input is a gate, which no cell can have here. This is
-the form that torch.nn's GRU takes: the gate multiplies what the GEMM gives, and the candidate
-needs what x gives (n_x) and what h gives (n_h) apart.
+Notable: the paper has U (f h), a GEMM that reads a gate, which cells do not support. As in
+torch.nn's GRU, the gate multiplies the GEMM's result instead, and the candidate needs the
+contributions of x (n_x) and h (n_h) separately.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""LSTM with peepholes: the gates see the cell's state.
+"""LSTM with peepholes: the gates read the state c.
 
     i = sigmoid(z_i + p_i c)    f = sigmoid(z_f + p_f c)    c' = f c + i tanh(z_g)
     o = sigmoid(z_o + p_o c')   h' = o tanh(c')
@@ -6,7 +6,7 @@
 F. A. Gers, J. Schmidhuber: Recurrent nets that time and count. IJCNN 2000. With tanh of c', as in
 K. Greff et al.: LSTM: A search space odyssey, 2017.
 
-Notable: parameters of the cell's own, one number a unit; the output gate sees the new state.
+Notable: the cell has parameters, one value per hidden unit. The output gate reads the new state.
 """
 
 import torch

@@ -4,9 +4,9 @@
 
 snnTorch's RSynaptic, reset by subtraction: J. K. Eshraghian, M. Ward, E. Neftci, X. Wang, G. Lenz,
 G. Dwivedi, M. Bennamoun, D. S. Jeong, W. D. Lu: Training spiking neural networks using lessons from
-deep learning. Proceedings of the IEEE, 2023. Backward, a spike is an arctangent, as there.
+deep learning. Proceedings of the IEEE, 2023. In backward, a spike is an arctangent, as in snnTorch.
 
-Notable: learned decays, one alpha and one beta a unit, kept between 0 and 1.
+Notable: learned decays, one alpha and one beta per hidden unit, clamped to [0, 1].
 """
 
 import math

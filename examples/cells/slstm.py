@@ -1,4 +1,4 @@
-"""sLSTM: an LSTM with exponential gates, a normaliser n and a stabiliser m.
+"""sLSTM: an LSTM with exponential gates, a normalizer n and a stabilizer m.
 
     m' = max(log f + m, z_i)   c' = exp(log f + m - m') c + exp(z_i - m') tanh(z_z)
     h' = sigmoid(z_o) c' / n'  n' = exp(log f + m - m') n + exp(z_i - m')    log f = logsigmoid(z_f)
@@ -6,9 +6,9 @@
 M. Beck, K. Pöppel, M. Spanring, A. Auer, O. Prudnikova, M. Kopp, G. Klambauer, J. Brandstetter,
 S. Hochreiter: xLSTM: Extended long short-term memory. NeurIPS 2024.
 
-Notable: three states besides h. m cancels in c' / n', so it takes no gradient; it begins at -inf,
-such that the first step forgets what was before. The recurrent weights are dense, not one block a
-head as in the paper.
+Notable: three states in addition to h. m cancels in c' / n', so it has no gradient; its initial
+value -inf makes the first step forget the initial state. The recurrent weights are dense, not one
+block per head as in the paper.
 """
 
 import math

@@ -1,11 +1,10 @@
-"""Trains the sLSTM of this folder beside lltm.LSTM on the adding problem.
+"""Trains the sLSTM in this folder and lltm.LSTM on the adding problem.
 
     python examples/cells/train.py
 
-Each sequence has a random number and a mark at every step; two of the marks are 1, and the sum of
-their numbers is what the last output has to be. Whoever answers 1 all the time has a mean squared
-error of 0.167. Prints the errors on new sequences after so many updates: the same ones each time
-on the same kind of CPU.
+Each step of a sequence has a random number and a mark. Two marks are 1, and the target of the last
+output is the sum of their numbers. The constant answer 1 has a mean squared error of 0.167. Prints
+errors on new sequences during training, which are reproducible on the same kind of CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Adder(nn.Module):
 
 
 def sequences(steps: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Inputs (steps, batch, 2), numbers and marks, and the sums, (batch)."""
+    """Returns inputs (steps, batch, 2), numbers and marks, and the sums (batch)."""
     numbers = torch.rand(steps, batch, generator=generator)
     half = steps // 2
     first = torch.randint(half, (1, batch), generator=generator)
@@ -43,7 +42,7 @@ def sequences(steps: int, batch: int, generator: torch.Generator) -> tuple[Tenso
 
 
 def train(model: Adder, steps: int, updates: int, reports: int) -> tuple[list[float], float]:
-    """The errors on new sequences, and the seconds that training took."""
+    """Returns the errors on new sequences and the training time in seconds."""
     generator = torch.Generator().manual_seed(1)
     held_out = sequences(steps, 1000, torch.Generator().manual_seed(2))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

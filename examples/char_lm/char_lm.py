@@ -1,6 +1,6 @@
-"""The text, the model and how it writes: what train.py, demo.py and generate.cpp share.
+"""Text, model and text generation for train.py and demo.py; generate.cpp is the C++ version.
 
-Letters: T steps, B rows side by side, V characters in the vocabulary.
+Symbols: T steps, B text rows in a batch, V characters in the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 import lltm
 
-State = Tensor | tuple[Tensor, Tensor]  # of a GRU h, else h and c
-Layer = Callable[[int, int], nn.RNNBase | lltm.LLTM]  # of input_size, hidden_size
+State = Tensor | tuple[Tensor, Tensor]  # h of a GRU, else h and c
+Layer = Callable[[int, int], nn.RNNBase | lltm.LLTM]  # called with input_size, hidden_size
 
-# The peak learning rate that suits each cell: of 0.004, 0.008, 0.012, 0.016, 0.024, 0.032 and
-# 0.045 the one with the fewest bits per held-out character after 600 updates of the demo's model;
-# of the GRU, up to 0.016 alone, after 300.
+# The best peak learning rate for each cell, among 0.004, 0.008, 0.012, 0.016, 0.024, 0.032 and
+# 0.045: with the fewest bits per held-out character after 600 updates of the demo's model. For the
+# GRU, only rates up to 0.016, after 300 updates.
 RATES = {"LLTM": 0.024, "LSTM": 0.032, "GRU": 0.008}
 
 
 def read_text(path: Path | None) -> tuple[str, str]:
-    """Returns (name, text): of a UTF-8 file, or of a text that comes with every CPython."""
+    """Returns (name, text) of a UTF-8 file, or of a text that is part of CPython."""
     if path is not None:
         return path.name, path.read_text(encoding="utf-8")
-    # What help() shows for language topics: about half a million characters of English.
+    # The help() topics: about half a million characters of English.
     from pydoc_data.topics import topics
 
     return "Python's documentation topics", "\n\n".join(topics.values())
@@ -38,7 +38,7 @@ def read_text(path: Path | None) -> tuple[str, str]:
 class Corpus:
     """A text as indices into its vocabulary, split into a training and a held-out part."""
 
-    vocabulary: Tensor  # (V), int64: the code points that occur, ascending
+    vocabulary: Tensor  # (V), int64: code points, ascending
     training: Tensor  # int64 indices
     held_out: Tensor  # int64 indices, the end of the text
 
@@ -46,7 +46,7 @@ class Corpus:
     def from_text(cls, text: str) -> Corpus:
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
         vocabulary, indices = np.unique(points, return_inverse=True)
-        # Enough for a steady figure, and quick to read whatever the length of the text.
+        # Enough for a stable result, and fast for any text length.
         split = len(indices) - min(len(indices) // 12, 40_000)
         data = torch.from_numpy(indices.astype(np.int64))
         return cls(torch.from_numpy(vocabulary), data[:split], data[split:])
@@ -58,8 +58,8 @@ class Corpus:
 class CharLM(nn.Module):
     """Predicts the next character: embedding, recurrent layer, linear layer.
 
-    `layer` is a class of layers, lltm's or torch.nn's. The vocabulary is a buffer, so a checkpoint
-    is all that another program needs.
+    `layer` is a layer class of lltm or torch.nn. The vocabulary is a buffer, so that a checkpoint
+    is complete.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CharLM(nn.Module):
 
     @classmethod
     def with_parameters_of(cls, model: CharLM, layer: Layer) -> CharLM:
-        """A model whose hidden size, a multiple of 8, gives it as many parameters, or nearly."""
+        """Returns a model with about as many parameters; its hidden size is a multiple of 8."""
         embedding_size = model.embedding.embedding_dim
 
         def build(hidden_size: int) -> CharLM:
@@ -94,7 +94,7 @@ class CharLM(nn.Module):
         return build(min(range(8, 2 * model.rnn.hidden_size, 8), key=difference))
 
     def forward(self, characters: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Takes (T, B) indices; returns the logits of what follows each, (T, B, V)."""
+        """Returns the logits (T, B, V) of the character after each of the indices (T, B)."""
         hidden, state = self.rnn(self.embedding(characters), state)
         return self.output(hidden), state
 
@@ -102,12 +102,11 @@ class CharLM(nn.Module):
     def generate(
         self, prompt: str, length: int, seed: int | None = None, temperature: float = 0.8
     ) -> str:
-        """Continues a prompt; greedily (the likeliest character each time) without a seed.
+        """Continues a prompt; without a seed, always with the most likely character.
 
-        With a seed, each character is drawn by inverting the cumulative distribution, in
-        float64, at one uniform number of torch's CPU generator. That generator gives C++ the same
-        stream, and a last-bit difference between two builds moves a character only if the number
-        falls on the very edge of an interval; so generate.cpp writes the same text.
+        With a seed, each character is sampled: a uniform number of torch's CPU generator, which
+        C++ shares, is mapped by the inverse cumulative distribution in float64. generate.cpp
+        therefore writes the same text, unless a number is within a rounding error of a boundary.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         points = torch.tensor([ord(character) for character in prompt])
@@ -123,7 +122,7 @@ class CharLM(nn.Module):
             else:
                 cumulative = torch.softmax(scores / temperature, dim=0).cumsum(dim=0)
                 uniform = torch.rand((), dtype=torch.float64, generator=generator)
-                # Rounding may leave the last sum a little below 1, and below the number.
+                # Rounding may leave the last sum below 1, and below the number.
                 index = torch.searchsorted(cumulative, uniform).clamp_max(len(cumulative) - 1)
             written.append(chr(int(self.vocabulary[index])))
             logits, state = self(index.view(1, 1), state)

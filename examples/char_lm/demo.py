@@ -1,8 +1,8 @@
-"""The whole way of a model: compared, trained beside torch.nn's, saved, and run from C++.
+"""Compares models with torch.nn's, trains them, saves one and runs it from C++.
 
     python examples/char_lm/demo.py
 
-Every claim is checked; the first that does not hold ends the run with an error.
+Every printed claim is checked; the first wrong claim ends the run with an error.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from train import (
 
 import lltm
 
-ROUNDS = 6  # of the comparison, two updates of each implementation in each
+ROUNDS = 6  # of the comparison; each has two updates per implementation
 MOST_UPDATES = UPDATES // 2  # there are many models
 TRAINING_SECONDS = 30  # of all models together
-LENGTH, SEED, TEMPERATURE = 300, 20, 0.8  # of the text drawn at random
-# What each layer is compared with.
+LENGTH, SEED, TEMPERATURE = 300, 20, 0.8  # of the sampled text
+# The baseline of each layer.
 PAIRS = {"lltm.LLTM": "lltm.reference.LLTM", "lltm.LSTM": "nn.LSTM", "lltm.GRU": "nn.GRU"}
-# Training amplifies rounding: two runs in float32 part slowly, from 1e-7 in the first loss to some
-# 1e-5 after the updates of the comparison (each as far from a run in float64 as from the other).
+# Training amplifies rounding: the losses of two float32 runs differ by 1e-7 at first and by some
+# 1e-5 after the comparison's updates. Both differ as much from a float64 run.
 LOSS_TOLERANCE = 1e-3
 
 
@@ -60,13 +60,13 @@ def check(holds: bool, claim: str) -> None:
 
 
 def wrap(text: str, indent: str = "  ", end: str = "") -> str:
-    """Lines of at most 100 columns, all but the last with `end`."""
+    """Wraps to lines of at most 100 columns; all except the last end with `end`."""
     lines = textwrap.wrap(text, 98 - len(indent), break_long_words=False, break_on_hyphens=False)
     return indent + f"{end}\n{indent}".join(lines)
 
 
 def quote(text: str) -> str:
-    """Sample text; a line that goes on is indented."""
+    """Sample text; continued lines are indented."""
     lines = (textwrap.wrap(line, 94, subsequent_indent="    ") for line in text.split("\n"))
     return "\n".join(f"    | {line}" for wrapped in lines for line in wrapped or [""])
 
@@ -76,7 +76,7 @@ def seconds_per_update(trainer: Trainer) -> float:
 
 
 def compare(models: Mapping[str, CharLM], corpus: Corpus) -> dict[str, Trainer]:
-    """Makes the same first updates of every model, in turn."""
+    """Trains every model with the same first updates, in turn."""
     trainers = {name: Trainer(name, model, corpus, UPDATES) for name, model in models.items()}
     for _ in tqdm(range(ROUNDS), unit="round", dynamic_ncols=True, disable=None):
         for trainer in trainers.values():
@@ -86,7 +86,7 @@ def compare(models: Mapping[str, CharLM], corpus: Corpus) -> dict[str, Trainer]:
 
 
 def difference(ours: Trainer, theirs: Trainer) -> float:
-    """The largest of the losses of the same updates, in units of their value."""
+    """Returns the largest relative difference between losses of the same updates."""
     both = zip(ours.history.training, theirs.history.training, strict=True)
     return max(abs(a - b) / b for a, b in both)
 
@@ -96,14 +96,14 @@ def bits(trainer: Trainer) -> float:
 
 
 def replaced(model: CharLM) -> CharLM:
-    """A copy with lltm's layer in the place of torch.nn's."""
+    """Returns a copy with lltm's layer instead of torch.nn's."""
     ours = copy.deepcopy(model)
     check(lltm.replace_(ours).replaced == ["rnn"], "lltm.replace_ replaces the layer")
     return ours
 
 
 def verdict(trainers: Mapping[str, Trainer]) -> str:
-    """What the table says, in sentences."""
+    """Describes the table in sentences."""
     best = min((trainers[name] for name in PAIRS if name in trainers), key=bits)
     fastest = min(trainers.values(), key=seconds_per_update)
     cell = best.model.rnn.mode
@@ -126,7 +126,7 @@ def verdict(trainers: Mapping[str, Trainer]) -> str:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Aligns the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "    "
@@ -154,14 +154,14 @@ def build_program(folder: Path) -> Path:
 
 
 def run_program(program: Path, *arguments: str) -> tuple[str, str]:
-    """Returns what it wrote to standard output and to standard error."""
+    """Returns standard output and standard error."""
     result = subprocess.run([str(program), *arguments], capture_output=True, encoding="utf-8")
     check(result.returncode == 0, f"generate runs\n{result.stderr}")
     return result.stdout, result.stderr.strip()
 
 
 def prompt_of(corpus: Corpus) -> str:
-    """The beginning of a line of the held-out text, a wordy one."""
+    """Returns the beginning of a held-out line with many words."""
     lines = corpus.decode(corpus.held_out).split("\n")
     line = max(
         lines[1:100], key=lambda line: (line[:1].isalpha(), len(line.split())), default=lines[0]
@@ -186,7 +186,7 @@ def main() -> None:
     heading(2, "The same first updates with lltm's layers and with those beside them, in turn")
 
     def built(*names: str) -> dict[str, CharLM]:
-        """The models, of equal size or nearly; lltm's of the LSTM and the GRU by lltm.replace_."""
+        """Returns models of about equal size; lltm's LSTM and GRU are created by lltm.replace_."""
         torch.manual_seed(options.seed)
         model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
         made = {"lltm.LLTM": model}
@@ -220,7 +220,7 @@ def main() -> None:
 
     heading(3, "Language models that predict the next character")
     models = built("lltm.LLTM", "lltm.LSTM", "nn.LSTM", "lltm.GRU", "nn.GRU")
-    # Fewer updates on a machine so slow, or so busy, that all of them would take much longer.
+    # Fewer updates on a slow or busy machine.
     affordable = int(TRAINING_SECONDS / sum(per_update[name] for name in models))
     updates = options.updates or max(50, min(MOST_UPDATES, affordable))
     print(
@@ -269,7 +269,7 @@ def main() -> None:
 
     heading(5, f"Text drawn at random, temperature {TEMPERATURE}: in C++, in Python, by the GRU")
     prompt = prompt_of(corpus)
-    for seed in (None, SEED):  # the likeliest characters, and drawn at random
+    for seed in (None, SEED):  # greedy, and sampled
         in_python = model.generate(prompt, LENGTH, seed, TEMPERATURE)
         random = () if seed is None else (str(seed), str(TEMPERATURE))
         in_cpp, report = run_program(program, str(checkpoint), prompt, str(LENGTH), *random)

@@ -1,12 +1,12 @@
-// Continues a text with a model that train.py has trained. No Python takes part.
+// Continues a text with a model of train.py, without Python.
 //
-//     generate CHECKPOINT PROMPT LENGTH                    the likeliest characters
-//     generate CHECKPOINT PROMPT LENGTH SEED TEMPERATURE   drawn at random
+//     generate CHECKPOINT PROMPT LENGTH                    most likely characters
+//     generate CHECKPOINT PROMPT LENGTH SEED TEMPERATURE   sampled characters
 //
 // The new characters go to standard output, everything else to standard error.
 #include <lltm/lltm.h>
 
-// Rather than <torch/torch.h>, which takes the compiler ten seconds more.
+// <torch/torch.h> would take the compiler ten seconds longer.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/embedding.h>
@@ -29,7 +29,7 @@
 
 namespace {
 
-// The module of char_lm.py: the same names and shapes, so its checkpoint loads.
+// The same names and shapes as in char_lm.py, so that its checkpoint can be loaded.
 class CharLM : public torch::nn::Module {
  public:
   CharLM(int64_t vocabulary_size, int64_t embedding_size, int64_t hidden_size)
@@ -39,8 +39,8 @@ class CharLM : public torch::nn::Module {
         rnn_(register_module("rnn", lltm::LLTM(embedding_size, hidden_size))),
         output_(register_module("output", torch::nn::Linear(hidden_size, vocabulary_size))) {}
 
-  // characters (T): indices into the vocabulary. Returns the logits of what
-  // follows the last of them, (V), and the state after it.
+  // characters (T): indices into the vocabulary. Returns the logits (V) of the next character, and
+  // the state.
   std::tuple<torch::Tensor, lltm::State> forward(
       const torch::Tensor& characters, const std::optional<lltm::State>& state) {
     auto [hidden, next_state] = rnn_->forward(embedding_->forward(characters), state);
@@ -83,7 +83,7 @@ std::string utf8(char32_t point) {
   return {bytes, std::c32rtomb(bytes, point, &shift)};
 }
 
-// As CharLM.generate in char_lm.py, which says why the same text comes out.
+// Writes the same text as CharLM.generate in char_lm.py, which explains why.
 std::string generate(
     CharLM& model,
     const std::string& prompt,
@@ -116,7 +116,7 @@ std::string generate(
   return written;
 }
 
-// Of the shared libraries in this process, the first whose name holds `name`.
+// Returns the first shared library in this process whose name contains `name`.
 std::string mapped_library(const std::string& name) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

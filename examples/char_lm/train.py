@@ -1,8 +1,8 @@
-"""Trains character-level language models, one or several side by side.
+"""Trains one or several character-level language models.
 
     python examples/char_lm/train.py --text FILE --out FOLDER
 
-trains lltm.LLTM and writes FOLDER/char_lm.safetensors, a checkpoint for Python and C++, and
+Trains lltm.LLTM and writes FOLDER/char_lm.safetensors, a checkpoint for Python and C++, and
 FOLDER/curves.png.
 """
 
@@ -21,17 +21,17 @@ from char_lm import RATES, CharLM, Corpus, State, read_text
 from torch import Tensor, nn
 from tqdm import tqdm
 
-BATCH = 32  # rows read side by side
-STEPS = 100  # characters between two updates
-UPDATES = 600  # of the parameters, unless told otherwise
-BITS = 1 / math.log(2)  # of one nat
+BATCH = 32  # text rows in a batch
+STEPS = 100  # characters per row and update
+UPDATES = 600  # by default
+BITS = 1 / math.log(2)  # per nat
 
 
 def batches(data: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Yields (characters, their successors, first), the tensors (STEPS, BATCH), without end.
+    """Yields (characters, their successors, first) endlessly; the tensors are (STEPS, BATCH).
 
-    The text is cut into BATCH rows, and each batch continues the rows of the one before, so the
-    state can be carried over; `first` marks the beginning of the rows, where it can't.
+    The text is cut into BATCH rows. Each batch continues the rows of the previous batch and can use
+    its state, unless `first` is true: it marks the beginning of the rows.
     """
     length = (len(data) - 1) // BATCH
     if length < STEPS:
@@ -46,7 +46,7 @@ def batches(data: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
 
 @torch.no_grad()
 def bits_per_character(model: CharLM, data: Tensor) -> float:
-    """Reads a text once, in BATCH rows, each from a zero state."""
+    """Evaluates a text once, in BATCH rows, each from a zero state."""
     length = (len(data) - 1) // BATCH
     characters = data[: length * BATCH].view(BATCH, length).t()
     successors = data[1 : length * BATCH + 1].view(BATCH, length).t()
@@ -56,10 +56,10 @@ def bits_per_character(model: CharLM, data: Tensor) -> float:
 
 @dataclass
 class History:
-    """What a training run measured: losses in bits per character, time in seconds."""
+    """Measurements of a training run: losses in bits per character, times in seconds."""
 
-    training: list[float] = field(default_factory=list)  # one for each update
-    seconds: list[float] = field(default_factory=list)  # likewise
+    training: list[float] = field(default_factory=list)  # per update
+    seconds: list[float] = field(default_factory=list)  # per update
     held_out: list[tuple[int, float]] = field(default_factory=list)  # (updates so far, value)
 
     def seconds_until(self, update: int) -> float:
@@ -67,7 +67,7 @@ class History:
 
 
 class Trainer:
-    """A model with its optimiser, its place in the text and its learning-rate schedule."""
+    """A model with its optimizer, its position in the text and its learning-rate schedule."""
 
     def __init__(self, name: str, model: CharLM, corpus: Corpus, updates: int) -> None:
         self.name = name
@@ -82,11 +82,11 @@ class Trainer:
         )
 
     def update(self) -> None:
-        """Makes one update; records its time and the loss before it."""
+        """Updates the parameters; records the time and the loss before the update."""
         start = time.perf_counter()
         characters, successors, first = next(self._batches)
         logits, state = self.model(characters, None if first else self._state)
-        # Gradients stop here, the values go on.
+        # Gradients stop here; the state continues.
         self._state = (
             state.detach() if isinstance(state, Tensor) else tuple(t.detach() for t in state)
         )
@@ -100,13 +100,13 @@ class Trainer:
         self.history.seconds.append(time.perf_counter() - start)
 
     def evaluate(self) -> None:
-        """Measures the held-out text; takes no time in the history."""
+        """Evaluates the held-out text; the history does not include this time."""
         value = bits_per_character(self.model, self._held_out)
         self.history.held_out.append((len(self.history.training), value))
 
 
 def train(trainers: Sequence[Trainer], updates: int) -> None:
-    """Makes the same updates of every model, in turn, so that they share the machine alike."""
+    """Trains every model with the same updates, in turn, so that all run under the same load."""
     with tqdm(total=updates, unit="update", dynamic_ncols=True, disable=None) as bar:
         for update in range(1, updates + 1):
             for trainer in trainers:
@@ -120,7 +120,7 @@ def train(trainers: Sequence[Trainer], updates: int) -> None:
 
 
 def plot(trainers: Sequence[Trainer], title: str, path: Path) -> None:
-    """Held-out bits per character against updates and against seconds of training."""
+    """Plots held-out bits per character against updates and against training seconds."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display needed
@@ -155,7 +155,7 @@ def save_checkpoint(model: CharLM, path: Path) -> None:
 
 
 def arguments(description: str, out: Path) -> argparse.Namespace:
-    """The command line, shared with demo.py."""
+    """Parses the command line, also for demo.py."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--text", type=Path, help="a UTF-8 file instead of Python's documentation")
     parser.add_argument("--out", type=Path, default=out, help="folder for what is written")

@@ -1,11 +1,11 @@
-"""lltm.LLTM, nn.LSTM and nn.GRU of equal parameter count on five tasks.
+"""Compares lltm.LLTM, nn.LSTM and nn.GRU with equal parameter counts on five tasks.
 
     python examples/compare/compare.py
 
-sweeps the learning rate of every model on every task, trains each with three seeds, measures the
-time of an update, and writes results.json, summary.md and the pictures to build/compare. That takes
-about 90 minutes of CPU time. Results are saved after every run, and the same command goes on where
-it was interrupted. `--time` measures the times again, in a minute.
+Sweeps the learning rate of every model on every task, trains each with three seeds, measures the
+time per update, and writes results.json, summary.md and the plots to build/compare. This needs
+about 90 minutes of CPU time. Results are saved after every run; the same command resumes an
+interrupted comparison. `--time` measures only the times again, in a minute.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from training import MODELS, run, seconds_per_update
 
 
 def learning_rate(exponent: int) -> float:
-    """The grid has two rates to a factor of ten."""
+    """Returns a rate of the grid, which has two rates per factor of ten."""
     return float(f"{10 ** (exponent / 2):.3g}")
 
 
 def next_exponents(
     errors: Mapping[int, float], first: Sequence[int], limits: tuple[int, int]
 ) -> list[int]:
-    """What a sweep has yet to try: the first grid, then beyond an edge that is the best so far.
+    """Returns the remaining exponents of a sweep: the initial grid, then beyond the best edge.
 
-    `errors` are those of the exponents tried. Nothing is left once the best has neighbours on both
-    sides, or is a limit.
+    `errors` are the errors of earlier exponents. Returns nothing if the best exponent has neighbors
+    on both sides or is a limit.
     """
     if untried := [exponent for exponent in first if exponent not in errors]:
         return untried
@@ -53,15 +53,15 @@ def next_exponents(
 
 @dataclass(frozen=True)
 class Plan:
-    """Which runs a comparison consists of."""
+    """The runs of a comparison."""
 
     seeds: int = 3
     exponents: Sequence[int] = (-6, -5, -4)  # 0.001, 0.00316 and 0.01
     limits: tuple[int, int] = (-10, 0)
-    updates: int | None = None  # instead of the task's own number
+    updates: int | None = None  # default: the task's number
 
     def missing(self, results: Results, name: str, model: str) -> Iterator[Spec]:
-        """The runs to do next; what follows them may depend on their results."""
+        """Returns the next runs; later runs may depend on their results."""
         updates = self.updates or task(name).updates
 
         def spec(seed: int, exponent: int) -> Spec:
@@ -80,7 +80,7 @@ class Plan:
 
 
 def error(run: Run) -> float:
-    """By the validation set, smaller is better."""
+    """Validation error; smaller is better."""
     higher_is_better = task(run.spec.task).higher_is_better
     value = run.selected(higher_is_better).validation
     return -value if higher_is_better else value
@@ -89,7 +89,7 @@ def error(run: Run) -> float:
 def do_runs(
     plan: Plan, names: Sequence[str], results: Results, path: Path, pool: Executor, jobs: int
 ) -> None:
-    """Does what is missing, so many runs side by side, and saves the results after each."""
+    """Does the missing runs, several concurrently, and saves the results after each."""
     running: dict[Future[Run], Spec] = {}
 
     def waiting() -> list[Spec]:
@@ -114,7 +114,7 @@ def do_runs(
 
 
 def measure_times(names: Sequence[str], results: Results, rounds: int) -> None:
-    """On all threads, the models in turn; needs a machine with nothing else to do."""
+    """Uses all threads, the models in turn; needs an otherwise idle machine."""
     for name in names:
         results.seconds_per_update[name] = seconds_per_update(name, rounds)
     results.machine = {
@@ -135,7 +135,7 @@ def cpu_name() -> str:
 
 def describe(name: str, updates: int | None = None) -> Description:
     found = task(name)
-    # Rounded, because the last digits depend on the machine.
+    # The last digits depend on the machine.
     levels = {level: float(f"{value:.4g}") for level, value in found.levels.items()}
     return Description(
         found.title,
@@ -176,8 +176,8 @@ def main() -> None:
         if not names:
             sys.exit(f"expected the runs of a comparison in {path} before --time, got none")
     else:
-        # One thread for each run: the number of threads changes the order of sums, and so the
-        # figures would depend on the number of cores.
+        # One thread per run: results would otherwise depend on the number of cores, because the
+        # number of threads changes the order of sums.
         with ProcessPoolExecutor(
             options.jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
         ) as pool:

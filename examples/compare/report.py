@@ -1,4 +1,4 @@
-"""Pictures and the table, from the stored results alone."""
+"""Plots and table, computed only from the stored results."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from results import REPLACED, Description, Results
 
-# Colours that colour-blind readers can tell apart (Okabe and Ito).
-# And a grey that is legible on light and on dark pages, as the pictures have no background.
+# Colors for color-blind readers (Okabe and Ito), and a gray that is legible on light and dark
+# pages, because the plots have no background.
 INK = "#7a7a7a"
 COLORS = {"LLTM": "#0072b2", "LSTM": "#d55e00", "GRU": "#009e73"}
 
@@ -22,7 +22,7 @@ def write(results: Results, folder: Path) -> None:
 
 
 def plot(results: Results, name: str, path: Path) -> None:
-    """Draws the test set's metric against updates and against seconds, as PNG."""
+    """Plots the test metric against updates and against seconds, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display needed
@@ -56,7 +56,7 @@ def plot(results: Results, name: str, path: Path) -> None:
     equal = results.equal_seconds(name)
     panels[0].set(xlabel="updates", ylabel=f"{task.metric} (test)")
     panels[1].set(xlabel="seconds of training")
-    # A slower model's curve goes on beyond the edge.
+    # A slower model's curve continues beyond the edge.
     panels[1].set_xlim(0, 2.5 * equal)
     panels[1].axvline(equal, color=INK, linewidth=0.8, linestyle=":")
     for axes in panels:
@@ -78,12 +78,12 @@ def plot(results: Results, name: str, path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path.with_suffix(".png"), dpi=90, transparent=True)
     pyplot.close(figure)
-    # With a palette it has a fourth of the bytes.
+    # A palette reduces the file to a fourth.
     Image.open(path.with_suffix(".png")).quantize(64).save(path.with_suffix(".png"), optimize=True)
 
 
 def table(results: Results) -> str:
-    """A row for each task and model; the best medians are bold."""
+    """Returns a row per task and model; the best medians are bold."""
     columns = ["", "hidden size", "parameters", "learning rate", "ms per update"]
     columns += ["after all updates", "after equal seconds"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -111,7 +111,7 @@ def table(results: Results) -> str:
 
 
 def figures(task: Description, columns: Sequence[Sequence[float]]) -> list[str]:
-    """Median and range over the seeds, for each model."""
+    """Returns median and range over the seeds, for each model."""
     best = (max if task.higher_is_better else min)(columns, key=statistics.median)
     texts = []
     for values in columns:
@@ -122,5 +122,5 @@ def figures(task: Description, columns: Sequence[Sequence[float]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three digits, zeros at the end too."""
+    """Formats three digits, including trailing zeros."""
     return f"{value:#.3g}".rstrip(".")

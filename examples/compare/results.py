@@ -1,4 +1,4 @@
-"""What is stored of a comparison, and the figures that follow from it."""
+"""Stored results of a comparison, and statistics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SWEEP_SEED = 100  # of the runs that choose a learning rate; the reported runs have others
-# What lltm.replace_ makes of a model of torch.nn computes the same up to rounding: it shares the
-# runs, and has a time of its own.
+SWEEP_SEED = 100  # of the learning-rate sweep; reported runs have other seeds
+# After lltm.replace_, a torch.nn model computes the same up to rounding: it shares the runs, but
+# has a separate time.
 REPLACED = {"lltm.LSTM": "nn.LSTM", "lltm.GRU": "nn.GRU"}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What determines a run."""
+    """Parameters that determine a run."""
 
     task: str
     model: str
@@ -38,10 +38,10 @@ class Run:
     spec: Spec
     hidden_size: int
     parameters: int
-    evaluations: tuple[Evaluation, ...]  # fewer where the loss stopped being a number
+    evaluations: tuple[Evaluation, ...]  # fewer if the loss became NaN
 
     def selected(self, higher_is_better: bool, updates: float | None = None) -> Evaluation:
-        """The best by the validation set, of all or of those after at most so many updates."""
+        """Returns the best evaluation by the validation set, after at most `updates` updates."""
         known = [e for e in self.evaluations if updates is None or e.update <= updates]
         choose = max if higher_is_better else min
         return choose(known, key=lambda evaluation: evaluation.validation)
@@ -49,10 +49,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Description:
-    """What a reader of the results has to know of a task."""
+    """Description of a task, stored with the results."""
 
     title: str
-    updates: int  # of a reported run
+    updates: int  # per reported run
     metric: str
     higher_is_better: bool
     log_scale: bool
@@ -61,15 +61,15 @@ class Description:
 
 @dataclass
 class Results:
-    """Everything that was measured; saved as JSON, one line for each run."""
+    """All measurements; saved as JSON, one line per run."""
 
     tasks: dict[str, Description] = field(default_factory=dict)
     runs: dict[Spec, Run] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=dict)  # on which the times were measured
+    machine: dict[str, Any] = field(default_factory=dict)  # where the times were measured
     seconds_per_update: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def reported(self, task: str, model: str) -> list[Run]:
-        """One run for each seed; none of those that were shorter or longer than the task asks."""
+        """Returns a run per seed, without runs of another length than the task's."""
         model = REPLACED.get(model, model)
         return [
             run
@@ -79,21 +79,21 @@ class Results:
         ]
 
     def models(self, task: str) -> list[str]:
-        """Those with reported runs, in the order in which they were timed."""
+        """Returns the models with reported runs, in the order of timing."""
         return [model for model in self.seconds_per_update[task] if self.reported(task, model)]
 
     def test_values(self, task: str, model: str, updates: float | None = None) -> list[float]:
-        """One for each seed: of the checkpoint that the validation set selects."""
+        """Returns a value per seed, of the checkpoint that the validation set selects."""
         higher = self.tasks[task].higher_is_better
         return [run.selected(higher, updates).test for run in self.reported(task, model)]
 
     def equal_seconds(self, task: str) -> float:
-        """The time in which the fastest model makes all of its updates."""
+        """Returns the time that the fastest model needs for all its updates."""
         seconds = self.seconds_per_update[task]
         return min(seconds[model] for model in self.models(task)) * self.tasks[task].updates
 
     def save(self, path: Path) -> None:
-        """Writes another file first, so that an interruption leaves the old one whole."""
+        """Writes another file first, so that an interruption does not damage the old file."""
         runs = ",\n  ".join(self._run_lines())
         rest = {
             "tasks": {name: asdict(task) for name, task in self.tasks.items()},
@@ -115,7 +115,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Reads what `save` wrote; no file is an empty result."""
+        """Reads a file of `save`; without a file, the results are empty."""
         if not path.exists():
             return cls()
         stored = json.loads(path.read_text())

@@ -1,8 +1,8 @@
-"""The tasks: what they feed a model, what they ask of it and how they score the answer.
+"""The tasks: inputs, targets, loss and score.
 
-Letters: T steps, B rows of a batch, I input size, V characters in the vocabulary. Every sequence
-is time first. A task has three sets: what a model is trained with, the validation set, by which
-learning rates and checkpoints are chosen, and the test set, which gives the reported figures.
+Symbols: T steps, B batch size, I input size, V characters in the vocabulary. Sequences are
+time-first. A task has three sets: training, validation (to choose learning rates and checkpoints)
+and test (for the reported results).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Batch = tuple[Tensor, Tensor]  # inputs, (T, B, I) or (T, B) indices; targets
 
 
 def generator(*seeds: int) -> torch.Generator:
-    """Random numbers that depend on all the seeds and on nothing else."""
+    """Returns a generator that depends only on the seeds."""
     seed = 0
     for part in seeds:
         seed = seed * 1_000_003 + part + 1
@@ -30,17 +30,17 @@ def generator(*seeds: int) -> torch.Generator:
 
 
 class Task:
-    """What the five have in common."""
+    """Base class of the tasks."""
 
     title: str
-    metric: str  # of the test set, with its unit
+    metric: str  # with its unit
     higher_is_better: ClassVar[bool] = False
     log_scale: ClassVar[bool] = False
-    per_step: ClassVar[bool] = False  # a prediction after every step, or one per sequence
-    vocabulary: int | None = None  # where the inputs are indices, how many there are
+    per_step: ClassVar[bool] = False  # one prediction per step, or per sequence
+    vocabulary: int | None = None  # number of indices, if inputs are indices
     levels: dict[str, float]  # values of the metric without a recurrent model
 
-    lstm_size: ClassVar[int] = 64  # hidden size of nn.LSTM, to which the others are fitted
+    lstm_size: ClassVar[int] = 64  # hidden size of nn.LSTM; the others are fitted to it
     updates: int
     input_size: int
     outputs: int
@@ -51,27 +51,27 @@ class Task:
     test: Batch
 
     def batch(self, seed: int, update: int) -> Batch:
-        """What this update trains with; the same for every model."""
+        """Returns the training batch of an update; the same for every model."""
         raise NotImplementedError
 
     def continues(self, update: int) -> bool:
-        """Whether the rows of this batch continue those of the batch before."""
+        """True if the rows of this batch continue the rows of the previous batch."""
         return False
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What training minimises."""
+        """Returns the training loss."""
         raise NotImplementedError
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
-        """The metric of a set; here the loss itself."""
+        """Returns the metric of a set; by default the loss."""
         return self.loss(outputs, targets).item()
 
 
 class CharacterModel(Task):
-    """The next character of CPython's documentation.
+    """Predict the next character of CPython's documentation.
 
-    A batch continues the rows of the one before, so the state is carried over, as in
-    examples/char_lm; the validation and the test text are read in rows from a zero state.
+    A batch continues the rows and the state of the previous batch, as in examples/char_lm.
+    Validation and test text are read in rows from a zero state.
     """
 
     title = "Character model of CPython's documentation"
@@ -100,7 +100,7 @@ class CharacterModel(Task):
         self.levels = {"character frequencies": self.score(log_odds, self.test[1])}
 
     def _cut(self, text: Tensor) -> Batch:
-        """Rows side by side, and the character that follows each."""
+        """Returns the text in rows, and the character after each."""
         length = (len(text) - 1) // self.batch_size
         count = length * self.batch_size
         rows = text[:count].view(self.batch_size, length).t()
@@ -152,7 +152,7 @@ class Digits(Task):
 
     def batch(self, seed: int, update: int) -> Batch:
         pixels, digits = self._training
-        batches = len(digits) // self.batch_size  # of an epoch
+        batches = len(digits) // self.batch_size  # per epoch
         epoch, place = divmod(update, batches)
         order = torch.randperm(len(digits), generator=generator(seed, epoch))
         rows = order[place * self.batch_size : (place + 1) * self.batch_size]
@@ -166,9 +166,9 @@ class Digits(Task):
 
 
 class Adding(Task):
-    """The adding problem: random numbers, two of them marked, one in each half; what is their sum?
+    """The adding problem: the sum of two marked random numbers, one in each half of a sequence.
 
-    The inputs of a step are the number, uniform in [0, 1), and the mark.
+    The inputs of a step are a number, uniform in [0, 1), and the mark.
     """
 
     metric = "mean squared error"
@@ -180,9 +180,9 @@ class Adding(Task):
         self.title = f"Adding problem, T = {steps}"
         self.steps = steps
         self.updates = updates
-        # The variance of the sum of two uniform numbers.
+        # Variance of the sum of two uniform numbers.
         self.levels = {"always answering 1": 1 / 6}
-        # No seed of a run is negative.
+        # Runs have no negative seeds.
         self.validation = self.draw(250, generator(-3, steps))
         self.test = self.draw(250, generator(-2, steps))
 
@@ -206,10 +206,10 @@ class Adding(Task):
 
 
 class CarbonDioxide(Task):
-    """Weekly carbon dioxide at Mauna Loa, 1958 to 2001, from statsmodels: one week ahead.
+    """Predict weekly carbon dioxide at Mauna Loa, 1958 to 2001, from statsmodels.
 
     Inputs are the changes of the last two years, the target is the next change. The naive
-    forecast, the last value again, is a change of zero.
+    forecast is a change of zero.
     """
 
     title = "Carbon dioxide, one week ahead"
@@ -222,11 +222,11 @@ class CarbonDioxide(Task):
     def __init__(self) -> None:
         from statsmodels.datasets import co2
 
-        # A few weeks were not measured, most of them in the first years.
+        # A few weeks are missing, mostly in the first years.
         level = co2.load_pandas().data["co2"].interpolate()
         changes = torch.tensor(level.diff().to_numpy()[1:], dtype=torch.float32)
         windows = changes.unfold(0, self.steps + 1, 1)
-        held_out = len(changes) // 5  # the last fifth; the tenth before it for validation
+        held_out = len(changes) // 5  # the last fifth; validation: the tenth before
         sizes = [len(windows) - held_out - held_out // 2, held_out // 2, held_out]
         training, validation, test = (windows / windows[: sizes[0]].std()).split(sizes)
         self._training = self._problem(training)
@@ -239,7 +239,7 @@ class CarbonDioxide(Task):
         return windows[:, :-1].t().unsqueeze(2), windows[:, -1]
 
     def _linear_regression(self) -> float:
-        """Of the target on the same two years."""
+        """Predicts the target from the same two years."""
 
         def rows(inputs: Tensor) -> Tensor:
             return torch.cat([inputs.squeeze(2).t(), torch.ones(inputs.shape[1], 1)], dim=1)
@@ -257,7 +257,7 @@ class CarbonDioxide(Task):
         return F.mse_loss(outputs.squeeze(1), targets)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
-        """Root mean squared error over that of the naive forecast."""
+        """Returns the root mean squared error relative to the naive forecast."""
         return (self.loss(outputs, targets) / targets.square().mean()).sqrt().item()
 
 

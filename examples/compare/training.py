@@ -1,4 +1,4 @@
-"""The models, of equal parameter count, and one training run."""
+"""Models with equal parameter counts, and a training run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LAYERS: dict[str, type[lltm.LLTM | nn.LSTM | nn.GRU]] = {
     "nn.LSTM": nn.LSTM,
     "nn.GRU": nn.GRU,
 }
-LONG_MEMORY = ", long memory"  # ends the name of a model that `long_memory` initialises
+LONG_MEMORY = ", long memory"  # suffix of models that `long_memory` initializes
 MODELS = (*LAYERS, "lltm.LLTM" + LONG_MEMORY, "nn.LSTM" + LONG_MEMORY)
-EVALUATIONS = 20  # of a run, evenly spaced, besides the one of the untrained model
+EVALUATIONS = 20  # per run, evenly spaced, after the untrained model's
 
 
 def long_memory(layer: lltm.LLTM | nn.LSTM, steps: int) -> None:
-    """Biases the gates of a layer for memories of up to T steps.
+    """Initializes the gate biases of a layer for memories of up to T steps.
 
     Forget biases are log(u), u uniform in [1, T-1], and input biases their negatives: Tallec and
     Ollivier, "Can recurrent neural networks warp time?", 2018. The LLTM has no forget gate; its
-    input gates, nearly closed, keep T steps from adding up to a state in which tanh(c) is flat.
+    nearly closed input gates prevent T steps from saturating tanh(c).
     """
     size = layer.hidden_size
     bias = torch.empty(size).uniform_(1, steps - 1).log()
@@ -46,7 +46,7 @@ def long_memory(layer: lltm.LLTM | nn.LSTM, steps: int) -> None:
 
 
 class Model(nn.Module):
-    """An embedding where the inputs are indices, one recurrent layer, a linear layer."""
+    """An embedding if the inputs are indices, a recurrent layer and a linear layer."""
 
     def __init__(self, problem: Task, name: str, hidden_size: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Model(nn.Module):
 
 @functools.cache
 def hidden_size(task_name: str, model_name: str) -> int:
-    """That of the LSTM is given; the others, of three gates, get the one that is closest."""
+    """Returns the LSTM's given size, or the size with the closest parameter count."""
     problem = task(task_name)
     with torch.device("meta"):
         target = Model(problem, "nn.LSTM", problem.lstm_size).parameter_count()
@@ -88,24 +88,24 @@ def detach(state: State) -> State:
 
 
 class Trainer:
-    """A model with its optimizer, and the state that it carries from batch to batch."""
+    """A model with its optimizer and the state between batches."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.task = task(spec.task)
         torch.manual_seed(spec.seed)
         self.model = Model(self.task, spec.model, hidden_size(spec.task, spec.model))
-        # The rate is constant: every point of a curve is then what a run that ends there gives.
+        # With a constant rate, every point of a curve is the result of a run that ends there.
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=spec.learning_rate)
         self._updates = 0
         self._state: State | None = None
 
     def update(self) -> float:
-        """Makes one update; returns the loss before it."""
+        """Updates the parameters; returns the loss before the update."""
         inputs, targets = self.task.batch(self.spec.seed, self._updates)
         state = self._state if self.task.continues(self._updates) else None
         outputs, state = self.model(inputs, state)
-        # Gradients stop here, the values go on.
+        # Gradients stop here; the state continues.
         self._state = detach(state)
         loss = self.task.loss(outputs, targets)
         self._optimizer.zero_grad()
@@ -117,7 +117,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> Evaluation:
-        # Rounded, so that what is stored is what is compared.
+        # Rounded, so that stored and compared values are equal.
         validation, test = (
             float(f"{self.task.score(self.model(inputs)[0], targets):.5g}")
             for inputs, targets in (self.task.validation, self.task.test)
@@ -142,9 +142,9 @@ def run(spec: Spec) -> Run:
 
 
 def seconds_per_update(task_name: str, rounds: int) -> dict[str, float]:
-    """Medians over rounds of one update of each layer in turn, which share the machine alike.
+    """Returns median times over rounds; a round updates each layer once, in turn.
 
-    The two initialisations of a layer take the same time.
+    Both initializations of a layer need the same time.
     """
     trainers = {layer: Trainer(Spec(task_name, layer, 0, 1e-3, 0)) for layer in LAYERS}
     for layer, theirs in REPLACED.items():

@@ -1,4 +1,4 @@
-// Learns a time series from a CSV file, and forecasts it. No Python takes part.
+// Learns a time series from a CSV file and forecasts it, without Python.
 //
 //     forecast train DATA.csv MODEL.safetensors
 //     forecast predict DATA.csv MODEL.safetensors STEPS
@@ -24,7 +24,7 @@
 
 namespace {
 
-constexpr int64_t kContext = 48;  // values that one forecast sees
+constexpr int64_t kContext = 48;  // input values per forecast
 constexpr int64_t kHidden = 32, kBatch = 32, kEpochs = 20;
 
 // ---- the data ---------------------------------------------------------------
@@ -41,7 +41,7 @@ std::optional<double> number(const std::string& text) {
   throw std::runtime_error(place + ": " + what);
 }
 
-// A header line, then a line for each time step; the last cell is the value. Returns (N), float64.
+// A header line, then a line per time step, whose last field is the value. Returns (N), float64.
 torch::Tensor read_csv(const std::string& path, size_t min_rows) {
   std::ifstream file(path);
   std::vector<double> values;
@@ -68,10 +68,8 @@ torch::Tensor read_csv(const std::string& path, size_t min_rows) {
 
 class ForecasterImpl : public torch::nn::Module {
  public:
-  // window (B, C), standardised. Returns the values that follow, (B).
-  //
-  // All of it relative to the last value: a series with a trend leaves the
-  // range of its training part, but its changes do not.
+  // window (B, C), standardized. Returns the next values (B). Computes relative to the last value:
+  // a series with a trend leaves the range of its training part, but its changes do not.
   torch::Tensor forward(const torch::Tensor& window) {
     const auto last = window.slice(1, -1);
     const auto hidden = std::get<0>(rnn->forward((window - last).unsqueeze(2))).select(1, -1);
@@ -82,7 +80,7 @@ class ForecasterImpl : public torch::nn::Module {
     return ((values - mean) / deviation).to(torch::kFloat32);
   }
 
-  // Buffers, so that a checkpoint holds them: of the training part.
+  // Of the training part. Buffers, so that a checkpoint contains them.
   torch::Tensor mean = register_buffer("mean", torch::zeros({}, torch::kFloat64));
   torch::Tensor deviation = register_buffer("deviation", torch::ones({}, torch::kFloat64));
   lltm::LLTM rnn =
@@ -96,7 +94,7 @@ TORCH_MODULE(Forecaster);
 void train(const std::string& data, const std::string& checkpoint) {
   torch::manual_seed(0);
   const auto series = read_csv(data, 2 * kContext);
-  // The last fifth is held out, so the model is validated on what comes later.
+  // The last fifth is held out, to validate on later values.
   const int64_t rows = series.size(0) * 4 / 5;
   Forecaster model;
   const auto part = series.slice(0, 0, rows);
@@ -104,7 +102,7 @@ void train(const std::string& data, const std::string& checkpoint) {
   model->mean.copy_(part.mean());
   model->deviation.copy_(part.std());
 
-  // Example k: the values k to k+C-1, and the value k+C.
+  // Example k: values k to k+C-1, and value k+C.
   const auto examples = model->standardise(series).unfold(0, kContext + 1, 1);
   const auto training = examples.slice(0, 0, rows - kContext);
   const auto held_out = examples.slice(0, rows - kContext);

@@ -1,12 +1,11 @@
-"""Builds the extension just in time, with torch.utils.cpp_extension.load, and tries it.
+"""Builds the extension just in time, with torch.utils.cpp_extension.load, and tests it.
 
     python examples/jit/build.py
 
-The sources are those of the library (CMakeLists.txt lists them) and of the Python module, in one
-shared object. What differs from the installed package: one set of compiler flags, so only the
-baseline CPU kernels, and no Python modules around the operators. The first build takes minutes,
-the next seconds. An installed lltm and this module can't be loaded in one process: each registers
-the operators.
+Compiles the sources of the library (listed in CMakeLists.txt) and of the Python module to one
+shared object. Unlike the installed package, it has a single set of compiler flags, so only the
+baseline CPU kernels, and no Python modules. The first build takes minutes, later builds seconds.
+A process cannot load both this module and an installed lltm, because both register the operators.
 
 Needs: pip install torch ninja nlohmann_json setuptools, and a C++20 compiler.
 """
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def sources() -> list[str]:
-    """Returns the C++ sources that CMakeLists.txt lists, less CUDA's, and the bindings."""
+    """Returns the C++ sources in CMakeLists.txt except CUDA, and the bindings."""
     listed = re.findall(
         r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
     )
@@ -35,7 +34,7 @@ def sources() -> list[str]:
 
 
 def write_version_header(include_dir: Path) -> None:
-    """Does CMake's part: lltm/version.h from version.h.in."""
+    """Writes lltm/version.h from version.h.in, as CMake does."""
     match = re.search(r"project\(\s*lltm\s+VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
     assert match is not None
     text = (ROOT / "cpp/include/lltm/version.h.in").read_text()
@@ -44,14 +43,14 @@ def write_version_header(include_dir: Path) -> None:
         text = text.replace(f"@PROJECT_VERSION_{name}@", part)
     text = text.replace("@PROJECT_VERSION@", match[1])
     header = include_dir / "lltm" / "version.h"
-    # Written only when it changed, or every build would compile everything.
+    # Written only if it changed; otherwise every build would compile everything.
     if not header.exists() or header.read_text() != text:
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text(text)
 
 
 def load() -> ModuleType:
-    """Compiles what is out of date under build/jit and loads the module."""
+    """Compiles outdated files under build/jit and loads the module."""
     build_dir = ROOT / "build" / "jit" / f"torch-{torch.__version__}"
     build_dir.mkdir(parents=True, exist_ok=True)
     write_version_header(build_dir / "include")
@@ -74,7 +73,7 @@ def load() -> ModuleType:
 def plain_step(
     x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step in plain PyTorch operations."""
+    """One step in PyTorch operations."""
     i, o, g = F.linear(torch.cat([h, x], dim=1), weights, bias).chunk(3, dim=1)
     c = c + torch.sigmoid(i) * F.elu(g)
     return torch.tanh(c) * torch.sigmoid(o), c

@@ -1,17 +1,17 @@
-"""Trains lltm.LLTM in the training loop of PyTorch Lightning, which knows nothing of it.
+"""Trains lltm.LLTM with PyTorch Lightning.
 
-The data are scikit-learn's handwritten digits, 1797 images of 8 x 8: each is read row by row, a
-sequence of 8 steps of 8 values.
+The data are scikit-learn's 1797 handwritten digits. Each image of 8 x 8 pixels is read row by row,
+as a sequence of 8 steps with 8 values.
 
     pip install '.[examples]'
     python examples/lightning/digits.py
 
-takes a few seconds on a CPU and ends with
+Runs for a few seconds on a CPU and ends with
 
     accuracy on 360 digits not seen in training: 0.956
 
-(with `--precision bf16-mixed`, 0.967). Another kind of CPU rounds differently and may get some
-digits more or fewer right.
+With `--precision bf16-mixed`, the accuracy is 0.967. It differs slightly on other kinds of CPU,
+which round differently.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--precision", default="32-true", help="as Lightning's Trainer takes it")
     arguments = parser.parse_args()
 
-    # What Lightning advises on: workers for the loading of data, a GPU that is there.
+    # Lightning's advice: workers for data loading, an available GPU.
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="pytorch_lightning")
 

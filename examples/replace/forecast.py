@@ -1,13 +1,12 @@
-"""A forecast by torch.nn.GRU, trained as it is and after lltm.replace_(model).
+"""Trains a forecast model with torch.nn.GRU, and a copy after lltm.replace_(model).
 
     python examples/replace/forecast.py
 
-The model knows nothing of lltm. One line makes lltm's layer of its own, in place; both copies then
-see the same batches, an epoch of one after an epoch of the other. What is printed: the loss on held
-out weeks, which is the same, and the seconds, which are not.
+One line replaces the copy's layer by lltm's, in place. Both models are trained on the same batches,
+in alternating epochs. Prints the loss on held-out weeks, which is the same, and the times.
 
-The data are generated: the hourly demand of sites with habits of the day and of the week, a
-temperature that drives it, and noise that lasts for hours. The next hour is predicted.
+The data are generated: the hourly demand of sites, with daily and weekly patterns, the influence of
+temperature, and noise that lasts for hours. The model predicts the next hour.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Forecaster(nn.Module):
 
 
 def lasting_noise(sites: int, hours: int, memory: float) -> Tensor:
-    """Of variance 1, (sites, hours): each value is `memory` times the one before, and new noise."""
+    """Returns noise (sites, hours), variance 1: each value is `memory` times the last + noise."""
     values = [torch.randn(sites)]
     for _ in range(hours - 1):
         values.append(memory * values[-1] + math.sqrt(1 - memory**2) * torch.randn(sites))
@@ -63,7 +62,7 @@ def generate(sites: int, weeks: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
-    """Makes an epoch of updates; returns the seconds that it took."""
+    """Trains for an epoch and returns the time in seconds."""
     start = time.perf_counter()
     for rows in torch.randperm(len(x)).split(BATCH):
         optimizer.zero_grad()

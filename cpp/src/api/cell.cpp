@@ -32,7 +32,7 @@ std::vector<std::string> names_of(const std::vector<CellText::Named>& values) {
   return names;
 }
 
-// Parses a cell. Error messages begin with `where`.
+// Error messages begin with `where`.
 std::shared_ptr<const CellData> read(const std::string& where, std::string_view text) {
   try {
     const auto cell = parse_cell(text);

@@ -18,7 +18,7 @@ using c10::SymInt;
 
 namespace {
 
-// Returns the name of a state: h or a name from the cell; in a layer h_0, ...
+// h or a name from the cell; in a layer h_0, ...
 std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
   return std::string(k == 0 ? "h" : cell.state_names[k - 1]) + suffix;
 }

@@ -1,5 +1,5 @@
-// Converts states between the users' form (a list, h first) and the operators' form, and creates
-// omitted initial states.
+// Converts states between the users' form (a list, h first) and the operators' form; omitted
+// initial states.
 #pragma once
 
 #include "cell/cell.h"
@@ -12,24 +12,23 @@
 
 namespace lltm {
 
-// The operators' form: h, and the other states concatenated, or undefined if there are none.
+// h, and the other states concatenated, or undefined if there are none.
 struct JoinedState {
   at::Tensor h, c;
 };
 JoinedState join(const CellInfo& cell, at::TensorList states);
 std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 
-// Returns zeros, or the cell's initial values for its states: (*rows, H) each.
+// Zeros, or the cell's initial values: (*rows, H) each.
 JoinedState first_state(
     const CellInfo& cell, const at::Tensor& input, std::vector<c10::SymInt> rows, int64_t hidden);
 
-// Checks the number of states. Messages call them h, c, ... with the suffix.
+// Messages call the states h, c, ... with the suffix.
 void check_state_count(
     const CellInfo& cell, const char* where, at::TensorList states, const char* suffix);
 
-// Checks the number and the shapes of states: h (*rows, size_of_h), the others (*rows, hidden). If
-// the cell has several states in addition to h, which are concatenated, also checks that they have
-// the input's dtype and device.
+// Checks number and shapes: h (*rows, size_of_h), the others (*rows, hidden). Several states in
+// addition to h, which are concatenated, must also have the input's dtype and device.
 void check_states(
     const CellInfo& cell,
     const char* where,
@@ -40,8 +39,7 @@ void check_states(
     int64_t size_of_h,
     int64_t hidden);
 
-// Checks states that are concatenated: they must have the shape of h and the input's dtype and
-// device.
+// Concatenated states must have the shape of h and the input's dtype and device.
 void check_joined_states(
     const CellInfo& cell,
     const char* where,
@@ -57,8 +55,8 @@ std::vector<at::Tensor> map_states(at::TensorList states, const Change& change) 
   return changed;
 }
 
-// Return states.select(0, k) for (L*D, B, H), and state.unsqueeze(0) for a new tensor (B, H)
-// without other references. If the call is unobserved, they do not use the dispatcher.
+// states.select(0, k) for (L*D, B, H), and state.unsqueeze(0) for a new tensor (B, H) without other
+// references; without the dispatcher if the call is unobserved.
 at::Tensor select_state(const at::Tensor& states, int64_t k, bool unobserved);
 at::Tensor unsqueeze_state(at::Tensor state, bool unobserved);
 

@@ -1,4 +1,4 @@
-// Implements the modules in terms of the operators. Sizes may be symbolic: torch.compile and
+// The modules in terms of the operators. Sizes may be symbolic, because torch.compile and
 // torch.export trace this code.
 #include "api/layer.h"
 
@@ -46,7 +46,7 @@ Interceptors interceptors_of(
 }
 
 // Skips the Autograd key if nothing intercepts the call. In single-step streaming, dispatching a
-// few view operations costs as much as the step itself.
+// few views costs as much as the step itself.
 class WithoutAutograd {
  public:
   explicit WithoutAutograd(const Interceptors& interceptors) {
@@ -57,8 +57,8 @@ class WithoutAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// Returns the batch size of packed rows: the first of batch_sizes. If it has no value, in a traced
-// graph or without steps, takes the size from another tensor.
+// Returns the first of batch_sizes. If it has no value, in a traced graph or without steps, the
+// size comes from another tensor.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;

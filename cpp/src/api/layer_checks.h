@@ -15,7 +15,6 @@ constexpr int64_t kLargestSize = int64_t{1} << 27;
 void check_size(const char* where, const char* name, int64_t value, int64_t largest);
 void check_probability(const char* where, const char* name, double value);
 
-// Check that a tensor is strided, and its shape.
 void check_tensor(const char* where, const char* name, const at::Tensor& tensor);
 void check_shape(
     const char* where,
@@ -23,11 +22,10 @@ void check_shape(
     const at::Tensor& tensor,
     const std::vector<c10::SymInt>& expected);
 
-// True if autocast changes tensors on the device of this one.
 bool autocasts(const at::Tensor& tensor);
 
-// Checks that a tensor is on the device of `other` and, unless autocast applies (`casts`), has its
-// dtype. Messages call the other tensor `whose`.
+// Checks device and, unless autocast applies (`casts`), dtype against `other`, which messages call
+// `whose`.
 void check_kind(
     const char* where,
     const char* name,
@@ -35,11 +33,10 @@ void check_kind(
     const at::Tensor& other,
     const char* whose,
     bool casts);
-// Checks the input against the parameters. The operators might report a parameter instead, but the
-// caller has passed only the input.
+// The operators might report a parameter instead, but the caller has passed only the input.
 void check_kind(const char* where, const at::Tensor& input, const at::Tensor& parameter);
-// Checks a tensor that is concatenated with others. at::cat would promote another dtype and, under
-// autocast, also integers.
+// Checks a tensor for concatenation. at::cat would promote another dtype and, under autocast, also
+// integers.
 void check_joined_kind(
     const char* where, const char* name, const at::Tensor& tensor, const at::Tensor& input);
 

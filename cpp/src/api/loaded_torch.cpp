@@ -1,5 +1,5 @@
-// Ends the process with a message if liblltm was compiled for another libtorch version, or if
-// another liblltm is loaded. While a library loads, no caller can catch an exception.
+// Ends the process with a message if liblltm was compiled for another libtorch, or if another
+// liblltm is loaded. While a library loads, no caller can catch an exception.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/version.h>
 
@@ -15,14 +15,14 @@
 #include <cstdlib>
 #include <string_view>
 
-// Exists since libtorch 2.9. Returns major, minor and patch version in the three highest bytes.
+// Since libtorch 2.9: major, minor and patch version in the three highest bytes.
 extern "C" __attribute__((weak)) std::uint64_t aoti_torch_abi_version();
 
 namespace {
 
-// The C++ ABI of libtorch is stable only within a minor release. With another release, the process
-// would fail at a missing function or use objects of the wrong size. Runs before the static objects
-// that register the operators: 101 is the first priority that is not reserved for the compiler.
+// libtorch's C++ ABI is stable only within a minor release. With another, the process would fail at
+// a missing function or use objects of the wrong size. Runs before the static objects that register
+// the operators: 101 is the first priority not reserved for the compiler.
 __attribute__((constructor(101))) void check_loaded_torch() {
   unsigned major = 0;
   unsigned minor = 0;
@@ -57,7 +57,7 @@ __attribute__((constructor(101))) void check_loaded_torch() {
   std::_Exit(EXIT_FAILURE);
 }
 
-// Returns the path of the first loaded object with the name of this library, or null.
+// The first loaded object with the name of this library, or null.
 #if defined(__APPLE__)
 const char* first_library() {
   for (std::uint32_t k = 0; k < _dyld_image_count(); ++k) {
@@ -80,7 +80,7 @@ const char* first_library() {
 }
 #endif
 
-// PyTorch has a single operator registry, in which each operator can be defined only once.
+// PyTorch's only registry can define each operator once.
 __attribute__((constructor(102))) void check_other_copy() {
   if (!c10::Dispatcher::singleton().findSchema({"lltm::step", ""})) return;
   const char* const first = first_library();

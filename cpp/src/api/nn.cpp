@@ -1,4 +1,4 @@
-// C++ modules: options, parameters, packed input. layer.cpp implements their computation.
+// C++ modules: options, parameters, packed input.
 #include "api/cell.h"
 #include "api/layer.h"
 #include "api/layer_checks.h"
@@ -29,8 +29,7 @@ using torch::nn::utils::rnn::PackedSequence;
 
 constexpr int64_t kMostLayers = int64_t{1} << 16;
 
-// Initializes the parameters of a direction. The last parameters get a custom cell's initial
-// values.
+// The last parameters get a custom cell's initial values.
 void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
@@ -50,7 +49,7 @@ const char* bool_text(bool value) {
   return value ? "true" : "false";
 }
 
-// True for modules whose options contain the cell.
+// True if a module's options contain the cell.
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
@@ -63,8 +62,7 @@ const CellInfo& cell_of(const Options& options) {
   }
 }
 
-// `name` is the class name for custom cells, `class_name` the member with the name for built-in
-// cells.
+// `name`: class name for custom cells; `class_name`: member with the name for built-in cells.
 template <typename Module, typename Options>
 void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
   if constexpr (kIsCustom<Module, Options>) {
@@ -86,7 +84,7 @@ void check_cell(const Options& options, const char* name, const char* CellInfo::
       ": expected options without a nonlinearity, which only an RNN has, got one");
 }
 
-// Convert a state to the tensor list that StepModule and LayerModule use, and back.
+// Convert a state to the tensors of StepModule and LayerModule, and back.
 std::vector<Tensor> states_of(const std::optional<State>& state) {
   return state.has_value() ? std::vector{std::get<0>(*state), std::get<1>(*state)}
                            : std::vector<Tensor>();
@@ -109,13 +107,13 @@ StateT state_of(std::vector<Tensor> states) {
   }
 }
 
-// A parameter of a direction; the name has no suffix.
+// The name has no suffix.
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
   bool is_bias = false;
 };
-// Returns the parameters of a direction in the order of all_weights.
+// Returns the parameters in the order of all_weights.
 std::vector<Parameter> parameters_of(
     const CellInfo& cell,
     const std::optional<Cell>& own,
@@ -138,7 +136,7 @@ std::vector<Parameter> parameters_of(
   return parameters;
 }
 
-// Members of a single-step module in the same order; `own` is the number of custom parameters.
+// Members in the same order; `own` is the number of custom parameters.
 using Members = c10::SmallVector<Tensor*, 4>;
 Members members_of(JoinedParameters& p, int64_t /*own*/) {
   return {&p.weights, &p.bias};

@@ -13,8 +13,7 @@ namespace {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
 
-// Returns the states in the operators' form. Checks states that must be concatenated; the operators
-// check all others.
+// Checks states that must be concatenated; the operators check all others.
 JoinedState joined(
     const CellInfo& cell,
     const char* where,

@@ -1,4 +1,3 @@
-// Converts the parameters of a direction from the modules' form to the operators' form.
 #pragma once
 
 #include "cell/cell.h"
@@ -12,14 +11,13 @@
 
 namespace lltm {
 
-// Returns the number of parameters per direction.
+// Returns the number per direction.
 inline int64_t count_parameters(const CellInfo& cell, bool has_bias, bool prepacked) {
   const int64_t matrices = cell.joined || prepacked ? 1 : 2;
   return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
 }
 
-// Returns bias_ih and bias_hh for a cell with parameters, which are appended to bias_ih. Missing
-// biases are zero.
+// The parameters are appended to bias_ih. Missing biases are zero.
 std::array<at::Tensor, 2> biases_and_parameters(
     const CellInfo& cell,
     bool has_bias,
@@ -27,7 +25,7 @@ std::array<at::Tensor, 2> biases_and_parameters(
     int64_t hidden_size,
     at::TensorList given);
 
-// Sets the weights and biases of a call. weight_ih may be a concatenated or prepacked matrix.
+// weight_ih may be a concatenated or prepacked matrix.
 template <typename Inputs>
 void set_parameters(
     Inputs& args, bool has_bias, bool prepacked, int64_t hidden_size, at::TensorList given) {
@@ -45,8 +43,7 @@ void set_parameters(
   }
 }
 
-// Checks biases and custom parameters, which are concatenated. Throws if shape, dtype or device is
-// wrong.
+// Biases and custom parameters are concatenated, so their shapes, dtypes and devices must match.
 void check_custom_parameters(
     const CellInfo& cell,
     const char* where,

@@ -1,9 +1,9 @@
 // An LSTM with a projected h (proj_size of torch.nn.LSTM), computed by the standard LSTM engines.
 //
-// The element-wise part computes y (H), and the gates of the next step read h = W_hr y (P). The
-// gates can instead read y through the product W_hh W_hr (4H, H). The engines therefore run over y,
-// and a single GEMM projects all steps to h. Before the first step there is no y, only h_0. It
-// becomes P additional input columns, which W_hh multiplies. They are zero in all other steps.
+// The element-wise part computes y (H), and the gates of the next step read h = W_hr y (P). They
+// can instead read y through the product W_hh W_hr (4H, H). The engines therefore run over y, and a
+// single GEMM projects all steps to h. Only h_0 has no y: it becomes P additional input columns,
+// multiplied by W_hh and zero in all other steps.
 #pragma once
 
 #include "cell/cell.h"
@@ -18,7 +18,6 @@
 
 namespace lltm {
 
-// Weights for the engines.
 struct ProjectedWeights {
   at::Tensor weight_ih;  // (4H, I+P), or (4H, I) without columns for h_0
   at::Tensor weight_hh;  // (4H, H)
@@ -33,18 +32,18 @@ constexpr bool can_project(const CellInfo& cell) {
   return cell.programs == nullptr && cell.id == Lstm::kCell.id;
 }
 
-// Checks options of a layer, also if proj_size is 0.
+// Checks options, also if proj_size is 0.
 void check_projection(
     const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout);
 
-// True if multiplying the weights takes longer than PyTorch's loop over so few steps. Measured in
-// training and inference, with batch sizes 1 and 16, H from 128 to 1024 and P = H / 2.
+// True if multiplying the weights takes longer than PyTorch's loop over so few steps (measured in
+// training and inference: batch sizes 1 and 16, H from 128 to 1024, P = H / 2).
 constexpr bool is_short_for_product(int64_t steps, int64_t hidden_size) {
   return 0 < steps && 16 * steps < hidden_size;
 }
 
-// Runs a short call, one direction, with PyTorch's LSTM: returns output (T, B, P), h_n (B, P) and
-// c_n (B, H). The weights are weight_ih, weight_hh, the biases if present, and weight_hr.
+// One direction, with PyTorch's LSTM: returns output (T, B, P), h_n (B, P) and c_n (B, H). The
+// weights are weight_ih, weight_hh, the biases if present, and weight_hr.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> run_short_call(
     const at::Tensor& input,
     const at::Tensor& h_0,
@@ -53,20 +52,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_short_call(
     bool has_bias,
     bool reverse);
 
-// Finds each batch element's first and last step in a direction.
+// Each batch element's first and last step in a direction.
 class RowEnds {
  public:
   // With batch_sizes, tensors are packed (N, .), otherwise (T, B, .).
   RowEnds(const std::optional<at::Tensor>& batch_sizes, bool reverse);
 
-  // Appends the columns for h_0 (B, P) to the input. They are zero if the first step has a reset.
+  // Appends the columns for h_0 (B, P), zero if the first step has a reset.
   at::Tensor append_h_0(
       const at::Tensor& input, const at::Tensor& h_0, const at::Tensor& reset) const;
-  // Returns h_n (B, P): the output at each last step, or h_0 without steps.
+  // h_n (B, P): the output at each last step, or h_0 without steps.
   at::Tensor last_of(const at::Tensor& output, const at::Tensor& h_0) const;
 
  private:
-  // Returns the packed row of each batch element's first or last time step, shape (B).
+  // Shape (B).
   at::Tensor packed_rows(bool last, const at::Tensor& rows, const c10::SymInt& batch) const;
 
   const std::optional<at::Tensor>& batch_sizes_;

@@ -110,7 +110,6 @@ void find_dtype(Entry& entry, const std::string& path) {
       name_text(entry.dtype_name));
 }
 
-// Checks that dtype, shape and data_offsets are consistent.
 void check_sizes(const Entry& entry, const std::string& path) {
   const std::vector<uint64_t>& offsets = entry.offsets;
   if (offsets.size() != 2 || offsets[0] > offsets[1]) {
@@ -147,8 +146,8 @@ void check_sizes(const Entry& entry, const std::string& path) {
   }
 }
 
-// Handles the events of a JSON parser. Accepts only valid headers and builds only entries, so that
-// the length and nesting of the text do not matter. Throws c10::ValueError.
+// Handles JSON parser events. Accepts only valid headers and stores only entries, so that length
+// and nesting of the text do not matter. Throws c10::ValueError.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
@@ -246,7 +245,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     return true;
   }
 
-  // Replaces the parser's message, which may repeat a hundred megabytes of the file.
+  // The parser's message may repeat a hundred megabytes of the file.
   bool parse_error(
       size_t position, const std::string&, const nlohmann::detail::exception&) override {
     refuse("a JSON header", str("something else at byte ", position, " of it"));
@@ -269,7 +268,6 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     return name_ == kMetadata ? kMetadata : "tensor " + name_text(name_);
   }
 
-  // Returns the expected JSON at the current position.
   const char* expected() const {
     switch (place_) {
       case Place::kShape:
@@ -296,8 +294,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
 // ---- reading: the file ------------------------------------------------------
 
-// Detects files of torch.save, the most common wrong input: a zip archive or, before PyTorch 1.6, a
-// pickle of protocol 2.
+// The most common wrong input: a zip archive or, before PyTorch 1.6, a pickle of protocol 2.
 void refuse_torch_save(const std::string& path, std::string_view start) {
   const bool zip = start.starts_with("PK\x03\x04");
   const bool pickle = start.starts_with("\x80\x02\x8a\nl\xfc\x9c");
@@ -326,7 +323,7 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
     unreadable(path, "it ended early");
   }
-  // Checked here, because the parser skips other white space and treats a zero byte as the end.
+  // The parser skips other white space and treats a zero byte as the end.
   const size_t closing = header.find_last_not_of(' ');
   if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
       header.find('\0') != std::string::npos) {
@@ -382,8 +379,8 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
 
 // ---- writing ----------------------------------------------------------------
 
-// A temporary file next to the file that `path` resolves to. It replaces that file when it is
-// complete, with the same mode and, if permitted, the same owner.
+// A temporary file next to the file that `path` resolves to. It replaces that file when complete,
+// with the same mode and, if permitted, owner.
 class Replacement {
  public:
   explicit Replacement(const std::string& path) : path_(path), target_(path) {
@@ -398,7 +395,7 @@ class Replacement {
     name << target_.string() << '.' << std::hex << random() << random() << ".tmp";
     temporary_ = name.str();
     constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    // Other users must not be able to read it before it has the final mode.
+    // Not readable by other users before it has the final mode.
     file_ = ::open(temporary_.c_str(), kNew, exists ? S_IRUSR | S_IWUSR : 0666);
     check(file_ >= 0);
     if (exists) keep(replaced);
@@ -434,7 +431,7 @@ class Replacement {
   }
 
  private:
-  // Resolves symbolic links. The target of the last link may not exist.
+  // The target of the last link may not exist.
   void follow_links() {
     constexpr int kMost = 40;  // same as Linux
     std::error_code none;
@@ -444,7 +441,7 @@ class Replacement {
     }
   }
 
-  // Sets the owner first, because that clears bits of the mode. Some file systems support neither.
+  // The owner first, because that clears bits of the mode. Some file systems support neither.
   void keep(const struct stat& replaced) const {
     constexpr auto kAny = static_cast<uid_t>(-1);
     if (::fchown(file_, replaced.st_uid, replaced.st_gid) != 0) {
@@ -501,7 +498,7 @@ void check_writable(const std::string& name, const Tensor& tensor) {
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
-// Returns the header, padded to a multiple of eight bytes.
+// Padded to a multiple of eight bytes.
 std::string header_of(const NamedTensors& tensors, const std::string& path) {
   // Some Python readers reject files without this entry.
   nlohmann::ordered_json header = {{kMetadata, {{"format", "pt"}}}};
@@ -582,8 +579,8 @@ std::map<std::string, Tensor> load_safetensors(const std::string& path) {
 }
 
 void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::string& path) {
-  // Writes larger elements first, after a header that is a multiple of eight bytes long. Each
-  // tensor is then aligned to its element size.
+  // Larger elements first, after the padded header, so that each tensor is aligned to its element
+  // size.
   NamedTensors ordered;
   for (const auto& [name, tensor] : tensors) {
     check_writable(name, tensor);

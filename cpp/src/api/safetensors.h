@@ -7,7 +7,6 @@
 //     the rest  the elements, little-endian, in row-major order; data_offsets
 //               count from its first byte and cover all of it, each byte once
 //
-// safetensors.cpp defines load_safetensors and save_safetensors of <lltm/serialize.h>.
 #pragma once
 
 #include <string>
@@ -15,8 +14,8 @@
 
 namespace lltm {
 
-// Returns a name from a file in a form for messages: quoted, with control characters escaped and
-// invalid UTF-8 replaced, and shortened.
+// A name from a file for messages: quoted and shortened, with control characters escaped and
+// invalid UTF-8 replaced.
 std::string name_text(std::string_view name);
 
 }  // namespace lltm

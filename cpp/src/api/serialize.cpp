@@ -29,8 +29,7 @@ bool fits(const Tensor& saved, const Tensor& target) {
                                              saved.size(0) == 1 && saved.size(1) == target.size(0));
 }
 
-// Lists mismatched names, one per line. The list is cut off, because a file of another model may
-// contain thousands of names.
+// One per line. Cut off, because a file of another model may contain thousands of names.
 class Differences {
  public:
   template <typename... Parts>

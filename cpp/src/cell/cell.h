@@ -1,24 +1,22 @@
-// CellInfo describes a cell to the rest of the library. Checks, GEMMs, packing and schedules exist
-// once for all cells and read this descriptor.
+// CellInfo describes a cell to all shared code: checks, GEMMs, packing and schedules.
 //
 // A cell has H hidden units. weight_ih (Gx * H, I) has a block of H rows for each gate that depends
 // on x. weight_hh (Gh * H, H) has a block for each gate that depends on h. Each hidden unit has S
 // pre-activations, which identifiers call slots:
 //     z[s] = x (block x_blocks[s] of weight_ih)^T + h (block h_blocks[s] of weight_hh)^T + bias
-// Most pre-activations have both terms. A gate that needs the two terms separately has two
-// pre-activations. The order is always [x only | x and h | h only], so each GEMM writes a
-// contiguous range of columns and computes no unused values. Pre-activation s of hidden unit j is
-// column s * H + j of z (rows, S * H). The values that forward saves for backward have the same
-// layout.
+// Most pre-activations have both terms. A gate that needs them separately has two pre-activations.
+// The order [x only | x and h | h only] makes each GEMM write a contiguous range of columns.
+// Pre-activation s of hidden unit j is column s * H + j of z (rows, S * H). Saved values have the
+// same layout.
 //
-// A parameter of a cell, such as a peephole weight, has one value per hidden unit, shape (H,). The
-// P parameters follow the biases in bias_ih. Their gradients follow the gradients of z, so that
-// both are summed over rows in the same way.
+// A parameter, such as a peephole weight, has shape (H,). The P parameters follow the biases in
+// bias_ih, and their gradients follow the gradients of z, so that the same code sums both over
+// rows.
 //
 // The next recurrent GEMM reads h. The K other states are used only element-wise and are
 // concatenated in c (rows, K * H). If the element-wise part also reads h, the engines' c begins
-// with h. The gradient of h_0 then has two parts, through the GEMM and through c. For a GRU, the
-// engines' c contains only h.
+// with h, and the gradient of h_0 has two parts: through the GEMM and through c. In a
+// GRU, the engines' c is h.
 //
 // Device code: includes no PyTorch or standard headers.
 #pragma once
@@ -27,7 +25,6 @@
 
 namespace lltm {
 
-// Range [begin, end) of pre-activations.
 struct SlotRange {
   int begin = 0, end = 0;
 
@@ -40,21 +37,20 @@ struct CellInfo {
   static constexpr int kMostSlots = 8;
   static constexpr int kMostStates = 3, kMostParameters = 8, kMostSaved = 32;
 
-  const char* name;                      // the operators' cell argument: a name or serialized cell
-  const char *layer_class, *step_class;  // module classes
-  int id;                                // index in Cells (cells.h) and in kernel tables
+  const char* name;  // the operators' cell argument: a name or serialized cell
+  const char *layer_class, *step_class;
+  int id;  // index in Cells (cells.h) and in kernel tables
   int slots;
   int saved;  // values per hidden unit that forward saves for backward
-  // The pre-activations that depend on x, and the pre-activations that depend on h: one per block
-  // of H rows in weight_ih and in weight_hh. x_blocks and h_blocks hold the block of each.
+  // One pre-activation per block of H rows in weight_ih and in weight_hh. x_blocks and h_blocks
+  // hold the blocks.
   SlotRange x, h;
   int x_blocks[kMostSlots], h_blocks[kMostSlots];
   int states;    // in addition to h: 0 to 3
   bool reads_h;  // element-wise; always true without other states
-  // True if the modules store a concatenated matrix [weight_hh, weight_ih] and a single bias.
+  // The modules store a concatenated matrix [weight_hh, weight_ih] and a single bias.
   bool joined = false;
   int parameters = 0;
-  // Names, for states in addition to h and for parameters.
   const char* state_names[kMostStates] = {};
   const char* parameter_names[kMostParameters] = {};
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
@@ -62,11 +58,10 @@ struct CellInfo {
   const CellPrograms* programs = nullptr;  // of a custom cell, else null
   bool own_gradient = false;               // backward is not the derivative of forward
 
-  // Name for messages and logging.
   constexpr const char* title() const { return programs == nullptr ? name : programs->name; }
   constexpr bool has_c() const { return states > 0; }
-  // Widths in multiples of H: the engines' c; the gradient of z with the parameter gradients; the
-  // rows of the concatenated matrix, in which the smaller weight is padded with zeros.
+  // Widths in multiples of H: the engines' c; the gradients of z and of the parameters; the rows of
+  // the concatenated matrix, in which zeros pad the smaller weight.
   constexpr int state_columns() const { return states + (reads_h ? 1 : 0); }
   constexpr int grad_columns() const { return slots + parameters; }
   constexpr int joined_blocks() const { return x.count() > h.count() ? x.count() : h.count(); }

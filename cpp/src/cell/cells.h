@@ -1,4 +1,4 @@
-// List of the built-in cells. To add a cell, include its definition here and append it to Cells.
+// To add a built-in cell, include its definition and append it to Cells.
 #pragma once
 
 #include "cell/gru.h"
@@ -26,12 +26,10 @@ struct CellList {
   }
 };
 
-// Built-in cells, ordered by id.
 using Cells = CellList<Lltm, Lstm, Gru, RnnTanh, RnnRelu>;
 static_assert(Cells::ids_are_places(), "the id of a cell is its place in Cells");
 
 constexpr const auto& kCells = Cells::kInfos;
-// Id of every custom cell.
 constexpr int kProgramId = Cells::kCount;
 
 template <typename Body, typename Page, typename... Others>

@@ -1,5 +1,4 @@
-// GRU, as in torch.nn. The reset gate scales W_hh h after the GEMM, so the candidate has separate
-// pre-activations for x and for h. The engines' c holds h (cell.h).
+// GRU, as in torch.nn. The engines' c holds h (cell.h).
 //     r, u = sigmoid(z_r), sigmoid(z_u);  n = tanh(z_nx + r z_nh)
 //     h' = (1 - u) n + u h
 #pragma once

@@ -1,22 +1,20 @@
-// Activation functions, and the operations of cell programs (program.h), for kernels on every
-// device.
+// Activation functions, and the operations of cell programs, for kernels on every device.
 //
-// Each function is straight-line code without branches: `?:` only selects between two values that
-// are both computed. Compilers can therefore vectorize loops over these functions, and the threads
-// of a GPU warp do not diverge. The functions must not call the C library.
+// Each function is straight-line code: `?:` only selects between two computed values. Compilers can
+// therefore vectorize loops over these functions, and the threads of a GPU warp do not diverge. The
+// functions must not call the C library.
 //
 // Maximum errors compared with the correctly rounded result, over all finite inputs (checked by
 // tests_cpp/test_cell_math.cpp for each instruction set):
 //     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
 //     softplus 2 ULP; the others are exact or correctly rounded.
-// If the true result is subnormal, the error is at most one subnormal step. On a GPU the float32
-// divisions in sigmoid and tanh use `quotient`, whose error is at most 1 ULP instead of 0.5. NaN
-// gives NaN, and infinities give the limits.
+// If the true result is subnormal, the error is at most one subnormal step. On a GPU, the float32
+// divisions of sigmoid and tanh have an error up to 1 ULP instead of 0.5 (`quotient`). NaN gives
+// NaN, and infinities give the limits.
 #pragma once
 
 #include <cstdint>
 
-// Marks functions that are always inlined.
 #if defined(LLTM_FAST_COMPILE)  // in tests that check values, not speed
 #define LLTM_CELL_INLINE inline
 #elif defined(__CUDACC__)
@@ -32,7 +30,7 @@
 #define LLTM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// Precedes a loop to unroll. Array indices become constants, so the arrays stay in registers.
+// Unrolled loops have constant array indices, so that the arrays stay in registers.
 #if defined(LLTM_FAST_COMPILE)
 #define LLTM_UNROLL
 #elif defined(__CUDACC__)
@@ -54,7 +52,6 @@ LLTM_CELL_INLINE To bit_cast(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-// Constants of a floating-point format, and polynomials, for exp and log.
 template <typename T>
 struct Format;
 
@@ -143,7 +140,6 @@ struct Reduced {
   typename Format<T>::Bits n;
 };
 
-// For x in [kLowest, kHighest] or NaN.
 template <typename T>
 LLTM_CELL_INLINE Reduced<T> reduce(T x) {
   using F = Format<T>;
@@ -165,7 +161,6 @@ LLTM_CELL_INLINE T clamp_low(T x) {  // keeps NaN
   return x < Format<T>::kLowest ? Format<T>::kLowest : x;
 }
 
-// The sign bit.
 template <typename T>
 inline constexpr typename Format<T>::Bits kSign =
     typename Format<T>::Bits{1} << (8 * sizeof(T) - 1);
@@ -181,8 +176,8 @@ LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
-// exp(x) for x <= 0. Applies the power of two as two factors, so that results below the smallest
-// normal number are rounded correctly instead of becoming 0.
+// exp(x) for x <= 0. Two factors make up the power of two, so that subnormal results are rounded
+// correctly instead of becoming 0.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
   using F = Format<T>;
@@ -191,7 +186,7 @@ LLTM_CELL_INLINE T exp_nonpositive(T x) {
          power_of_two<T>(-F::kShift);
 }
 
-// exp(x) - 1 for x <= 0, with full relative accuracy near 0. For other x the result is meaningless.
+// exp(x) - 1 for x <= 0, with full relative accuracy near 0; meaningless for other x.
 template <typename T>
 LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   // Below -40 the result is -1 in both formats, and 2^n stays normal.
@@ -200,15 +195,15 @@ LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   return scale * reduced.expm1_r + (scale - T(1));
 }
 
-// a / b for b in [1, 2], given a reciprocal of b with an error of 1 ULP. The remainder of the first
-// quotient, times the reciprocal, corrects it. The error is at most 1 ULP.
+// a / b for b in [1, 2], given a reciprocal of b with an error of 1 ULP. The first quotient's
+// remainder corrects it to at most 1 ULP.
 LLTM_CELL_INLINE float quotient_by(float a, float b, float reciprocal) {
   const float q = a * reciprocal;
   return __builtin_fmaf(__builtin_fmaf(-b, q, a), reciprocal, q);
 }
 
-// The same on any device. A GPU division is a call of about twenty instructions, with a branch for
-// values of b that do not occur here.
+// A GPU division is a call of about twenty instructions, with a branch for values of b that do not
+// occur here.
 template <typename T>
 LLTM_CELL_INLINE T quotient(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -237,10 +232,9 @@ LLTM_CELL_INLINE float tanh(float x) {
   return with_sign_of(quotient(d, 2 + d), x);
 }
 
-// In float64, accuracy is more important than speed. With the formula above, the gradients of
-// layers with few hidden units would have 1.3 times the error of eager PyTorch. For
-// q = exp(-2|x|) < 1/3, this function computes 1 - 2q / (1 + q) instead, in which the subtracted
-// term and its error are small.
+// float64 prefers accuracy to speed. With the formula above, gradients of layers with few hidden
+// units would have 1.3 times the error of eager PyTorch. For q = exp(-2|x|) < 1/3, 1 - 2q / (1 + q)
+// has a small subtracted term, and so a small error.
 LLTM_CELL_INLINE double tanh(double x) {
   const double y = 2 * minus_abs(x);
   const Reduced<double> reduced = reduce(y < -40 ? -40 : y);
@@ -252,16 +246,14 @@ LLTM_CELL_INLINE double tanh(double x) {
   return with_sign_of(far ? 1 - part : part, x);
 }
 
-// x if x > 0, else exp(x) - 1. Selects with `?:`, because an infinite exponential times a mask is
-// NaN.
+// Selects with `?:`, because an infinite exponential times a mask is NaN.
 template <typename T>
 LLTM_CELL_INLINE T elu(T x) {
   const T e = expm1_nonpositive(x);
   return x > T(0) ? x : e;
 }
 
-// exp(x). Applies the power of two in two halves, so that results near overflow and subnormal
-// results are correct.
+// Two factors make up the power of two, for results near overflow and subnormal results.
 template <typename T>
 LLTM_CELL_INLINE T exp(T x) {
   using F = Format<T>;
@@ -338,14 +330,13 @@ LLTM_CELL_INLINE T log(T x) {
   return log_at_edges(x, log_of_parts(n, parts.m - T(1)));
 }
 
-// log(1 + x), with full relative accuracy near 0. Adds the rounding error of 1 + x to m.
+// log(1 + x) with full relative accuracy near 0: adds the rounding error of 1 + x to m.
 template <typename T>
 LLTM_CELL_INLINE T log1p(T x) {
   using F = Format<T>;
   const T y = T(1) + x;
   const Parts<T> parts = split(y);
-  // 2^-n. For the largest n it is not a normal number, but there the rounding error does not
-  // matter.
+  // 2^-n. For the largest n it is subnormal, but there the rounding error does not matter.
   const T scale = power_of_two<T>(F::kRoundBits - bit_cast<typename F::Bits>(parts.n + F::kRound));
   const T lost = x < power_of_two<T>(F::kMantissaBits + 2) ? (x - (y - T(1))) * scale : T(0);
   return with_sign_of(log_at_edges(y, log_of_parts(parts.n, (parts.m - T(1)) + lost)), x);
@@ -400,7 +391,6 @@ LLTM_CELL_INLINE T minimum(T a, T b) {
   return a != a ? a : smaller;
 }
 
-// The other operations of program.h.
 template <typename T>
 LLTM_CELL_INLINE T copy(T a) {
   return a;
@@ -441,7 +431,7 @@ template <typename T>
 LLTM_CELL_INLINE T subtract_product(T a, T b, T c) {
   return c - a * b;
 }
-// Return x times the derivative of a function, given the function's result.
+// x times a function's derivative, given the function's result.
 template <typename T>
 LLTM_CELL_INLINE T sigmoid_gradient(T x, T sigmoid) {
   const T product = x * sigmoid;
@@ -493,7 +483,6 @@ LLTM_CELL_INLINE T where(T condition, T a, T b) {
   return condition != T(0) ? a : b;
 }
 
-// Like at::where, with a number.
 template <typename T>
 LLTM_CELL_INLINE T where(bool condition, int a, T b) {
   return condition ? T(a) : b;

@@ -1,14 +1,14 @@
-// A cell definition (lltm.h, lstm.h, gru.h, rnn.h) is a type that is compiled into the kernels. It
-// has kCell, kSlots, kSaved and the element-wise part of a step:
+// A cell definition (lltm.h, lstm.h, gru.h, rnn.h) has kCell, kSlots, kSaved and the element-wise
+// part of a step:
 //     StepForward<Page, V> forward(z, c)
 //     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
 // If h is the only state, c is h, and backward(saved, dh) gets the complete gradient of h'.
 //
 // V is float or double in kernels, and a recorded value in record_page.h. The functions are
-// therefore straight-line code with the operations of math.h. `where` selects between two computed
+// therefore straight-line code with the operations of math.h; `where` selects between two computed
 // values.
 //
-// Device code: includes no PyTorch or standard headers.
+// Device code: no PyTorch or standard headers.
 #pragma once
 
 #include "cell/cell.h"
@@ -28,7 +28,7 @@ struct StepBackward {
   V dc;  // gradient of c
 };
 
-// Numbers of registers that a cell's programs read and write.
+// Registers that a cell's programs read and write.
 struct ProgramSizes {
   int forward_in, forward_out, backward_in, backward_out;
 

@@ -1,28 +1,26 @@
-// Cell programs: straight-line register code for the element-wise part of a step, forward and
-// backward, per hidden unit. Kernels run the programs of custom cells over blocks of hidden units,
-// instruction by instruction. The ATen fallback runs every cell's program on tensors.
+// Cell programs: straight-line register code for the element-wise part, per hidden unit. Kernels of
+// custom cells run it over blocks of hidden units, the ATen fallback runs every cell's program on
+// tensors.
 //
-// A program's registers are, in this order: inputs, outputs, constants, temporaries. Inputs and
-// constants are never written. An output is written once and may be read afterwards.
+// Registers are, in this order: inputs, outputs, constants, temporaries. Inputs and constants are
+// never written, and an output is written once.
 //
 //     forward     inputs: pre-activations, states, parameters
 //                 outputs: h', states', saved values
 //     backward    inputs: saved values, parameters, gradients of h', of states'
 //                 outputs: gradients of pre-activations, of parameters, of states
 //
-// The states in forward's inputs and backward's outputs begin with h if the cell reads h
-// element-wise. The states in forward's outputs and backward's inputs never include h', which
-// precedes them.
+// States in forward's inputs and backward's outputs begin with h if the cell reads h element-wise.
+// In forward's outputs and backward's inputs, h' precedes the states.
 //
-// Device code: includes no PyTorch or standard headers.
+// Device code: no PyTorch or standard headers.
 #pragma once
 
 namespace lltm {
 
-// X(op, function, operands): an operation, its function in math.h and its number of operands. A
-// serialized cell uses the operations up to kWhere; the compiler creates the others by fusing.
-// Conditions are 0 or 1. detach(x) is x without a derivative (run_program.cpp). NaN propagates as
-// in PyTorch, except through conditions.
+// X(op, function in math.h, number of operands). A serialized cell uses the operations up to
+// kWhere; the compiler creates the others by fusing. Conditions are 0 or 1. detach(x) is x without
+// a derivative. NaN propagates as in PyTorch, except through conditions.
 #define LLTM_OPERATIONS(X)                   \
   X(kCopy, copy, 1)                          \
   X(kNegate, negate, 1)                      \

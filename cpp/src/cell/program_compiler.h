@@ -1,7 +1,7 @@
-// Compiles a section of a serialized cell from a graph of values to instructions on registers.
-// Fuses products into sums, and activation derivatives into products.
+// Compiles a section of a serialized cell to instructions on registers. Fuses products into sums,
+// and activation derivatives into products.
 //
-// Includes no PyTorch header.
+// No PyTorch header.
 #pragma once
 
 #include "cell/program.h"
@@ -16,19 +16,19 @@
 
 namespace lltm {
 
-// Instructions and constants that a Program points to.
+// Data that a Program points to.
 struct ProgramCode {
   std::vector<Instruction> instructions;
   std::vector<double> constants;
 };
 
-// Values of a section in computation order: operands precede results.
+// Operands precede results.
 class ProgramCompiler {
  public:
   using Operands = std::array<int, 3>;
   static constexpr int kNone = -1;
 
-  // Adds an input. Inputs precede all other values.
+  // Inputs precede all other values.
   int input() { return add({.kind = kInput}); }
 
   int constant(double number) {
@@ -37,14 +37,12 @@ class ProgramCompiler {
     return place->second;
   }
 
-  // Adds the result of an operation. Removes negations if that changes no result.
+  // Adds a result. Removes negations if that changes no result.
   int result(Op op, Operands of);
 
-  // Returns the range of each value and its factor of an input (value_ranges.h). Precedes
-  // compile().
+  // Each value's range and its factor of an input (value_ranges.h). Precedes compile().
   std::pair<std::vector<ValueRange>, std::vector<Factor>> ranges_and_factors(int input) const;
 
-  // Numbers the registers as program.h defines.
   Program compile(const std::vector<int>& outputs, ProgramCode& code);
 
  private:
@@ -78,8 +76,8 @@ class ProgramCompiler {
   // e > 0 ? 1 : e + 1
   bool is_elu_slope(const Value& value) const;
 
-  // Fuses derivatives of sigmoid, tanh and elu into the products with a gradient that are their
-  // only use. Does not update use counts, so values that became unused still count as used.
+  // Fuses derivatives of sigmoid, tanh and elu into products with a gradient that are their only
+  // use. Values that became unused still count as used.
   void fuse_gradients();
 
   std::vector<Value> values_;

@@ -67,7 +67,7 @@ class TextLines {
     next();
   }
 
-  // The current line. At the end of the text it has no words.
+  // The current line, without words at the end of the text.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -86,7 +86,7 @@ class TextLines {
     }
   }
 
-  // If the current line is `line`, advances to the next line and returns true.
+  // Advances if the current line is `line`.
   bool take(string_view line) {
     const bool taken = !words_.empty() && line_ == line;
     if (taken) next();
@@ -123,7 +123,7 @@ void check_name(const TextLines& lines, string_view word) {
   }
 }
 
-// Avoids std::from_chars, which older C++ libraries provide only for integers.
+// Older C++ libraries have std::from_chars only for integers.
 double number_of(const TextLines& lines, string_view word, const string& expected) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (word == "inf") return kInfinity;
@@ -165,12 +165,11 @@ class Section {
     lines.expect(name);
   }
 
-  // Adds an input or output, in the order of registers. The text cannot use an input without a
-  // name.
+  // Adds inputs and outputs in the order of registers. The text cannot use an input without a name.
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
-  // Reads assignments up to a line that begins with `last`.
+  // Reads up to a line that begins with `last`.
   void assignments(const string& last) {
     const auto is_assignment = [&] {
       return lines_.words().size() > 1 && lines_.words()[1] == "=";
@@ -189,8 +188,7 @@ class Section {
 
   bool knows(string_view name) const { return known_.contains(name); }
 
-  // Returns CellInfo::forgets for forward (program_text.h). Each next state must be linear in its
-  // own state, and must not depend on it through other states.
+  // CellInfo::forgets (program_text.h).
   bool forgets(const std::vector<string>& states) const {
     std::vector<std::vector<bool>> reaches;  // [k][n]: next state n depends on k
     for (const string& state : states) {
@@ -203,7 +201,7 @@ class Section {
         reaches.back().push_back(other != state && depends(factors[known_.at(other + "'")]));
       }
     }
-    // Adds dependences over several steps.
+    // Dependences over several steps.
     for (size_t by = 0; by < states.size(); ++by) {
       for (std::vector<bool>& from : reaches) {
         for (size_t to = 0; to < states.size(); ++to) {
@@ -216,14 +214,12 @@ class Section {
     }
     return true;
   }
-  // True if the range of a value is finite.
   bool is_bounded(const string& name) const {
     const ValueRange range =
         compiler_.ranges_and_factors(ProgramCompiler::kNone).first[known_.at(name)];
     return std::isfinite(range.low) && std::isfinite(range.high);
   }
 
-  // Adds an output that the text does not assign.
   void assign_zero(const string& name) {
     output(name);
     known_[name] = compiler_.constant(0);
@@ -278,7 +274,7 @@ class Section {
 
 // ---- the text ---------------------------------------------------------------
 
-// FNV-1a, which is the same on every system: packed weights are saved with it.
+// FNV-1a, because packed weights are saved with the hash: it is the same on every system.
 uint64_t hash(string_view text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -331,8 +327,7 @@ void read_gates(TextLines& lines, CellText& cell) {
   lines.next();
 }
 
-// Reads the lines that begin with a word, such as `state c 0`. If `may_lack`, nan means that the
-// text does not contain the value.
+// Lines such as `state c 0`. If `may_lack`, nan means that the text does not contain the value.
 std::vector<CellText::Named> read_named(
     TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
   std::vector<CellText::Named> all;

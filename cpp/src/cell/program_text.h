@@ -1,6 +1,5 @@
-// Parses and compiles serialized cells. A serialized cell describes a custom cell to the operators:
-// gates, states, parameters, and the element-wise part of forward and backward of one hidden unit,
-// one assignment per line.
+// Parses and compiles serialized cells, which describe a custom cell to the operators, one
+// assignment per line.
 //
 //     lltm-cell 1
 //     name peephole
@@ -21,10 +20,10 @@
 //     ...                       d.z.GATE, d.PARAMETER, d.STATE and, with reads_h, d.h
 //     end
 //
-// Words are separated by single spaces, and each line ends with \n. The operations are those of Op
-// up to kWhere. Operands are names, or numbers as Python prints floats.
+// Words are separated by single spaces, and each line ends with \n. Operations are those of Op up
+// to kWhere, operands are names or numbers as Python prints floats.
 //
-// Includes no PyTorch header.
+// No PyTorch header.
 #pragma once
 
 #include "cell/cell.h"
@@ -56,20 +55,19 @@ struct CellText {
   std::vector<Named> states, parameters;
   std::vector<double> initial_states;
   std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs
-  // A block of -1 means that the pre-activation does not depend on x or h. Without other states,
-  // reads_h is true, c holds h, and h is the only state of the programs.
+  // A block of -1: the pre-activation does not depend on x or h. Without other states, reads_h is
+  // true, c holds h, and h is the only state of the programs.
   //
-  // forgets is true if each next state is factor * state + rest. The rest must not depend on the
-  // state, neither directly nor through other states. The factor must be within [-1, 1] for all
-  // inputs, like a gate, and not a constant 1 or -1. If h is the only state and only GEMMs read it,
-  // forgets is true if the range of h' is finite.
+  // forgets is true if each next state is factor * state + rest, with a rest that does not depend
+  // on the state, neither directly nor through other states. The factor must be within [-1, 1] for
+  // all inputs, like a gate, and not a constant 1 or -1. If h is the only state and only GEMMs read
+  // it, a finite range of h' suffices.
   CellInfo info = {};
   CellPrograms programs = {};
   ProgramCode forward, backward;  // code of the programs
 };
 
-// Parses a serialized cell. Throws std::invalid_argument if the format is wrong or a limit is
-// exceeded:
+// Throws std::invalid_argument if the format is wrong or a limit is exceeded:
 //     cell program, line 7: expected ..., got '...'
 //
 // The programs' results are bitwise identical to evaluating the text, except for the signs of NaN,

@@ -1,7 +1,5 @@
 // Records a cell definition (page.h) as cell programs: calls its functions with values that record
-// the operations.
-//
-// Includes no PyTorch header.
+// the operations. No PyTorch header.
 #pragma once
 
 #include "cell/page.h"
@@ -39,7 +37,6 @@ Value record(Op op, const Values&... operands) {
   return {*compiler, compiler->result(op, places)};
 }
 
-// The functions of math.h, as cell definitions call them.
 #define LLTM_RECORD_1(op, function)       \
   inline Value function(const Value& a) { \
     return record(Op::op, a);             \
@@ -80,7 +77,6 @@ inline Value operator>(const Value& a, const Value& b) {
 
 }  // namespace recorded
 
-// Programs of a cell definition, with their instructions and constants.
 class RecordedPage {
  public:
   template <typename Page>

@@ -1,5 +1,4 @@
-// RNN, as in torch.nn, with either nonlinearity. The engines' c holds h (cell.h); only the GEMM
-// reads it.
+// RNN, as in torch.nn. The engines' c holds h (cell.h); only the GEMM reads it.
 //     h' = tanh(z) or relu(z)
 #pragma once
 

@@ -1,5 +1,5 @@
-// Interval analysis for cell programs: the range of a value, and its factor of another value. The
-// parser uses it to determine whether rounding errors in a cell's states decay (program_text.h).
+// Interval analysis for cell programs, to determine whether rounding errors in a cell's states
+// decay (program_text.h).
 #pragma once
 
 #include "cell/program.h"
@@ -20,7 +20,7 @@ struct ValueRange {
   bool is(double x) const { return low == x && high == x; }
 };
 
-// Returns the smallest range that contains all values. NaN can be any value.
+// NaN can be any value.
 inline ValueRange range_with(std::initializer_list<double> values) {
   if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return {};
   return {std::min(values), std::max(values)};
@@ -80,8 +80,8 @@ inline ValueRange range_of(Op op, const ValueRange& a, const ValueRange& b, cons
   }
 }
 
-// Range of the factor, for values that are factor * x + rest with a given x. Empty for other
-// values. factor_of computes it from the operands' factors and ranges.
+// Range of the factor in values factor * x + rest with a given x; empty for other values. factor_of
+// computes it from the operands' factors and ranges.
 using Factor = std::optional<ValueRange>;
 inline bool depends(const Factor& factor) {
   return !factor || !factor->is(0);

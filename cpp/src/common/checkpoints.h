@@ -1,4 +1,3 @@
-// Activation checkpoints of a sequence: c before every n-th step, in execution order.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -12,24 +11,22 @@
 
 namespace lltm {
 
-// Returns the number of checkpoints for `steps` steps. checkpoint_steps may be any positive number.
-// The bound, which exceeds the length of any sequence, keeps the sum from overflowing.
+// checkpoint_steps is any positive number. The bound, which exceeds the length of any sequence,
+// prevents overflow.
 template <typename Size>  // int64_t or SymInt
 Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
   return (steps + (apart - 1)) / apart;
 }
 
-// True if a checkpoint precedes step k; `every` is the number of steps per checkpoint, or 0 for
-// none.
+// True if a checkpoint precedes step k: one in every `every` steps, or none if it is 0.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
 }
 
-// Checkpoints of a call, which an engine fills.
 class Checkpoints {
  public:
-  // Allocates the checkpoints for `steps` steps with states like c (B, H).
+  // Allocates checkpoints for states like c (B, H).
   Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
     if (every == 0) return;
     const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);
@@ -41,11 +38,10 @@ class Checkpoints {
 
   bool has(size_t k) const { return has_checkpoint(k, every_); }
 
-  // Saves c (B, H), the state before step k.
+  // Saves c (B, H) before step k.
   void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }
 
-  // Saves rows [row, row + rows) and hidden units [unit, unit + units). T is the element type of
-  // the tensors.
+  // Rows [row, row + rows) and hidden units [unit, unit + units). T is the tensors' element type.
   template <typename T, typename C>
   void save(
       size_t k, Matrix<const C> c, int64_t row, int64_t rows, int64_t unit, int64_t units) const {

@@ -1,5 +1,5 @@
-// A strided matrix in memory, for the element-wise kernels of all backends. Includes no PyTorch
-// header, because the files compiled per instruction set include it.
+// A strided matrix for all kernels. No PyTorch header, because the files compiled per instruction
+// set include it.
 #pragma once
 
 #include "cell/math.h"
@@ -9,11 +9,10 @@
 
 namespace lltm {
 
-// The type for computation and accumulation with storage type T.
 template <typename T>
 using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Strides are in elements and may have any value. Null data means an omitted matrix.
+// Strides are in elements, with any value. Null data means an omitted matrix.
 template <typename T>
 struct Matrix {
   T* data = nullptr;
@@ -21,7 +20,6 @@ struct Matrix {
   std::int64_t col_stride = 1;
 
   LLTM_CELL_INLINE T* row(std::int64_t r) const { return data + r * row_stride; }
-  // Submatrix that begins at row r and column c.
   LLTM_CELL_INLINE Matrix from(std::int64_t r, std::int64_t c = 0) const {
     return {data == nullptr ? nullptr : row(r) + c * col_stride, row_stride, col_stride};
   }
@@ -32,15 +30,15 @@ LLTM_CELL_INLINE Matrix<const T> as_const(const Matrix<T>& matrix) {
   return {matrix.data, matrix.row_stride, matrix.col_stride};
 }
 
-// Right GEMM operand B (K, N), in a GEMM format (cpu/gemm/formats.h). k and n are padded. `ld` is
-// the distance of rows in elements, for row-major formats.
+// B (K, N) in a GEMM format (cpu/gemm/formats.h). k and n are padded. `ld`: distance of rows in
+// elements, for row-major formats.
 template <typename Operand>
 struct PackedB {
   Operand* data;
   std::int64_t k, n, ld;
 };
 
-// Function type for C (m, b.n) = A (m, b.k) B, or C += A B if `accumulate`.
+// C (m, b.n) = A (m, b.k) B, or C += A B if `accumulate`.
 template <typename Operand>
 using Gemm = void(
     std::int64_t m,

@@ -1,9 +1,9 @@
-// Argument structs of the operators in library.cpp. flat() lists the arguments in schema order;
-// operators.h derives the dispatcher's signatures from it. To add an argument, add a member, its
+// Argument structs of the operators in library.cpp. flat() lists the arguments in schema order,
+// from which operators.h derives the dispatcher's signatures. A new argument needs a member, its
 // place in flat(), and the schema argument.
 //
-// An omitted tensor is undefined, and an undefined gradient is zero. A backend gets checked
-// arguments (backend.h). Its results are new contiguous tensors.
+// An omitted tensor is undefined, an undefined gradient zero. A backend gets checked arguments and
+// returns new contiguous tensors.
 #pragma once
 
 #include "cell/cell.h"
@@ -24,18 +24,14 @@ namespace lltm {
 // (h', c') and (output, h_n, c_n). c' and c_n are empty, shape (0,), if the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// The last tensor is for backward, undefined unless requested: the activations, or, for a sequence
-// with checkpoint_steps, the checkpoints.
+// The last tensor is for backward: the activations or checkpoints, undefined unless requested.
 using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh. Each is undefined unless
-// requested.
+// Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// True for each requested gradient.
 using OutputMask = std::array<bool, 7>;
 
-// Convert between the two representations of an omitted tensor.
 inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
   static const at::Tensor undefined;
   return tensor.has_value() ? *tensor : undefined;
@@ -48,8 +44,7 @@ inline std::optional<at::Tensor> or_nullopt(at::Tensor tensor) {
 }
 
 // A tensor argument, which reads as a tensor even if it is optional. It refers to the caller's
-// tensor, which must outlive it, because copying every tensor would be noticeable in a small step.
-// It stores temporaries.
+// tensor, because copying every tensor would be noticeable in a small step, but stores temporaries.
 template <typename Flat>  // the dispatcher's type: at::Tensor or optional
 class TensorArgument {
  public:
@@ -74,14 +69,14 @@ class TensorArgument {
 using RequiredTensor = TensorArgument<at::Tensor>;
 using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 
-// Returns the default initial value of the k-th state in the engines' c (cell.h).
+// The initial value of the k-th state in the engines' c (cell.h).
 inline double first_value(const CellInfo& cell, int k) {
   const int own = k - (cell.reads_h ? 1 : 0);
   return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
 }
 
-// The structs refer to the caller's tensors and must not outlive the call. To change some
-// arguments, copy the struct and assign them.
+// The structs refer to the caller's tensors and must not outlive the call. To change arguments,
+// copy the struct.
 //
 // Without weight_hh, weight_ih is the concatenated matrix [weight_hh, weight_ih]. Without bias_hh
 // there is a single bias.
@@ -100,7 +95,7 @@ struct StepInputs {
 };
 
 struct StepArgs : StepInputs {
-  // Not an operator argument: returns the activations, for backward.
+  // Not an operator argument: returns the activations.
   bool save = false;
 };
 
@@ -116,7 +111,6 @@ struct StepBackwardArgs : StepInputs {
   OptionalTensor& grad_of_c() { return grad_c; }
 };
 
-// A sequence in a single layer and direction.
 struct SequenceInputs {
   CellName cell;
   RequiredTensor input, h_0;
@@ -125,7 +119,7 @@ struct SequenceInputs {
   OptionalTensor weight_hh = {}, bias_ih = {}, bias_hh = {}, batch_sizes = {};
   bool reverse = false;
   OptionalTensor reset = {};
-  // Distance of activation checkpoints in steps, or 0 to save the activations instead.
+  // 0 saves the activations instead.
   int64_t checkpoint_steps = 0;
   OptionalTensor recurrent_mask = {};
 
@@ -148,16 +142,14 @@ struct SequenceInputs {
 
   const RequiredTensor& state_h() const { return h_0; }
   OptionalTensor& state_c() { return c_0; }
-  // True if weight_ih holds prepacked weights, without weight_hh.
   bool prepacked() const { return weight_ih->scalar_type() == at::kByte; }
 };
 
 struct SequenceArgs : SequenceInputs {
-  // Not an operator argument: returns activations or checkpoints, for backward.
+  // Not an operator argument: returns activations or checkpoints.
   bool save = false;
 
   bool saves_activations() const { return save && checkpoint_steps == 0; }
-  // Argument for Checkpoints (checkpoints.h).
   int64_t saved_checkpoint_steps() const { return save ? checkpoint_steps : 0; }
   bool saves_checkpoints() const { return saved_checkpoint_steps() > 0; }
 };
@@ -167,8 +159,7 @@ struct SequenceBackwardArgs : SequenceInputs {
   OptionalTensor grad_output = {}, grad_h_n = {}, grad_c_n = {};
   OutputMask output_mask = {};
   // Not an operator argument: the call is a segment of a sequence. Gradients of states, weights and
-  // biases, which continue in the next segment, then have the compute dtype as arguments and
-  // results.
+  // biases, which the next segment continues, have the compute dtype.
   bool segment = false;
 
   auto flat() const {

@@ -1,5 +1,4 @@
-// If the environment variable LLTM_SCHEDULE is set, prints the schedule of each sequence and, on
-// the CPU, each step.
+// Prints schedules if the environment variable LLTM_SCHEDULE is set.
 #pragma once
 
 #include "common/steps.h"
@@ -21,7 +20,7 @@ inline bool logs_schedules() {
   return set;
 }
 
-// N is the number of rows in all steps, B the batch size.
+// N: rows in all steps.
 template <typename Args>
 void log_schedule(const Args& args, const std::string& schedule) {
   const at::Tensor& h = args.state_h();

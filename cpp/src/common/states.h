@@ -1,5 +1,5 @@
-// Converts between the engines' c and the user's. If a cell reads h element-wise (cell.h), the
-// engines' c begins with h; the user's c does not. The ATen fallback also uses the engines' c.
+// Converts between the engines' c, which begins with h if a cell reads h element-wise (cell.h), and
+// the user's c, which does not. The ATen fallback uses the engines' c.
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,8 +15,7 @@
 
 namespace lltm {
 
-// Return h (rows, H) and the engines' c with rows reset to their initial values where `mask` (rows)
-// is true.
+// Rows with a true `mask` (rows) are reset to initial values, in h (rows, H) and the engines' c.
 inline at::Tensor restarted_h(const at::Tensor& h, const at::Tensor& mask) {
   return h.masked_fill(mask.unsqueeze(1), 0);
 }
@@ -28,13 +27,11 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
   return states.size() == 1 ? states.front() : at::cat(states, 1);
 }
 
-// Applies the recurrent mask to h (rows, H), for the recurrent GEMM, or to the gradient of its
-// operand.
+// Masks h (rows, H) before the recurrent GEMM, or the gradient of its operand.
 inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
   return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
 }
 
-// Converts the user's c to the engines' c.
 template <typename Inputs>
 void join_states(Inputs& args) {
   if (!args.cell->reads_h) return;
@@ -42,7 +39,7 @@ void join_states(Inputs& args) {
   args.state_c() = args.cell->has_c() ? at::cat({h, args.state_c()}, 1) : h;
 }
 
-// Calls forward with the engines' c. Converts c' or c_n, the result before the last, to the user's.
+// forward uses the engines' c. c' or c_n, the result before the last, becomes the user's.
 template <typename Args, typename Forward>
 auto with_own_c(const Args& args, const Forward& forward) {
   if (!args.cell->reads_h) return forward(args);
@@ -55,7 +52,7 @@ auto with_own_c(const Args& args, const Forward& forward) {
   return results;
 }
 
-// Calls backward with the engines' c and its gradient, and adds the two parts of the gradient of h.
+// backward uses the engines' c and its gradient; the two parts of the gradient of h are added.
 template <typename Args, typename Backward>
 Gradients with_grad_of_h(const Args& args, const Backward& backward) {
   if (!args.cell->reads_h) return backward(args);

@@ -17,18 +17,18 @@
 
 namespace lltm {
 
-// Rows [offset, offset + rows) of the flattened (N, .) input and output belong to a step. They
-// continue the first `rows` rows of the state. In both directions, a step therefore updates the
-// first rows of a state (B, H). Rows of sequences that have ended, or not started, do not change.
+// Rows [offset, offset + rows) of the flattened (N, .) input and output. They continue the first
+// `rows` rows of the state, in both directions; the other rows of the state do not change, because
+// their sequences have ended or not started.
 struct Step {
   int64_t offset;
   int64_t rows;
 };
 
-// Returns the values of batch_sizes, (T) int64 on the CPU with any stride.
+// batch_sizes is (T) int64 on the CPU with any stride.
 inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   std::vector<int64_t> values(batch_sizes.size(0));
-  // A transform such as torch.func.grad wraps tensors. A wrapper has no storage, and item() unwraps
+  // Transforms such as torch.func.grad wrap tensors. A wrapper has no storage, and item() unwraps
   // it.
   const bool wrapped = !batch_sizes.has_storage();
   const int64_t* const data = wrapped ? nullptr : batch_sizes.const_data_ptr<int64_t>();
@@ -59,14 +59,13 @@ inline std::vector<Step> plan_steps(
   return steps;
 }
 
-// Steps [first, last) in execution order, and their rows, which are contiguous in both directions.
+// Steps [first, last) in execution order, and their rows, which are contiguous.
 struct Chunk {
   size_t first, last;
   int64_t begin, rows;
 };
 
-// Splits the steps into chunks of at most `max_rows` rows and `max_steps` steps, with at least 1
-// step each.
+// Chunks of at most `max_rows` rows and `max_steps` steps, but at least 1 step.
 inline std::vector<Chunk> plan_chunks(
     const std::vector<Step>& steps,
     int64_t max_rows,
@@ -92,7 +91,7 @@ inline int64_t most_rows(const std::vector<Chunk>& chunks) {
   return most;
 }
 
-// Returns the number of rows that step k continues from the previous step in `steps`.
+// Number of rows that step k continues from the previous step.
 inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
@@ -104,8 +103,8 @@ struct StateSpan {
   bool initial;
 };
 
-// Returns the states before steps [first, last), in the order of input rows, in as few spans as
-// possible. Consecutive steps of equal size share a span.
+// The states before steps [first, last), in the order of input rows. Consecutive steps of equal
+// size share a span.
 inline std::vector<StateSpan> states_before(
     const std::vector<Step>& steps, size_t first, size_t last) {
   std::vector<StateSpan> spans;
@@ -131,34 +130,30 @@ inline std::vector<StateSpan> states_before(
   return spans;
 }
 
-// Flattens (T, B, .) to (T * B, .); packed (N, .) is unchanged. Copies if strides do not allow a
-// view.
+// (T, B, .) as (T * B, .); packed (N, .) is unchanged. Copies if strides do not allow a view.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
 }
 
-// The shape of the output for an input (T, B, I) or (N, I).
 inline std::vector<int64_t> output_sizes(const at::Tensor& input, int64_t hidden) {
   std::vector<int64_t> sizes = input.sizes().vec();
   sizes.back() = hidden;
   return sizes;
 }
 
-// Returns the number of rows in flat_rows(tensor).
 inline int64_t flat_size(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.size(0) : tensor.size(0) * tensor.size(1);
 }
 
-// Returns rows [begin, begin + rows) of flat_rows(tensor), which must be complete steps. Copies
-// only these rows, if any.
+// Rows [begin, begin + rows) of flat_rows(tensor), which must be complete steps. Copies at most
+// these rows.
 inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t rows) {
   if (tensor.dim() == 2) return tensor.narrow(0, begin, rows);
   const int64_t batch = tensor.size(1);
   return tensor.narrow(0, begin / batch, rows / batch).flatten(0, 1);
 }
 
-// Returns h_n (B, H): for each batch element the output (N, H) at its last step, or h_0 without
-// steps.
+// h_n (B, H): for each batch element the output (N, H) at its last step, or h_0 without steps.
 inline at::Tensor final_states(
     const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows) {
   const int64_t batch = h_0.size(0);
@@ -177,8 +172,8 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// Returns h (rows, H) as the GEMMs of steps [first, last) read it, in the order of input rows.
-// Applies resets and the recurrent mask.
+// h (rows, H) as the GEMMs of steps [first, last) read it, after resets and the recurrent mask, in
+// the order of input rows.
 template <typename BackwardArgs>
 at::Tensor initial_states(
     const BackwardArgs& args,
@@ -209,8 +204,8 @@ at::Tensor initial_states(
   }
   if (!reset.defined()) return states;
   const at::Tensor anew = reset.reshape(-1).narrow(0, begin, states.size(0));
-  // Resets are rare, so only these rows are filled. Finding them on another device would need a
-  // synchronization.
+  // Resets are rare, so only these rows are filled. On another device, finding them would
+  // synchronize.
   if (!states.is_cpu()) return states.masked_fill(anew.unsqueeze(1), 0);
   const at::Tensor rows = anew.nonzero().squeeze(1);
   return rows.numel() == 0 ? states : states.index_fill(0, rows, 0);

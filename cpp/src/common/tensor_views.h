@@ -1,4 +1,3 @@
-// Views of tensors for engines and kernels (matrix.h), and dispatch by dtype.
 #pragma once
 
 #include "common/matrix.h"
@@ -14,8 +13,7 @@
 
 namespace lltm {
 
-// Calls body with a null pointer to the storage type of `dtype`. Each backend passes its own 16-bit
-// types.
+// Calls body with a null pointer to the storage type. Each backend passes its own 16-bit types.
 template <typename Half, typename BFloat16, typename Body>
 decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   switch (dtype) {
@@ -32,7 +30,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   }
 }
 
-// Returns the dtype for computation and accumulation.
+// Dtype for computation and accumulation.
 inline at::ScalarType compute_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -40,13 +38,13 @@ inline at::TensorOptions compute_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
 }
 
-// Returns a contiguous copy, or zeros if the tensor is undefined.
+// Returns a contiguous copy; zeros if undefined.
 inline at::Tensor copy_or_zeros(
     const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
   return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
 }
 
-// Return a 2-d tensor as a matrix, null if it is undefined.
+// Null if the 2-d tensor is undefined.
 template <typename T>
 Matrix<const T> read(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
@@ -58,16 +56,15 @@ Matrix<T> write(const at::Tensor& tensor) {
   return {static_cast<T*>(tensor.mutable_data_ptr()), tensor.stride(0), tensor.stride(1)};
 }
 
-// Returns a 1-d tensor as a matrix of equal rows, null if it is undefined.
+// A 1-d tensor as equal rows; null if undefined.
 template <typename T>
 Matrix<const T> read_row(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {static_cast<const T*>(tensor.const_data_ptr()), 0, tensor.stride(0)};
 }
 
-// Rows of a step in a tensor (T, B, .) or packed (N, .) with any strides. Unlike flat_rows
-// (steps.h), it never copies, not even a tensor that is batch-first in memory. Null if the tensor
-// is undefined.
+// A step's rows in a tensor (T, B, .) or packed (N, .) with any strides, also batch-first; unlike
+// flat_rows (steps.h), it never copies. Null if undefined.
 template <typename T>
 class StepRows {
  public:
@@ -78,7 +75,7 @@ class StepRows {
     rows_ = {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(-2), tensor.stride(-1)};
   }
 
-  // `offset` is the index of the step's first row (steps.h).
+  // Index of the step's first row (steps.h).
   Matrix<const T> of(int64_t offset) const {
     if (rows_.data == nullptr) return {};
     return {rows_.data + offset / batch_ * step_stride_, rows_.row_stride, rows_.col_stride};

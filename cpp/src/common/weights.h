@@ -1,5 +1,5 @@
-// Weights of a call as the two matrices of cell.h, whatever their form, and operations that reorder
-// weights and biases between blocks and pre-activations.
+// The two matrices of cell.h for any form of weights, and reordering between blocks and
+// pre-activations.
 #pragma once
 
 #include "cell/cell.h"
@@ -15,7 +15,7 @@
 
 namespace lltm {
 
-// Views. If the weights are a concatenated matrix [weight_hh, weight_ih], these are its columns.
+// Views: columns of a concatenated matrix [weight_hh, weight_ih], if there is one.
 struct Weights {
   at::Tensor ih;  // (Gx * H, I)
   at::Tensor hh;  // (Gh * H, H)
@@ -33,7 +33,7 @@ inline Weights weights_of(
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }
-// The inverse of weights_of: concatenates the weights in new memory.
+// Concatenates the weights in new memory.
 inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   const int rows = cell.joined_blocks();
   const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
@@ -54,14 +54,14 @@ template <typename Args>
 Weights weights_of(const Args& args) {
   return weights_of(*args.cell, args.weight_ih, args.weight_hh);
 }
-// Converts to another dtype first. Converting a concatenated matrix is faster than its columns.
+// Converts first: converting a concatenated matrix is faster than its columns.
 template <typename Args>
 Weights weights_of(const Args& args, at::ScalarType dtype) {
   const at::Tensor& hh = args.weight_hh;
   return weights_of(*args.cell, args.weight_ih->to(dtype), hh.defined() ? hh.to(dtype) : hh);
 }
 
-// The same as raw matrices, for calls so short that the cost of views is noticeable.
+// Raw matrices, for calls so short that the cost of views is noticeable.
 template <typename T>
 struct WeightMatrices {
   Matrix<const T> ih, hh;
@@ -74,8 +74,8 @@ WeightMatrices<T> read_weights(
   return {w.from(0, hidden), w};
 }
 
-// Returns `count` blocks of rows (or of a bias) in the order `from`. If the order is unchanged,
-// returns the tensor itself.
+// `count` blocks of rows (or of a bias) in the order `from`; the tensor itself if that is
+// unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
   bool is_own = true;
   for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
@@ -87,7 +87,7 @@ inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from)
   }
   return at::cat(parts);
 }
-// Return the blocks of a weight or bias in the order of the pre-activations.
+// Reorder blocks to pre-activations.
 inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.x.count(), cell.x_blocks + cell.x.begin);
 }
@@ -95,7 +95,7 @@ inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
-// The inverse: pre-activations in the order of blocks.
+// Reorders pre-activations to blocks.
 inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
   int slots[CellInfo::kMostSlots];
   for (int k = 0; k < range.count(); ++k) slots[blocks[range.begin + k]] = k;
@@ -108,7 +108,7 @@ inline at::Tensor h_blocks(const at::Tensor& tensor, const CellInfo& cell) {
   return in_blocks(tensor, cell.h, cell.h_blocks);
 }
 
-// Calls body(first, count) for each run of pre-activations whose blocks of rows are contiguous.
+// Calls body(first, count) for each run of pre-activations with contiguous blocks of rows.
 template <typename Body>
 void for_each_run(SlotRange range, const int* blocks, const Body& body) {
   for (int slot = range.begin, next; slot < range.end; slot = next) {
@@ -118,8 +118,7 @@ void for_each_run(SlotRange range, const int* blocks, const Body& body) {
   }
 }
 
-// Returns the columns of some pre-activations in z or its gradient. The last range includes the
-// padding of the rows.
+// The last range includes the padding of the rows.
 inline at::Tensor slot_columns(
     const at::Tensor& z, const CellInfo& cell, SlotRange slots, int64_t hidden) {
   if (slots.count() == cell.grad_columns()) return z;
@@ -127,21 +126,20 @@ inline at::Tensor slot_columns(
   return z.slice(1, slots.begin * hidden, last ? z.size(1) : slots.end * hidden);
 }
 
-// Returns the cell's parameters, (P * H), which follow the biases of weight_ih.
+// (P * H), after the biases of weight_ih.
 inline at::Tensor parameters_of(const at::Tensor& bias_ih, const CellInfo& cell) {
   const c10::SymInt hidden = bias_ih.sym_size(0) / (cell.x.count() + cell.parameters);
   return bias_ih.slice_symint(0, cell.x.count() * hidden);
 }
-// Returns the biases before the parameters.
 inline at::Tensor biases_of(const at::Tensor& bias_ih, const CellInfo& cell) {
   if (cell.parameters == 0) return bias_ih;
   const c10::SymInt hidden = bias_ih.sym_size(0) / (cell.x.count() + cell.parameters);
   return bias_ih.slice_symint(0, 0, cell.x.count() * hidden);
 }
 
-// Returns the gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested.
-// `sums` are the sums of dz over rows, ((S + P) * H), whose memory a result may reuse. The results
-// share no memory.
+// Gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested. A result
+// may reuse the memory of `sums`, the sums of dz over rows, ((S + P) * H). The results share no
+// memory.
 inline std::pair<at::Tensor, at::Tensor> bias_gradients(
     const at::Tensor& sums, const CellInfo& cell, bool want_ih, bool want_hh) {
   const auto of_slots = [&](SlotRange slots) {
@@ -157,8 +155,7 @@ inline std::pair<at::Tensor, at::Tensor> bias_gradients(
   return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
 }
 
-// Weight gradients with the shapes of the arguments, undefined unless requested, and the two
-// matrices to write.
+// Tensors with the arguments' shapes, undefined unless requested, and the two matrices to write.
 struct WeightGradients {
   template <typename Args>
   WeightGradients(const Args& args, const at::TensorOptions& options)
@@ -172,7 +169,7 @@ struct WeightGradients {
     if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);
   }
 
-  // Views and raw matrices, undefined or null unless requested.
+  // Undefined or null unless requested.
   Weights parts(const CellInfo& cell) const {
     return joined && weight_ih.defined() ? weights_of(cell, weight_ih, weight_hh)
                                          : Weights{weight_ih, weight_hh};

@@ -9,16 +9,14 @@
 
 namespace lltm::cpu {
 
-// Returns the bias of all pre-activations, shape (S * H), in the compute dtype; undefined if there
-// are no biases.
+// (S * H), in the compute dtype; undefined if there are no biases.
 at::Tensor slot_bias(
     const CellInfo& cell, const at::Tensor& bias_ih, const at::Tensor& bias_hh, int64_t hidden);
 template <typename Args>
 at::Tensor slot_bias(const Args& args, int64_t hidden) {
   return slot_bias(*args.cell, args.bias_ih, args.bias_hh, hidden);
 }
-// Returns the cell's parameters, shape (P * H), in the compute dtype; undefined if the cell has
-// none.
+// (P * H), in the compute dtype; undefined if the cell has none.
 at::Tensor cell_parameters(const CellInfo& cell, const at::Tensor& bias_ih);
 
 }  // namespace lltm::cpu

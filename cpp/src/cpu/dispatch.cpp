@@ -22,7 +22,6 @@ namespace {
 
 #if defined(__aarch64__)
 
-// Returns the int8 kernels for the byte dot products that this ARM CPU has.
 const Int8Kernels& int8_kernels() {
 #if defined(__linux__)
   // HWCAP_ASIMDDP and HWCAP2_I8MM, which older kernel headers do not define.
@@ -44,8 +43,8 @@ const Int8Kernels& int8_kernels() {
   return kernels_default()->int8;
 }
 
-// Ignores the capability that libtorch reports (such as SVE): all these CPUs have NEON, and dot
-// products give the same results.
+// All these CPUs have NEON, whatever capability (such as SVE) libtorch reports, and dot products
+// give the same results.
 Kernels choose_kernels() {
   Kernels kernels = *kernels_default();
   kernels.int8 = int8_kernels();
@@ -69,8 +68,8 @@ Extensions extensions() {
   found.amx = found.vnni && (edx >> 22 & 1) != 0 && (edx >> 25 & 1) != 0;  // bfloat16 and int8
   found.bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
 #endif
-  // If ATEN_CPU_CAPABILITY is set, bf16 and AMX are off, to use exactly that instruction set. VNNI
-  // stays on, because it gives the same results.
+  // ATEN_CPU_CAPABILITY selects exactly that instruction set, so bf16 and AMX are off. VNNI stays
+  // on, because it gives the same results.
   if (std::getenv("ATEN_CPU_CAPABILITY") != nullptr) found.bf16 = false;
 #if defined(LLTM_HAS_INIT_AMX)
   // The process must request permission to use AMX from the operating system.

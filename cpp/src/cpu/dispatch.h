@@ -1,4 +1,3 @@
-// Selects instruction set and dtype for the CPU kernels.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -16,7 +15,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
 }
 
-// Converts a dtype to the Storage that schedule_step expects.
+// Returns the type that schedule_step expects.
 inline Storage storage_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
@@ -30,7 +29,6 @@ inline Storage storage_of(at::ScalarType dtype) {
   }
 }
 
-// Maps a GEMM operand type to its dtype.
 template <typename T>
 constexpr at::ScalarType kDtype = at::kFloat;
 template <>

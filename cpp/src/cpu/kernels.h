@@ -1,4 +1,4 @@
-// The selected kernels. No torch header.
+// No torch header.
 #pragma once
 
 #include "cell/cell.h"
@@ -6,11 +6,11 @@
 
 namespace lltm::cpu {
 
-// Returns the kernels for the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides
-// it), with this CPU's extensions. Selected once per process.
+// Kernels for the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with
+// this CPU's extensions. Selected once per process.
 const Kernels& kernels();
 
-// True if the CPU has bfloat16 multiply instructions. Otherwise the GEMM widens its operands.
+// True if the CPU multiplies bfloat16; otherwise the GEMM widens its operands.
 inline bool multiplies_bf16() {
   const Kernels* const widening = kernels_avx512();
   const GemmBf16 chosen = kernels().gemm_bf16_operands;

@@ -9,10 +9,10 @@ struct Machine {
   int64_t l2;  // L2 cache bytes per core
   int64_t threads;
   bool f32, bf16, bf16x3;    // formats with a GEMM kernel on this CPU
-  bool matrix_unit = false;  // true if the CPU has AMX, for any call format
+  bool matrix_unit = false;  // AMX, for any call format
 };
 
-// Returns this host, with the thread count that a parallel region may use here.
+// Returns this CPU, with the thread count that a parallel region may use here.
 Machine current_machine();
 
 }  // namespace lltm::cpu

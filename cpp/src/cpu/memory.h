@@ -1,4 +1,3 @@
-// Memory for large results and for workspaces.
 #pragma once
 
 #include <ATen/EmptyTensor.h>
@@ -14,14 +13,14 @@
 
 namespace lltm::cpu {
 
-// Equivalent to at::empty, without dispatcher overhead, which is noticeable in short calls.
+// at::empty without dispatcher overhead, which is noticeable in short calls.
 inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::Tensor(at::detail::empty_cpu(sizes, options));
 }
 
-// Returns a new tensor and requests huge pages if it is large. Large blocks usually return to the
-// operating system when they are freed, so the first access to each page zeroes it again. With 4
-// KiB pages this can take longer than the computation.
+// Requests huge pages for large tensors. Their memory usually returns to the operating system when
+// freed, so the first access to each page zeroes it again. With 4 KiB pages this can take longer
+// than the computation.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Tensor tensor = new_tensor(sizes, options);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -31,15 +30,15 @@ inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& op
     const auto begin = reinterpret_cast<std::uintptr_t>(tensor.mutable_data_ptr());
     const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
     const std::uintptr_t last = (begin + tensor.nbytes()) / kHugePage * kHugePage;
-    // This is only a hint, so the result is ignored.
+    // Only a hint: the result does not matter.
     (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }
 #endif
   return tensor;
 }
 
-// Temporary memory, aligned to cache lines. Aligns by hand, because malloc caches small blocks but
-// aligned allocation does not reuse them.
+// Aligned to cache lines. By hand, because malloc caches small blocks but aligned allocation does
+// not reuse them.
 template <typename T>
 class Workspace {
  public:

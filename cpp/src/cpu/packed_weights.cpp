@@ -20,8 +20,7 @@ using at::Tensor;
 
 namespace {
 
-// Rows in weight_ih or weight_hh, from `row` on, and the B columns that hold them, from `column`
-// on.
+// Rows from `row` on in weight_ih or weight_hh, and their B columns from `column` on.
 template <typename Format>
 struct PackedRows {
   PackedB<const typename Format::Operand> b;
@@ -30,7 +29,7 @@ struct PackedRows {
   int64_t row, rows;
 };
 
-// Calls body for every part, concurrently. Returns false if any call returns false.
+// Runs concurrently. Returns false if any call returns false.
 template <typename Format, typename Body>
 bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
   const CellInfo& cell = packed.cell;
@@ -61,7 +60,7 @@ PackedB<Operand> writable(const PackedB<const Operand>& b) {
   return {const_cast<Operand*>(b.data), b.k, b.n, b.ld};
 }
 
-// Returns false if values are out of the format's range.
+// Returns false if values are out of range.
 template <typename Format>
 bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
   using Source = typename Format::Source;
@@ -103,8 +102,8 @@ template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
 
 namespace {
 
-// The packed weights follow the header. float32 weights may be stored twice: in float32 for few
-// rows, and in bf16x3 for many.
+// Precedes the packed weights. float32 weights may be stored twice: in float32 for few rows, and in
+// bf16x3 for many.
 struct PackedHeader {
   static constexpr int64_t kMagic = 0x354B4341504D544C;  // LTMPACK5
   int64_t magic;
@@ -134,15 +133,14 @@ void write_header(const PackedHeader& header, const Tensor& packed) {
   std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
 }
 
-// Identifies a cell in a header: the characters of its name, or its program's hash.
+// The characters of a cell's name, or its program's hash.
 uint64_t cell_tag(const CellInfo& cell) {
   uint64_t tag = 0;
   std::memcpy(&tag, cell.name, std::min(std::strlen(cell.name), sizeof(tag)));
   return cell.programs == nullptr ? tag : cell.programs->hash;
 }
 
-// Returns the end offset of weights that begin at `begin` in a format, or -1 if the block count is
-// invalid.
+// End offset of weights from `begin` on, or -1 if the block count is invalid.
 template <typename Format>
 int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, int64_t blocks) {
   constexpr int64_t kAlign = Format::kUnitAlign;
@@ -157,7 +155,6 @@ int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
   return round_up(kHeaderBytes + first, kPackedAlignment);
 }
 
-// True if the header is valid and matches the byte count.
 bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   // Limits the sizes so that no product overflows.
   const auto is_size = [](int64_t size) { return size >= 0 && size <= int64_t{1} << 27; };
@@ -282,7 +279,7 @@ template PackedWeights<Int8Format> read_packed(const CellInfo&, const Tensor&);
 
 namespace {
 
-// Returns the blocks that are scheduled for prepack_batch rows.
+// Returns the blocks scheduled for prepack_batch rows.
 template <typename Format>
 Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
@@ -291,7 +288,7 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   return prepack_blocks(current_machine(), kFormat<Format>, shape);
 }
 
-// Returns an undefined tensor if values are out of the format's range.
+// Returns an undefined tensor if values are out of range.
 template <typename Format>
 Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Blocks blocks = blocks_for<Format>(cell, weights);

@@ -1,5 +1,5 @@
-// The weights for one layer and direction, packed for the blocked engine's forward pass: in every
-// call, or ahead of time (prepack).
+// The weights of a layer and direction, packed for the blocked engine's forward pass, per call or
+// in advance.
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,14 +15,13 @@
 
 namespace lltm::cpu {
 
-// For each block of hidden units, the B operands for the input GEMM and the recurrent GEMM. Their
-// columns are the block's units, pre-activation by pre-activation (cell.h). Each operand has only
-// the pre-activations that it contributes to.
+// For each block of hidden units, the B operands of the input and recurrent GEMMs. Columns are the
+// block's units, pre-activation by pre-activation, and only those to which the operand contributes.
 template <typename Format>
 struct PackedWeights {
   using Operand = typename Format::Operand;
 
-  // The data begins at `offset` in a byte tensor.
+  // Refers to data at `offset` in a byte tensor.
   PackedWeights(
       const CellInfo& c, const Blocks& b, int64_t input_size, at::Tensor bytes, int64_t offset = 0)
       : cell(c),
@@ -38,7 +37,7 @@ struct PackedWeights {
     return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  // A block's B (I, N) and B (H, N), where N counts the columns that x or h contributes to.
+  // B (I, N) and B (H, N), where N counts the columns that x or h contributes to.
   PackedB<const Operand> x(int64_t block) const {
     const int64_t n = cell.x.count() * slot_columns(block);
     return {data_of(block), k_x, n, n};
@@ -47,7 +46,6 @@ struct PackedWeights {
     const int64_t n = cell.h.count() * slot_columns(block);
     return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
-  // Columns for all pre-activations in a block, each slot_columns wide.
   int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
@@ -63,43 +61,38 @@ struct PackedWeights {
   }
 };
 
-// Packs weights in blocks that begin at multiples of kUnitAlign. Returns nullopt if values are out
-// of the format's range.
+// Returns nullopt if values are out of range.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
     const CellInfo& cell, const Weights& weights, const Blocks& blocks);
 
 // ---- ahead of time --------------------------------------------------------------
 
-// Returns a byte tensor with a header and the packed weights. If the dtype or this CPU has no
-// packed format, returns a copy of the concatenated matrix. With dtype qint8, quantizes the weights
-// (int8.h).
+// Returns a header and the packed weights as bytes. If the dtype or this CPU has no packed format,
+// a copy of the concatenated matrix. With dtype qint8, quantizes (int8.h).
 at::Tensor prepack(
     const CellInfo& cell,
     const at::Tensor& weight_ih,
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
 
-// Throws if `packed` was not prepacked for this cell, here or on another CPU: if the header or the
-// number of bytes does not match. Takes constant time. Corrupt bytes after the header affect only
-// the computed values.
+// Throws if the header or the number of bytes does not match the cell. Takes constant time: corrupt
+// bytes after the header affect only computed values.
 void check_prepacked(const char* op, const CellInfo& cell, const at::Tensor& packed);
-// Also throws if sizes or dtype do not match the call.
+// Also checks sizes and dtype.
 void check_prepacked(const SequenceArgs& args);
 
-// Returns prepacked weights with the alignment that the kernels need; bytes from a file may have
-// any.
+// Returns bytes with the kernels' alignment, which bytes from a file may lack.
 at::Tensor aligned(const at::Tensor& packed);
 
-// True if the prepacked weights are available in this format.
 bool has_form(const at::Tensor& packed, GemmFormat format);
 
-// Returns a view of prepacked weights in a format for which has_form is true.
+// Returns a view; requires has_form.
 template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
 
-// Returns the unpacked weights. For int8, returns the dequantized float32 weights; quantizing them
-// again gives bitwise identical bytes and scales.
+// Unpacks; int8 is dequantized to float32, and quantizing again gives bitwise identical bytes and
+// scales.
 Weights unpack(const CellInfo& cell, const at::Tensor& packed);
 
 }  // namespace lltm::cpu

@@ -1,4 +1,3 @@
-// Parallel regions: work distribution, barriers and exceptions.
 #pragma once
 
 #include "cpu/range.h"
@@ -11,8 +10,8 @@
 #include <exception>
 #include <mutex>
 
-// libgomp's entry points, which GCC calls for `#pragma omp parallel` and `barrier`. With direct
-// calls, Clang uses libtorch's OpenMP runtime too instead of loading its own.
+// libgomp's entry points, as GCC calls them. With direct calls, Clang uses libtorch's OpenMP
+// runtime instead of loading another.
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 void GOMP_barrier();
@@ -22,22 +21,20 @@ int omp_get_num_threads() noexcept;
 
 namespace lltm::cpu {
 
-// Thread count for a new parallel region: 1 inside another region.
+// Thread count for a new region: 1 inside another region.
 inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// Thread count for `work` units: at least `grain` units per thread, and at most `parts` threads.
+// Thread count with at least `grain` units of `work` per thread, and at most `parts` threads.
 inline int64_t threads_for(int64_t work, int64_t grain, int64_t parts) {
   return std::clamp<int64_t>(work / grain, 1, std::min(available_threads(), parts));
 }
 
-// The threads in a parallel region, shared by all of them.
 class Team {
  public:
-  // Calls work(slot) for this thread's grid positions. OpenMP may provide fewer threads than
-  // requested, so a thread can have several. `work` returns false if values are out of the GEMM
-  // format's range.
+  // Calls work(slot) for this thread's grid positions: several if OpenMP provides fewer threads
+  // than requested. `work` returns false if values are out of range.
   //
   // After the first failure (an exception or values out of range), the remaining work is skipped,
   // but every thread still reaches every barrier.
@@ -66,14 +63,14 @@ class Team {
 
   explicit Team(bool alone) : alone_(alone) {}
 
-  const bool alone_;  // single thread, without an OpenMP region
+  const bool alone_;  // without an OpenMP region
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;
   std::exception_ptr exception_;  // must not leave the region
 };
 
-// Calls body(team) on up to `threads` threads. Returns false if `work` reported values out of
-// range, and rethrows its first exception.
+// Calls body(team) on up to `threads` threads. Returns false if values were out of range, and
+// rethrows the first exception.
 template <typename Body>
 bool parallel_region(int64_t threads, const Body& body) {
   struct Region {
@@ -93,7 +90,7 @@ bool parallel_region(int64_t threads, const Body& body) {
   return !region.team.stopped_;
 }
 
-// Calls body(begin, end) for nearly equal parts of [0, n), on average at least `grain` long.
+// Nearly equal parts of [0, n), on average at least `grain` long.
 template <typename Body>
 void parallel_for(int64_t n, int64_t grain, const Body& body) {
   const int64_t threads = n > grain ? std::min((n + grain - 1) / grain, available_threads()) : 1;

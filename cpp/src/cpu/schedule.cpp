@@ -14,28 +14,27 @@ namespace {
 // barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Minimum multiply-adds in a sequence of such short steps for which splitting the batch across
-// threads pays off; these threads synchronize only at the end. kElementwiseProducts is the
-// element-wise cost per hidden unit, with H rounded up to full vectors.
+// Minimum multiply-adds in a sequence of such short steps for threads with separate rows, which
+// synchronize only at the end. kElementwiseProducts is the element-wise cost per hidden unit, with
+// H rounded up to full vectors.
 constexpr int64_t kSerialSequence = 4000000;
 constexpr int64_t kElementwiseProducts = 100;
 
-// Rows per thread from which the GEMM kernel is near its peak: half a register tile, or a full
-// bf16x3 tile.
+// Rows per thread for near-peak GEMM speed: half a register tile, or a full bf16x3 tile.
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
-// Maximum size of packed weights that every thread reads completely. With larger weights, each
-// thread has its own blocks and waits at a barrier after each step, unless it has many rows. The
-// limit is three quarters of L2; the rest is for a step's rows. The minimum comes from a CPU with 1
-// MiB L2 (Zen 4): barriers cost 5 to 20 % more than reading the rest from L3.
+// Maximum size of packed weights that every thread reads completely; for larger weights, threads
+// have separate blocks and a barrier per step, unless they have many rows. Three quarters of L2,
+// which leaves room for a step's rows. The minimum is measured with 1 MiB L2 (Zen 4): barriers cost
+// 5 to 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
-// Rows per thread from which every thread also reads larger weights completely, if L3 can hold
+// Rows per thread from which every thread reads even larger weights completely, if L3 can hold
 // them. This is 6 to 13 % faster than barriers (two threads on Zen 5, weights up to 9 MB). AMX
-// would need more rows, and in packed sequences the shares of the threads would be unequal.
+// would need more rows, and packed sequences give threads unequal shares.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kSharedWeightBytes = 16 << 20;
 template <typename Format>
@@ -65,8 +64,8 @@ Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight
   return grid;
 }
 
-// True if bf16x3 is the faster format for a grid: each thread has a tile of rows, or two tiles if
-// threads synchronize after each step.
+// True if bf16x3 is faster: each thread has a tile of rows, or two if threads synchronize after
+// each step.
 bool prefer_bf16x3(const Grid& grid, int64_t batch) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
   return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
@@ -74,16 +73,16 @@ bool prefer_bf16x3(const Grid& grid, int64_t batch) {
 
 // ---- blocks -----------------------------------------------------------------
 
-// Largest block width. For all rows in a step, a block's pre-activations (forward) or dh (backward)
-// must stay in L2 between GEMM and element-wise kernel. Narrower blocks read A more often.
+// Largest block width: a block's pre-activations (forward) or dh (backward) for all rows in a step
+// stay in L2 between GEMM and element-wise kernel. Narrower blocks read A more often.
 template <typename Format>
 constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
 template <typename Format>
 constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
 
-// Returns the widest block, a multiple of `multiple`, whose weights use half the L2 cache, or 1 MiB
-// if that is more. The GEMM reads all weights in a block for every few rows. With 1 MiB L2 (Zen 4),
-// narrower blocks are 10 % slower. bf16x3 prefetches and has no such limit.
+// The widest block, a multiple of `multiple`, whose weights use half the L2 cache, but at least 1
+// MiB: the GEMM reads them again for every few rows, but with 1 MiB L2 (Zen 4), narrower blocks are
+// 10 % slower. bf16x3 prefetches and has no such limit.
 template <typename Format>
 int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;
@@ -91,15 +90,14 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
-// Returns blocks of at most `widest` units that begin at multiples of `align`. Their number divides
-// evenly among `threads` threads, or among fewer threads if the largest share stays the same.
+// Blocks of at most `widest` units that begin at multiples of `align`. Their number divides evenly
+// among `threads` threads, or fewer if the largest share stays the same.
 Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
   const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
   const int64_t shares = divide_up(parts, divide_up(parts, threads));
   return {hidden, align, std::min(round_up(divide_up(hidden, widest), shares), parts)};
 }
 
-// Bytes per hidden unit for input and recurrent weights.
 template <typename Format>
 int64_t forward_unit_bytes(const LayerShape& shape) {
   const int64_t k = shape.slots.x * Format::padded_k(shape.input) +
@@ -107,7 +105,6 @@ int64_t forward_unit_bytes(const LayerShape& shape) {
   return k * static_cast<int64_t>(sizeof(typename Format::Operand));
 }
 
-// Bytes per hidden unit for backward's recurrent weights.
 template <typename Format>
 int64_t backward_unit_bytes(const LayerShape& shape) {
   const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.hidden));
@@ -140,7 +137,7 @@ Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t 
   return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
-// Multiply-adds per step that take one thread about as long as a few barriers.
+// A thread takes about as long for so many multiply-adds per step as for a few barriers.
 constexpr int64_t kSideBySideProducts = 1 << 17;
 
 // Rows per step from which weights are reused often enough, whichever cache holds them.
@@ -148,14 +145,12 @@ constexpr int64_t kSideBySideRows = 16;
 
 // ---- chunks -----------------------------------------------------------------
 
-// Rows in x W_x^T per pass over W_x, for a thread that has its own rows.
+// Rows in x W_x^T per pass over W_x.
 constexpr int64_t kMergedRows = 64;
-// Input rows that are packed together.
 constexpr int64_t kPackedInputRows = 256;
 
-// Rows per backward chunk: enough for efficient GEMMs over the chunk, and few enough that its dz
-// stays in the cache. bfloat16 uses larger chunks, because its GEMMs are shorter than the overhead
-// around them.
+// Rows per backward chunk: enough for efficient GEMMs, and few enough that dz stays in the cache.
+// bfloat16 needs more, because its GEMMs are shorter than the overhead around them.
 constexpr int64_t kBackwardChunkRows = 512;
 constexpr int64_t kBackwardChunkRowsBf16 = 4096;
 
@@ -187,7 +182,7 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
-// Calls body with a value of the format type; only for formats used in forward.
+// Supports only formats used in forward.
 template <typename Body>
 decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
   return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
@@ -226,15 +221,13 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 }
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
-  // Two threads that share the weights and synchronize after each step are slower than two threads
-  // that each read all weights of a direction. This is true even if these weights exceed the L2
-  // cache (Zen 5). With more threads, running one direction at a time is faster, unless the threads
-  // would mostly wait.
+  // Two threads that share weights and synchronize after each step are slower than two that each
+  // read all weights of a direction, even if these exceed L2 (Zen 5). With more threads, one
+  // direction at a time is faster, unless threads would mostly wait.
   const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
   if (training) {
-    // With more than two threads, the weight gradients use all of them. With two threads and few
-    // rows, concurrent directions take 1.1 to 1.2 times as long if L2 holds half of the weights but
-    // not all (Zen 5).
+    // More than two threads all share the weight gradients. Two threads with few rows take 1.1 to
+    // 1.2 times as long concurrently if L2 holds half of the weights but not all (Zen 5).
     const int64_t bytes = recurrent * (shape.bf16 && machine.bf16 ? 2 : 4);
     return machine.threads == 2 && (shape.batch >= kSideBySideRows || bytes <= machine.l2);
   }
@@ -263,7 +256,7 @@ GradientGemmSchedule schedule_gradient_gemm(
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
   // C rows whose part in A^T stays in L2 while all column panels pass.
   constexpr int64_t kGroupRows = 512;
-  // Maximum total size for all accumulators.
+  // Limit for all accumulators together.
   constexpr int64_t kAccumulatorBytes = 32 << 20;
   GradientGemmSchedule schedule = {};
   const bool bf16x3 = format == GemmFormat::kBf16x3;
@@ -272,7 +265,7 @@ GradientGemmSchedule schedule_gradient_gemm(
                                                       : kSliceRows;
   schedule.group_rows = bf16x3 ? m : kGroupRows;
   const int64_t bytes = m * round_up(n, kGemmBand) * static_cast<int64_t>(sizeof(float));
-  // float32 and bfloat16: limited so that C stays in L2 and each accumulator has enough rows.
+  // Limited so that C stays in L2 and each accumulator has enough rows.
   constexpr int64_t kRowsPerAccumulator = 128;
   const int64_t chunk_rows =
       format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
@@ -284,8 +277,8 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // For so few steps, packing the weights costs more than it saves. The limit is the same on every
-  // CPU, because it affects rounding.
+  // For so few steps, packing weights costs more than it saves. The same on every CPU, because it
+  // affects rounding.
   constexpr int64_t kFewSteps = 32;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
@@ -301,8 +294,8 @@ FewRowsSchedule schedule_few_rows(
 
 namespace {
 
-// True if BlockedStep can read these weights in place, with packed input and state. K does not have
-// to be a multiple of a tile: a partial tile costs less than a copy.
+// True if BlockedStep can read these weights in place. K does not have to be a multiple of a tile:
+// a partial tile costs less than a copy.
 bool blocks_forward(const Machine& machine, const StepShape& shape) {
   if (shape.storage == Storage::kF32) return machine.f32;
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;

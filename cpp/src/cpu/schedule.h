@@ -1,5 +1,5 @@
-// Schedules: maps call sizes and the host to a plain struct that describes how engines run the
-// call. schedule.cpp has the tuning constants for sequences.
+// Schedules map call sizes and the CPU to structs that describe how engines run the call.
+// schedule.cpp has the tuning constants for sequences.
 //
 // No torch header, so that tests can check schedules for any host.
 #pragma once
@@ -14,7 +14,6 @@
 
 namespace lltm::cpu {
 
-// GEMM operand formats (formats.h).
 enum class GemmFormat { kF32, kBf16, kBf16x3, kInt8 };
 
 constexpr int64_t divide_up(int64_t n, int64_t divisor) {
@@ -24,17 +23,16 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return divide_up(n, multiple) * multiple;
 }
 
-// Divides hidden units or columns into blocks.
 class Blocks {
  public:
   Blocks() = default;
-  // Makes `blocks` blocks with widths as equal as possible. Each begins at a multiple of `align`.
+  // Makes blocks of nearly equal width that begin at multiples of `align`.
   Blocks(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
     const int64_t parts = divide_up(all, align), divisor = std::max<int64_t>(count, 1);
     width = divide_up(parts, divisor) * align;
     step_ = divide_up(parts << kFraction, divisor);
   }
-  // Makes blocks with width block_width; the last block may be narrower.
+  // The last block may be narrower.
   Blocks(int64_t all, int64_t block_width)
       : Blocks(all, block_width, divide_up(all, block_width)) {}
 
@@ -50,22 +48,22 @@ class Blocks {
   static constexpr int kFraction = 32;
 
   int64_t align_ = 1;
-  int64_t step_ = 0;  // distance between block starts: in multiples of align, a binary fraction
+  int64_t step_ = 0;  // distance between block starts in multiples of align, a binary fraction
 };
 
-// A thread grid: `rows` groups divide the batch rows, and the `columns` threads in a group divide
-// the hidden-unit blocks. A slot is a grid position: the share of the work that one thread runs.
+// `rows` groups divide the batch rows; the `columns` threads in a group divide the blocks. A slot
+// is a grid position: the share of the work that one thread runs.
 struct Grid {
   int64_t rows = 1;
   int64_t columns = 1;
   int64_t slots() const { return rows * columns; }
   // Threads that share rows synchronize after each step.
   bool needs_barrier() const { return columns > 1; }
-  // Returns this grid with at most one column per block.
+  // Returns a grid with at most one column per block.
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
-// How many pre-activations x contributes to, and how many h (cell.h).
+// Numbers of pre-activations that depend on x, and on h (cell.h).
 struct SlotCounts {
   int64_t x, h;
 };
@@ -73,7 +71,7 @@ constexpr SlotCounts slots_of(const CellInfo& cell) {
   return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide by it
 }
 
-// Sizes for one layer and direction: B, I, H, and the row count over all steps.
+// Sizes for one layer and direction; rows over all steps.
 struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16;  // GEMM operands may be bfloat16
@@ -84,10 +82,10 @@ struct LayerShape {
 struct ForwardSchedule {
   GemmFormat format;
   Grid grid;
-  Blocks blocks;  // hidden-unit blocks
-  // True if a step has few rows: one GEMM then computes x W_x^T for all steps in a chunk.
+  Blocks blocks;
+  // For steps with few rows: one GEMM computes x W_x^T for all steps in a chunk.
   bool merge_projection;
-  // Rows per step chunk: for that GEMM, or for packing the input if it cannot be read in place.
+  // Rows per chunk: for that GEMM, or for packing the input if it cannot be read in place.
   int64_t chunk_rows;
 };
 
@@ -104,13 +102,12 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
 // For weights prepacked in int8.
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
 
-// True if a layer's two directions run concurrently, each on one thread, instead of one after the
-// other on all threads. This avoids barriers, but each thread reads all weights of its direction
-// instead of a part. In training, it applies to forward and backward.
+// True if two directions run concurrently, each on one thread. This avoids barriers, but each
+// thread reads all weights of its direction. In training, it applies to forward and backward.
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
 // Prepacked weights: the batch size that they are packed for, their blocks, and the largest block
-// width on any host.
+// width on any CPU.
 int64_t prepack_batch(GemmFormat format);
 Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape);
 int64_t max_forward_block_width(GemmFormat format);
@@ -124,14 +121,13 @@ struct GradientGemmSchedule {
 GradientGemmSchedule schedule_gradient_gemm(
     const Machine& machine, GemmFormat format, int64_t m, int64_t n);
 
-// True if rounding errors in the state need float64 accumulators. With so few elements, the steps'
-// errors are not averaged out. The LLTM's c, which has no forget gate, even accumulates them: in
-// float32 its error would be 1.5 times PyTorch's error (few_rows.cpp).
+// True if rounding errors in the state need float64 accumulators: with so few elements, the steps'
+// errors are not averaged out.
 inline bool has_few_elements(int64_t batch, int64_t hidden) {
   return batch <= 4 || hidden <= 16;
 }
 
-// Maximum rows per call for the kernels with weights in place (InPlaceGemm).
+// Row limit of the kernels with weights in place (InPlaceGemm).
 constexpr int64_t kMostProductRows = 4;
 
 struct FewRowsSchedule {
@@ -151,8 +147,6 @@ struct StepShape {
   int64_t weights_stride;  // row stride in elements; 0 if rows are not contiguous
   SlotCounts slots;
 };
-// How a step computes its GEMMs: with ATen, with dot products, or block by block with the GEMM
-// kernels.
 enum class StepGemm { kAten, kProducts, kBlocked };
 struct StepSchedule {
   StepGemm forward, backward;
@@ -161,29 +155,28 @@ struct StepSchedule {
   Blocks blocks;
 };
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
-// Tile sizes for a single step: batch rows per pass over the weights, columns per weight-gradient
-// tile, and columns per tile for the h and input gradients.
+// Tiles of a single step: batch rows per pass over the weights, columns per weight-gradient tile,
+// columns per tile for the h and input gradients.
 constexpr int64_t kStepRows = 64;
 constexpr int64_t kStepWeightColumns = 256;
 constexpr int64_t kStepColumns = 64;
 // Batch rows per weight-gradient GEMM; its operands stay in the cache.
 constexpr int64_t kStepChunkRows = 512;
 
-// Maximum rows per task in a GEMM over many rows.
+// Row limit per task in a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
 
 // Rows per weight-gradient GEMM in the per-step engine.
 constexpr int64_t kGradientChain = 256;
 
-// Columns per packed column panel of B in a GEMM over many rows. Rows in an unpacked B are far
-// apart, and with a power-of-two stride they map to few cache sets.
+// Columns per packed column panel of B in a GEMM over many rows. Rows in an unpacked B with a
+// power-of-two stride map to few cache sets.
 constexpr int64_t kGemmBand = 64;
 
-// Minimum work per thread: elements for element-wise work, and elements of a matrix to pack.
+// Minimum elements per thread, for element-wise work and for packing.
 constexpr int64_t kElementwiseGrain = 2048;
 constexpr int64_t kPackGrain = 16384;
 
-// One-line descriptions for logging.
 std::string to_string(GemmFormat format);
 std::string to_string(const ForwardSchedule& schedule);
 std::string to_string(const FewRowsSchedule& schedule);

@@ -1,4 +1,3 @@
-// Casts operator arguments under autocast.
 #pragma once
 
 #include "op/operators.h"
@@ -7,8 +6,8 @@
 
 namespace lltm {
 
-// Casts arguments. Autocast is off for the device while this object exists, so that an operator
-// called with the cast arguments does not cast them again.
+// Autocast is off for the device while this object exists, so that the operator does not cast
+// again.
 class Autocast {
  public:
   explicit Autocast(c10::DeviceType device)
@@ -16,7 +15,7 @@ class Autocast {
         off_(at::autocast::get_autocast_dispatch_key_from_device_type(device)),
         dtype_(at::autocast::get_autocast_dtype(device)) {}
 
-  // Casts floating-point tensors of the device, except float64 ones.
+  // Casts floating-point tensors of the device, except float64.
   template <typename Flat>
   TensorArgument<Flat> operator()(const TensorArgument<Flat>& tensor) const {
     if (!tensor.defined()) return tensor;
@@ -33,8 +32,8 @@ class Autocast {
   at::ScalarType dtype_;
 };
 
-// Calls run with cast arguments. If the weights are prepacked, nothing is cast, because they keep
-// the dtype in which they were packed.
+// Calls run with cast arguments. Nothing is cast with prepacked weights, because they keep their
+// dtype.
 template <typename Args, typename Run>
 auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
   if constexpr (requires { args.prepacked(); }) {

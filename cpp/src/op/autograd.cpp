@@ -1,6 +1,5 @@
-// Derivatives. First derivatives, the usual case, run the fused kernels forward and backward.
-// Double backward, forward mode and function transforms run the ATen fallback, which ATen can
-// differentiate.
+// First derivatives run the fused kernels. Double backward, forward mode and function transforms
+// run the ATen fallback, which ATen can differentiate.
 #include "common/states.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
@@ -25,8 +24,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Traits of the differentiable operators: the operator, its training form, and both as ATen
-// fallback.
+// Each operator, its training form, and both as ATen fallback.
 struct StepOperator {
   using Args = StepArgs;
   using Results = StepResult;
@@ -37,7 +35,7 @@ struct StepOperator {
   static constexpr auto composite_forward = composite::step_forward;
   static constexpr auto composite_backward = composite::step_backward_anew;
 
-  // Results of forward that backward needs, and the arguments of backward.
+  // Results of forward that backward needs.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
@@ -77,7 +75,7 @@ void for_each_member(const Args& args, const Visit& visit) {
   std::apply([&](const auto&... members) { (visit(members), ...); }, args.flat());
 }
 
-// Visits the tensors in order. Backward returns gradients for the first seven.
+// Backward returns gradients for the first seven tensors.
 template <typename Args, typename Visit>
 void for_each_tensor(const Args& args, const Visit& visit) {
   for_each_member(args, [&](const auto& member) {
@@ -88,7 +86,7 @@ void for_each_tensor(const Args& args, const Visit& visit) {
 template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
-// Returns the tensors that were passed, which autograd tracks.
+// The tensors that were passed, which autograd tracks.
 template <typename Args, size_t calls>
 auto given_tensors(const std::array<Args, calls>& args) {
   c10::SmallVector<Tensor, calls * kMembers<Args>> given;
@@ -107,7 +105,7 @@ Interceptors interceptors_of(const Args& args) {
   return interceptors;
 }
 
-// Returns false if a required argument is missing. The checks of the backend report that error.
+// False if a required argument is missing; the backend's checks report that error.
 template <typename Args>
 bool is_complete(const Args& args) {
   bool complete = true;
@@ -119,7 +117,7 @@ bool is_complete(const Args& args) {
   return complete;
 }
 
-// True if a gradient of the recurrent mask is requested. The kernels treat the mask as a constant.
+// The kernels treat the recurrent mask as a constant.
 bool differentiates_mask(const StepArgs& /*args*/) {
   return false;
 }
@@ -128,8 +126,8 @@ bool differentiates_mask(const SequenceArgs& args) {
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// Returns the requested gradients of the first tensors. needs_input_grad counts only tensors that
-// were passed: an omitted bias has no index. `given` of them precede this call.
+// needs_input_grad counts only tensors that were passed: an omitted bias has no index. `given` of
+// them precede this call.
 template <typename Args>
 OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
@@ -141,8 +139,8 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   return wanted;
 }
 
-// Saves every member at its index: tensors as saved variables, other members in saved_data unless
-// they are 0.
+// Saves every member at its index: tensors as saved variables, others in saved_data unless they are
+// 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
@@ -163,7 +161,7 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-// Restores the arguments of a call, whose saved variables begin at `first`. Refers to them.
+// Restores arguments that refer to the saved variables from `first` on.
 template <typename Args>
 Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
@@ -195,7 +193,7 @@ void check_is_differentiable(const CellInfo& cell) {
       " transform of torch.func");
 }
 
-// Appends a gradient for every tensor that was passed, undefined if there is none.
+// Appends a gradient for every tensor that was passed; undefined if there is none.
 template <typename Args>
 void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
@@ -233,7 +231,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     for (size_t k = 0; k < calls; ++k) run(k);
   }
 
-  // Autograd tracks `given`, the tensors among the arguments.
+  // `given` are the tensors among the arguments.
   static variable_list forward(
       AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -258,8 +256,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
       return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
     }(std::make_index_sequence<calls>());
-    // True if the gradients will be differentiated again: backward records a graph, or runs in a
-    // transform or in forward mode.
+    // True if backward records a graph, or runs in a transform or in forward mode.
     Interceptors interceptors(grads);
     const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
     interceptors.add(saved);
@@ -288,7 +285,6 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   }
 };
 
-// Runs the calls as an autograd node and returns their results.
 template <typename Op, size_t calls>
 auto record(const std::array<typename Op::Args, calls>& args) {
   using Operator = DifferentiableOperator<Op, calls>;
@@ -320,8 +316,8 @@ auto autograd(const typename Op::Args& args) {
   return record<Op, 1>({args})[0];
 }
 
-// A sequence with prepacked weights. Autograd tracks its results, so that backward raises an error
-// instead of stopping silently.
+// Tracks the results of prepacked weights, so that backward raises an error instead of stopping
+// silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
       AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {

@@ -1,5 +1,4 @@
-// Registers a backend as the operators of library.cpp, which check arguments, set the current
-// device and call the backend. A backend is a type with
+// Registers a backend as the operators of library.cpp. A backend is a type with
 //     DeviceGuard                     constructed from a device
 //     StepResult step_forward(const StepArgs&)
 //     Gradients step_backward(const StepBackwardArgs&)
@@ -11,8 +10,7 @@
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
 // which accepts checkpoints; sequence_backward accepts only activations.
 //
-// In a backend every cell has a c: arguments, results and gradients contain the engines' c
-// (states.h).
+// Arguments, results and gradients of a backend contain the engines' c (states.h).
 #pragma once
 
 #include "common/states.h"
@@ -22,7 +20,6 @@
 
 namespace lltm {
 
-// Device guard for backends without a current device.
 struct NoDeviceGuard {
   explicit NoDeviceGuard(at::Device) {}
 };

@@ -1,5 +1,4 @@
-// Runs the two directions of a layer concurrently on the CPU, on separate threads, if at most
-// autograd intercepts the operators.
+// Runs the two directions of a layer concurrently on the CPU, on separate threads.
 #pragma once
 
 #include "common/operator_args.h"
@@ -12,7 +11,7 @@
 
 namespace lltm {
 
-// Calls run(0) and run(1) on two threads, below autograd.
+// Runs both below autograd.
 template <typename Run>
 void run_side_by_side(const Run& run) {
   const at::ThreadLocalState state;  // such as inference mode and profilers
@@ -23,8 +22,8 @@ void run_side_by_side(const Run& run) {
   });
 }
 
-// Calls op::sequence twice. Nothing but autograd may intercept the calls. Autograd records a single
-// node for both, so backward also runs them concurrently. Prepacked weights have no node.
+// At most autograd may intercept the calls. It records a single node for both, so
+// backward also runs them concurrently. Prepacked weights have no node.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     SequenceArgs first, SequenceArgs second);
 

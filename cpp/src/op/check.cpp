@@ -55,8 +55,7 @@ constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
 constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
-// The shapes that depend on the cell: of weights (concatenated or two matrices), biases, c and
-// saved values.
+// The shapes that depend on the cell.
 struct CellShapes {
   explicit CellShapes(const CellInfo& cell)
       : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true}},
@@ -74,7 +73,7 @@ struct CellShapes {
   Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
 };
 
-// Returns the shape in symbols, such as "(3H, H+I)".
+// Returns a shape such as "(3H, H+I)".
 std::string text_of(Shape shape) {
   std::ostringstream text;
   text << '(';
@@ -88,7 +87,6 @@ std::string text_of(Shape shape) {
   return text.str();
 }
 
-// The values of the symbols in a call.
 class Sizes {
  public:
   const SymInt& operator[](Letter letter) const { return values_[letter]; }
@@ -109,7 +107,7 @@ class Sizes {
 enum Kind {
   kRequired,
   kOptional,
-  // Required, and the sizes of the call are read from it.
+  // Required; determines the sizes of the call.
   kDecides,
 };
 
@@ -122,7 +120,7 @@ struct Argument {
   bool has_rank() const { return tensor.dim() == static_cast<int64_t>(shape.size()); }
 };
 
-// Returns the most frequent value; on a tie, the first.
+// Returns the majority; on a tie, the first.
 template <typename Value, typename Equal>
 Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
   const Value* result = nullptr;
@@ -138,8 +136,8 @@ Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
   return *result;
 }
 
-// Checks the arguments of a call: strided tensors of the same device and dtype, whose shapes agree.
-// If they do not, the error names an argument that differs from the majority.
+// Checks that the arguments are strided tensors of the same device and dtype with consistent
+// shapes. An error names an argument that differs from the majority.
 class Checker {
  public:
   // `arguments` must outlive the checker.
@@ -166,7 +164,7 @@ class Checker {
     if (!agree) report_mismatch();
   }
 
-  // Returns the sizes if the shapes agree. `derive` sets symbols that follow from others.
+  // `derive` sets symbols that follow from others.
   template <typename Derive>
   Sizes sizes(const Derive& derive, const Tensor& batch_sizes = {}) const {
     Sizes sizes;
@@ -195,7 +193,7 @@ class Checker {
         shape_text(a.tensor.sym_sizes()));
   }
 
-  // Checks batch_sizes of a packed sequence. On the meta device it has no values to check.
+  // On the meta device, batch_sizes has no values to check.
   void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
     TORCH_CHECK_TYPE(
         sizes.scalar_type() == at::kLong,
@@ -309,7 +307,6 @@ class Checker {
 
   // ---- shapes
 
-  // Reads the symbols from the arguments of kind kDecides.
   void read(Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (a.kind != kDecides) continue;
@@ -324,7 +321,7 @@ class Checker {
     }
   }
 
-  // Returns the first argument whose shape differs from these sizes, or null.
+  // The first argument whose shape differs, or null.
   const Argument* misfit(const Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined()) continue;
@@ -337,8 +334,8 @@ class Checker {
     return nullptr;
   }
 
-  // Determines each size by majority vote of the arguments. Scans from the last argument to the
-  // first, so that the weights win ties. Ignores arguments with the wrong H for the other sizes.
+  // Determines each size by majority vote, from the last argument to the first, so that the weights
+  // win ties. Arguments with the wrong H do not vote on other sizes.
   void settle(Sizes& sizes, const Tensor& batch_sizes) const {
     for (const Letter letter : {kHidden, kSteps, kBatch, kRows}) {
       std::vector<SymInt> stated;
@@ -362,7 +359,6 @@ class Checker {
     settle_input_size(sizes);
   }
 
-  // True if all dimensions of the argument that are this symbol agree with the sizes.
   bool fits(const Argument& a, Letter letter, const Sizes& sizes) const {
     for (size_t d = 0; d < a.shape.size(); ++d) {
       const Size& size = a.shape[d];
@@ -372,8 +368,8 @@ class Checker {
     return true;
   }
 
-  // Only the input and the weights have I, so there is no majority. The argument whose other sizes
-  // are wrong is also wrong about I; if neither is, the error names the weights.
+  // Only the input and the weights have I, so there is no majority. The error names the argument
+  // with another wrong size, otherwise the weights.
   void settle_input_size(Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined() || !a.has_rank()) continue;
@@ -431,7 +427,7 @@ Shape output_shape(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? Shape(kPackedOutput) : Shape(kPaddedOutput);
 }
 
-// checkpoint_steps describes the checkpoints among the arguments; 0 if there are none.
+// checkpoint_steps: of the checkpoints among the arguments; 0 if there are none.
 void check_sizes(const Checker& check, const SequenceInputs& args, int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
   const auto derive = [&](Sizes& sizes) {
@@ -456,7 +452,7 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
-// The arguments of a call, in the order of the schema.
+// Arguments in the order of the schema.
 class Arguments {
  public:
   Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}
@@ -479,7 +475,7 @@ class Arguments {
         " has none, got a tensor");
     add(c, name, shapes_.c, cell_.has_c() ? kRequired : kOptional);
   }
-  // Adds the gradient of c. A cell without c accepts any, because its c' is empty.
+  // A cell without c accepts any gradient, because its c' is empty.
   void add_grad_c(const Tensor& grad, const char* name) {
     if (cell_.has_c()) add(grad, name, shapes_.c, kOptional);
   }
@@ -531,7 +527,6 @@ void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
   arguments.add_parameters(op, args);
 }
 
-// Adds the arguments of a sequence except its parameters.
 void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& args) {
   arguments.add(args.input, "input", input_shape(args), kDecides);
   arguments.add(args.h_0, "h_0", kState, kDecides);
@@ -539,8 +534,7 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
   arguments.add(args.recurrent_mask, "recurrent_mask", kState, kOptional);
 }
 
-// Checks a call with prepacked weights, which are bytes. The backend that packed them reads dtype
-// and sizes from their header.
+// The backend that packed the weights reads dtype and sizes from their header.
 void check_takes_prepacked(const char* op, const SequenceArgs& args) {
   const c10::Device device = args.input->device();
   TORCH_CHECK_NOT_IMPLEMENTED(

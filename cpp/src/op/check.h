@@ -1,6 +1,4 @@
-// Checks of operator arguments, shared by all backends (backend.h), so that Python, C++ and
-// torch.ops report the same errors. Sizes are symbolic, so that the checks also work in compiled
-// graphs with dynamic shapes.
+// Argument checks for all backends. Sizes are symbolic, for compiled graphs with dynamic shapes.
 #pragma once
 
 #include "common/operator_args.h"
@@ -9,19 +7,17 @@
 
 namespace lltm {
 
-// For step and sequence and their training forms step_forward and sequence_forward, with the same
-// messages.
+// Also used for step_forward and sequence_forward, with the same messages.
 void check_step(const StepInputs& args);
 void check_sequence(const SequenceArgs& args);
 
 void check_step_backward(const StepBackwardArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
 
-// Checks a reset mask for this input, in any layout; an undefined mask passes. Messages begin with
-// `op`.
+// The mask has any layout; an undefined mask passes. Messages begin with `op`.
 void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
 
-// Checks weights with any H and I. The dtype must be qint8 (quantizes them) or omitted.
+// Accepts any H and I. The dtype must be qint8 (quantizes them) or omitted.
 void check_prepack(
     const CellName& cell,
     const at::Tensor& weight_ih,

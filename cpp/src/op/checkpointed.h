@@ -1,15 +1,13 @@
-// Backward from activation checkpoints. Forward saves c before every checkpoint_steps-th step, in
-// all engines. Backward splits the steps into segments of checkpoint_steps. From the last segment
-// to the first, it runs forward again from the segment's checkpoint, which saves activations, then
-// backward. Activations therefore exist for a single segment at a time.
+// Backward from activation checkpoints: segment by segment, from last to first, forward from a
+// checkpoint, then backward.
 #pragma once
 
 #include "common/operator_args.h"
 
 namespace lltm {
 
-// Runs backward with a backend's sequence_forward and sequence_backward. Gradients continue between
-// segments and accumulate in the compute dtype, and are rounded once, as in sequence_backward.
+// Calls a backend's sequence_forward and sequence_backward. Gradients accumulate in the compute
+// dtype and are rounded once.
 Gradients checkpointed_backward(
     const SequenceBackwardArgs& args,
     SequenceResult (*forward)(const SequenceArgs&),

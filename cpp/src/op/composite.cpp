@@ -21,7 +21,6 @@ namespace {
 
 using at::Tensor;
 
-// Converts a tensor to its compute dtype.
 Tensor widened(const Tensor& tensor) {
   return tensor.defined() ? tensor.to(compute_dtype(tensor.scalar_type())) : tensor;
 }
@@ -30,7 +29,7 @@ Tensor widened_or_zeros(const Tensor& grad, const Tensor& like) {
   return widened(grad.defined() ? grad : at::zeros_like(like));
 }
 
-// Weights in the compute dtype, in pre-activation order. Biases and parameters may be undefined.
+// Weights in the compute dtype and pre-activation order. Biases and parameters may be undefined.
 struct Operands {
   template <typename Args>
   explicit Operands(const Args& args) : cell(*args.cell) {
@@ -43,7 +42,7 @@ struct Operands {
     }
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
-  // Only the operands that the recurrent steps read.
+  // Operands for recurrent steps only.
   Operands(
       const CellInfo& c,
       const Tensor& weight,
@@ -60,7 +59,7 @@ Tensor project_x(const Operands& operands, const Tensor& x) {
   return at::linear(widened(x), operands.weight_x, or_nullopt(operands.bias_x));
 }
 
-// Returns the pre-activations (rows, S * H), from the input projection z_x and h.
+// (rows, S * H), from the input projection z_x and h.
 Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
   const Tensor z_h = at::linear(h, operands.weight_h, or_nullopt(operands.bias_h));
@@ -77,19 +76,18 @@ Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor
       1);
 }
 
-// Returns the columns of dz, the gradient of pre-activations and parameters, for `slots`.
+// Columns of dz, the gradient of pre-activations and parameters.
 Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   if (slots.count() == cell.grad_columns()) return dz;
   const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
   return dz.slice_symint(-1, slots.begin * hidden, slots.end * hidden);
 }
 
-// Returns `state` with its first rows replaced by `rows`.
 Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
-// Returns a step's part (rows) of `reset`, (T, B) or (N), or an undefined tensor without reset.
+// (rows) of (T, B) or (N), or undefined.
 Tensor reset_of(const Tensor& reset, const Step& step) {
   return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
 }
@@ -99,7 +97,6 @@ Tensor cut(const Tensor& gradient, const Tensor& reset) {
   return reset.defined() ? restarted_h(gradient, reset) : gradient;
 }
 
-// Runs a step of a sequence from the input projection z_x.
 StepResult forward_of_step(
     const Operands& operands,
     const Tensor& z_x,
@@ -116,8 +113,8 @@ StepResult forward_of_step(
   return run_forward(operands.cell, z, c, operands.parameters, save);
 }
 
-// Returns the gradients of pre-activations and parameters, (rows, (S + P) * H), and of the previous
-// h and c. They are not rounded.
+// Gradients of pre-activations and parameters, (rows, (S + P) * H), and of the previous h and c,
+// not rounded.
 std::tuple<Tensor, Tensor, Tensor> backward_of_step(
     const Operands& operands,
     const Tensor& activations,
@@ -161,7 +158,7 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
-// Returns all gradients, from dz of all rows and the gradients of the initial states.
+// Gradients from dz of all rows and the gradients of the initial states.
 template <typename Args>
 Gradients gradients_of(
     const Args& args,
@@ -235,8 +232,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
-  // Without steps, runs a step with no rows. Every result then depends on every argument in
-  // autograd, as in the kernels.
+  // Without steps, runs a step with no rows, so that in autograd every result depends on every
+  // argument, as in the kernels.
   const bool none = steps.empty();
   if (none) steps.push_back({0, 0});
 
@@ -327,7 +324,6 @@ struct Composite {
   static constexpr auto sequence_forward = composite::sequence_forward;
   static constexpr auto sequence_backward = composite::sequence_backward;
 
-  // Returns the concatenated matrix.
   static Tensor prepack(
       const CellInfo& cell,
       const Tensor& weight_ih,
@@ -349,7 +345,6 @@ struct Mapped : Composite {
 
 }  // namespace
 
-// Unpacks the concatenated matrix that Composite::prepack returns.
 std::vector<Tensor> unpack_joined(std::string_view name, const Tensor& joined) {
   const CellInfo& cell = get_cell("lltm::_unpack", name);
   return matrices_of_layer(cell, weights_of(cell, joined, Tensor()));
@@ -482,8 +477,8 @@ TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_sequence_gradients", TORCH_FN(sequence_gradients));
 }
 
-// Under torch.vmap, the training operators run as ATen operations, which have vmap rules. The other
-// operators have rules in vmap.cpp.
+// Under torch.vmap, the training operators run as ATen operations, which have vmap rules; the
+// others have rules in vmap.cpp.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   register_training<Mapped>(m);
 }

@@ -1,6 +1,6 @@
-// Detects interceptors of an operator call: autograd, dispatch modes, transforms and tracers, which
-// handle the call before the kernels. They determine whether a layer may skip the Autograd key, may
-// run two directions concurrently, or must compute in ATen operations.
+// Detects interceptors of an operator call: autograd, dispatch modes, transforms and tracers. They
+// determine whether a layer may skip the Autograd key, may run two directions concurrently, or must
+// compute in ATen operations.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -10,7 +10,7 @@
 
 namespace lltm {
 
-// True if a tensor's elements are in its memory and no transform has wrapped it.
+// True if the elements are in the tensor's memory, and no transform has wrapped it.
 inline bool is_plain(const at::Tensor& tensor) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet plain(
@@ -26,7 +26,7 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 class Interceptors {
  public:
-  // Checks the state of this thread; add() checks the tensors of the call.
+  // Checks this thread's state; add() checks the tensors of the call.
   Interceptors() {
     const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     transform_ = keys.included_.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
@@ -46,13 +46,10 @@ class Interceptors {
     for (const at::Tensor& tensor : tensors) add(tensor);
   }
 
-  // True if autograd records the call.
   bool autograd() const { return autograd_; }
-  // True if a torch.func transform or forward mode is active, for which the kernels have no
-  // derivatives.
+  // True in a torch.func transform or forward mode, for which the kernels have no derivatives.
   bool transform() const { return transform_; }
-  // True if nothing but autograd intercepts the call: no transform, forward mode, dispatch mode,
-  // tracer, autocast or Tensor subclass.
+  // True without transform, forward mode, dispatch mode, tracer, autocast or Tensor subclass.
   bool at_most_autograd() const { return !transform_ && !other_; }
   bool none() const { return at_most_autograd() && !autograd_; }
 

@@ -1,43 +1,40 @@
-// All operators of the library. Backends register kernels through backend.h: cpu/operators.cpp,
-// cuda/operators.cpp, composite.cpp (all other devices) and meta.cpp. Derivatives and transforms
-// are in autograd.cpp, autocast.cpp and vmap.cpp.
+// All operators. Backends register kernels through backend.h. Derivatives and transforms are in
+// autograd.cpp, autocast.cpp and vmap.cpp.
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
-  // Operators for users; lltm/ops.h documents the arguments. h is the first state. c contains the
-  // other states, concatenated; it is None and returned empty if the cell has no others.
+  // Operators for users; lltm/ops.h documents the arguments. c contains the states other than h,
+  // concatenated; it is None and returned empty if there are none.
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
-  // No argument is keyword-only, because AOTInductor passes the default of a keyword-only int, and
-  // its runtime does not expect it.
+  // AOTInductor passes the default of a keyword-only int, which its runtime does not expect. So no
+  // argument is keyword-only.
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"
       " Tensor? batch_sizes=None, bool reverse=False, Tensor? reset=None,"
       " int checkpoint_steps=0, Tensor? recurrent_mask=None) -> (Tensor, Tensor, Tensor)");
 
-  // Prepacked weights replace weight_ih in sequence, without weight_hh.
   m.def(
       "prepack(str cell, Tensor weight_ih, Tensor? weight_hh=None, *, ScalarType? dtype=None)"
       " -> Tensor");
-  // Returns the form in which modules save prepacked weights, to pack them again on loading:
-  // weight_ih and weight_hh, or the LLTM's concatenated matrix. For int8 weights: the rows of
-  // weight_ih and weight_hh and their scales. _prepack_int8 packs these again, bitwise identical.
+  // The form in which modules save prepacked weights: weight_ih and weight_hh, or the LLTM's
+  // concatenated matrix. For int8: rows of weight_ih and weight_hh and their scales, which
+  // _prepack_int8 packs again, bitwise identical.
   m.def("_unpack(str cell, Tensor packed) -> Tensor[]");
   m.def(
       "_prepack_int8(str cell, Tensor rows_ih, Tensor rows_hh, Tensor scales_ih, Tensor scales_hh)"
       " -> Tensor");
 
-  // Forward of the modules, composed of the operators above (api/layer.cpp). layer_step implements
-  // single-step modules; layer implements layers and, with prepacked, their inference form.
-  // Unbatched input has no batch dimension. states are h and the cell's other states; an empty list
-  // means initial states.
+  // Forward of the modules, composed of the operators above (api/layer.cpp). layer_step is for
+  // single-step modules; layer for layers and, with prepacked, their inference form. Unbatched
+  // input has no batch dimension. states are h and the other states; empty means initial states.
   //
-  // parameters are listed by direction, in layer order: weight_ih, weight_hh, with bias also
-  // bias_ih and bias_hh, then custom parameters, or weight_hr of a projection. The LLTM has weights
-  // and bias. In a prepacked layer, packed weights replace the matrices. dropout and
-  // recurrent_dropout are the probabilities in this call: 0 outside training.
+  // parameters, by direction in layer order: weight_ih, weight_hh, with bias also bias_ih and
+  // bias_hh, then custom parameters, or weight_hr of a projection. The LLTM has weights and bias.
+  // Packed weights replace the matrices. dropout and recurrent_dropout are this call's
+  // probabilities: 0 outside training.
   m.def(
       "layer_step(str cell, Tensor input, Tensor[] states, Tensor[] parameters, int input_size,"
       " int hidden_size) -> Tensor[]");
@@ -49,12 +46,12 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? reset=None) -> (Tensor, Tensor[])");
 
   // Operators for training. Forward also returns the activations (rows, A * H), A saved values per
-  // hidden unit (cell.h). With checkpoint_steps = n > 0, a sequence instead returns checkpoints
-  // (ceil(T / n), B, K * H): the engines' c before steps 0, n, 2 n, ... in execution order.
+  // hidden unit. With checkpoint_steps = n > 0, a sequence instead returns checkpoints (ceil(T /
+  // n), B, K * H): the engines' c before steps 0, n, 2 n, ... in execution order.
   //
-  // Backward accepts forward's arguments and results, and the gradients of the results that users
-  // see; None means zero. output_mask selects the gradients of input, h, c, weight_ih, weight_hh,
-  // bias_ih, bias_hh. The others are returned as None.
+  // Backward accepts forward's arguments and results, and gradients of the results that users see;
+  // None means zero. output_mask selects the gradients of input, h, c, weight_ih, weight_hh,
+  // bias_ih, bias_hh; the others are None.
   m.def(
       "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"
@@ -76,19 +73,18 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Operators for decompositions, in the terms of cell.h. _cell returns each pre-activation's block
-  // of rows in weight_ih and weight_hh (-1: none), each state's initial value, and the numbers of
-  // parameters and saved values. _instructions returns the lengths of the forward and backward
-  // programs.
+  // For decompositions. _cell returns each pre-activation's block of rows in weight_ih and
+  // weight_hh (-1: none), each state's initial value, and the numbers of parameters and saved
+  // values. _instructions returns the lengths of the two programs.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
   m.def("_instructions(str cell) -> (int forward, int backward)");
   // A sequence in ATen operations, for external loops. _sequence_operands returns the weights as
   // the steps read them. _sequence_step runs a step from the input projection z_x and the states in
-  // the compute dtype. Its c begins with h if the cell reads h. _sequence_step_backward is its
-  // backward. _sequence_gradients returns the results of sequence_backward, from dz of all steps
-  // and the gradients of the states before the first step.
+  // the compute dtype; its c begins with h if the cell reads h. _sequence_gradients returns the
+  // results of sequence_backward, from dz of all steps and the gradients of the states before the
+  // first step.
   m.def(
       "_sequence_operands(str cell, Tensor weight_ih, Tensor? weight_hh, Tensor? bias_ih,"
       " Tensor? bias_hh)"
@@ -108,8 +104,7 @@ TORCH_LIBRARY(lltm, m) {
       " bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // For lltm/_binding.py, if the wheel has no compiled lltm._C for the running Python (version.cpp,
-  // backends.cpp, pair.cpp).
+  // For lltm/_binding.py, if the wheel has no lltm._C for the running Python.
   m.def("_version() -> str");
   m.def("_build_info() -> str");
   m.def("_cpu_kernels() -> str");

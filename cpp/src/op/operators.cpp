@@ -1,5 +1,4 @@
-// The operators as functions. Each makes a typed call into the dispatcher; its handle is looked up
-// once.
+// Typed calls into the dispatcher, whose handles are looked up once.
 #include "op/operators.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,7 +16,6 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// Calls an operator with an argument struct.
 template <typename Result, typename Args>
 class Operator {
  public:

@@ -1,5 +1,4 @@
-// Connects the operators of library.cpp with the structs of operator_args.h: kernels that accept a
-// struct, and functions that call the dispatcher with a struct.
+// Kernels that accept a struct of operator_args.h, and dispatcher calls with a struct.
 #pragma once
 
 #include "common/operator_args.h"
@@ -13,7 +12,7 @@ namespace lltm {
 
 // ---- struct members and dispatcher arguments -----------------------------------
 
-// Converts a member to the dispatcher's type: tensor, optional tensor, string, bool or number.
+// Tensor, optional tensor, string, bool or number.
 template <typename Flat>
 const Flat& to_flat(const TensorArgument<Flat>& tensor) {
   return tensor.flat();
@@ -26,21 +25,20 @@ Value to_flat(const Value& value) {
   return value;
 }
 
-// A member that is a tensor, possibly optional.
 template <typename Member>
 concept TensorMember = std::convertible_to<const Member&, const at::Tensor&>;
 
-// Constructs a struct from its members, in the order of flat().
+// Members are in the order of flat().
 template <typename Args, typename... Members>
 Args from_flat(Members&&... members) {
-// The members of the base class have no braces.
+// The base class's members have no braces.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-braces"
   return Args{std::forward<Members>(members)...};
 #pragma GCC diagnostic pop
 }
 
-// Calls run(args) with each member replaced by change(member).
+// Each member is replaced by change(member).
 template <typename Args, typename Change, typename Run>
 auto run_changed(const Args& args, const Change& change, const Run& run) {
   return std::apply(
@@ -48,7 +46,6 @@ auto run_changed(const Args& args, const Change& change, const Run& run) {
       args.flat());
 }
 
-// The operator's signature in the dispatcher.
 template <typename Result, typename Members>
 struct SignatureOf;
 template <typename Result, typename... Members>
@@ -70,7 +67,7 @@ struct Kernel<run, Result(Flat...)> {
   }
 };
 
-// Registers `run`, which accepts a struct, as the kernel of an operator.
+// `run` accepts a struct.
 template <auto run, typename Result, typename Argument>
 void implement(torch::Library& m, const char* op, Result (*)(Argument)) {
   using Args = std::remove_cvref_t<Argument>;
@@ -81,7 +78,7 @@ void implement(torch::Library& m, const char* op) {
   implement<run>(m, op, run);
 }
 
-// Removes the last result, which only backward needs.
+// The last result is for backward only.
 template <typename Results>
 auto without_saved(Results&& results) {
   return [&]<size_t... k>(std::index_sequence<k...>) {

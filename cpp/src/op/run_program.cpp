@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// Convert a register. A condition is a bool tensor until a number is required.
+// A condition is a bool tensor until a number is required.
 Tensor number(const Tensor& value, at::ScalarType dtype) {
   return value.scalar_type() == at::kBool ? value.to(dtype) : value;
 }
@@ -102,7 +102,7 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// Returns the outputs, each with the shape of `like`.
+// Outputs have the shape of `like`.
 std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, const Tensor& like) {
   const at::ScalarType dtype = compute_dtype(like.scalar_type());
   registers.resize(program.registers);
@@ -122,7 +122,7 @@ std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, c
   return outputs;
 }
 
-// Appends the parts of (rows, count * H) or (count * H) to `to`, in the compute dtype.
+// Splits (rows, count * H) or (count * H), in the compute dtype.
 void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
   if (count == 0) return;
   const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));
@@ -130,13 +130,11 @@ void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
   for (const Tensor& part : wide.chunk(count, -1)) to.push_back(part);
 }
 
-// Concatenates `count` tensors.
 Tensor pack(const std::vector<Tensor>& tensors, int first, int count) {
   return at::cat(at::TensorList(tensors).slice(first, count), 1);
 }
 
-// Concatenates states or their gradients. A single tensor is not copied, unless it is `argument`
-// itself.
+// A single tensor is not copied, unless it is `argument` itself.
 Tensor pack_states(
     const CellInfo& cell, const std::vector<Tensor>& tensors, int first, const Tensor& argument) {
   if (cell.state_columns() > 1) return pack(tensors, first, cell.state_columns());

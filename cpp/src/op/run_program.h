@@ -1,5 +1,4 @@
-// Runs cell programs (cell/program.h) on tensors, as ATen operations: the element-wise part of the
-// ATen fallback.
+// Runs cell programs (cell/program.h) as ATen operations.
 #pragma once
 
 #include "common/operator_args.h"
@@ -10,8 +9,8 @@
 
 namespace lltm::composite {
 
-// Runs the forward program on pre-activations (rows, S * H), c, and parameters (P * H), all in the
-// compute dtype or narrower. Results have the dtype of c.
+// Reads pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
+// Results have the dtype of c.
 StepResult run_forward(
     const CellInfo& cell,
     const at::Tensor& gates,
@@ -19,8 +18,8 @@ StepResult run_forward(
     const at::Tensor& parameters,
     bool save);
 
-// Runs the backward program. Returns the gradients of pre-activations and parameters together,
-// (rows, (S + P) * H), and of c, not rounded.
+// Returns the gradients of pre-activations and parameters together, (rows, (S + P) * H), and of c,
+// not rounded.
 std::tuple<at::Tensor, at::Tensor> run_backward(
     const CellInfo& cell,
     const at::Tensor& activations,

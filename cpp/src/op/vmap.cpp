@@ -1,10 +1,8 @@
-// torch.vmap. If it maps only inputs and states, V samples with batch size B become batch size
-// V * B in a single call of the fused kernels. If it maps weights or biases (ensembles), each
-// sample needs separate GEMMs:
-//   - A sequence runs once per sample with the fused kernels, which is several times as fast as the
-//     ATen fallback.
-//   - A single step, and a sequence that another transform differentiates, run the ATen fallback
-//     once for all samples.
+// torch.vmap. If it maps only inputs and states, V samples with batch size B become batch size V *
+// B in a single call. If it maps weights or biases (ensembles), each sample needs separate GEMMs: a
+// sequence runs once per sample with the fused kernels, several times as fast as the ATen fallback.
+// A single step, and a sequence that another transform differentiates, run the ATen fallback once
+// for all samples.
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
@@ -18,8 +16,8 @@
 #include <algorithm>
 #include <vector>
 
-// Unwrapping a mapped tensor requires internal PyTorch headers. Without them, PyTorch loops over
-// the samples.
+// Unwrapping a mapped tensor requires internal headers. Without them, PyTorch loops over the
+// samples.
 #if __has_include(<ATen/functorch/PlumbingHelper.h>)
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
@@ -30,11 +28,10 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-// Samples of the innermost vmap, and their position in the batch.
 class Samples {
  public:
-  // kOuter is (..., V, B, .). A packed sequence needs kInner, (..., B, V, .), because the rows of a
-  // step are the first rows of the state.
+  // kOuter is (..., V, B, .). A packed sequence needs kInner, (..., B, V, .), because a step's rows
+  // are the first rows of the state.
   enum class Order { kOuter, kInner };
 
   explicit Samples(Order order = Order::kOuter) : dim_(order == Order::kOuter ? -3 : -2) {
@@ -48,13 +45,12 @@ class Samples {
 
   bool in(const Tensor& tensor) const { return std::get<1>(unwrap(tensor)).has_value(); }
 
-  // Merges the samples' (..., B, .) into (..., V * B, .).
+  // (..., B, .) to (..., V * B, .).
   Tensor fold(const Tensor& tensor) const {
     if (!tensor.defined()) return tensor;  // the cell has no c
     const auto [value, dim] = unwrap(tensor);
     return fold(value, dim);
   }
-  // Merges the samples' (..., B).
   Tensor fold_mask(const Tensor& mask) const {
     if (!mask.defined()) return mask;
     const auto [value, dim] = unwrap(mask);
@@ -67,12 +63,11 @@ class Samples {
     return dim.has_value() ? value.select(*dim, sample) : value;
   }
 
-  // Converts a tensor per sample to a mapped tensor.
   Tensor stack(const std::vector<Tensor>& tensors) const {
     return at::functorch::makeBatched(at::stack(tensors), 0, level_);
   }
 
-  // The inverse of fold, with `rows` rows per sample.
+  // `rows` per sample.
   Tensor unfold(const Tensor& tensor, const SymInt& rows) const {
     const bool outer = dim_ == -3;
     const Tensor value =
@@ -88,7 +83,7 @@ class Samples {
     return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
   }
 
-  // Returns the tensor of all samples, and its sample dimension if it is mapped.
+  // The tensor of all samples, and its sample dimension if it is mapped.
   std::tuple<Tensor, std::optional<int64_t>> unwrap(const Tensor& tensor) const {
     if (!tensor.defined()) return {};
     return at::functorch::unwrapTensorAtLevel(tensor, level_);
@@ -99,7 +94,7 @@ class Samples {
   SymInt count_;
 };
 
-// Operators are called below this vmap while this object exists.
+// Operators are called below this vmap.
 struct BelowVmap {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::FuncTorchBatched};
 };
@@ -113,7 +108,7 @@ bool is_differentiated() {
   });
 }
 
-// Returns the device of the call if autocast is on for it.
+// Returns the device if autocast is on for it.
 std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
   const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
   const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
@@ -121,7 +116,6 @@ std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
                                                                  : std::nullopt;
 }
 
-// True if each sample has its own weights or biases.
 template <typename Args>
 bool maps_parameters(const Samples& samples, const Args& args) {
   return samples.in(args.weight_ih) || samples.in(args.weight_hh) || samples.in(args.bias_ih) ||
@@ -132,7 +126,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
   if (const auto device = autocast_device(args.input)) {
     return under_autocast(*device, args, op::step);
   }
-  // Checks here, so that an error message contains the sizes of a single sample.
+  // Checked here, so that an error message has the sizes of a single sample.
   check_step(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {

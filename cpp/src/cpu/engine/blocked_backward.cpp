@@ -1,14 +1,10 @@
 // The blocked engine, backward.
 //
-// The recurrent weights are packed into blocks of hidden units, and the steps are divided into
-// chunks. One parallel region runs a chunk, from its last step to its first. In each step, a thread
-// computes for each block
+// Each step computes, block by block,
 //     dh = dz' W_h        GEMM, with dz' from the next step
-//     dz, dc from dh      element-wise, while dh is in its cache
-// After each chunk, the gradients for input, weights and biases are one GEMM each, because they do
-// not depend on the step order. They read dz while it is in the cache.
-//
-// The thread grid is the same as in blocked_forward.cpp.
+//     dz, dc from dh      element-wise, while dh is in the cache
+// The gradients for input, weights and biases do not depend on the step order: after each chunk,
+// they are one GEMM each, while dz is in the cache. The thread grid is as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -71,14 +67,13 @@ class BlockedBackward {
   }
 
  private:
-  // True if dz is the next GEMM's operand; otherwise the operand is a packed copy.
+  // dz is the next GEMM's operand; otherwise a packed copy is.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot : Part {
     float* dh;  // for one block
   };
 
-  // Returns the weights in pre-activation order, with the dtype of dz.
   static Weights slot_weights(const SequenceBackwardArgs& args) {
     const auto [ih, hh] = weights_of(args, kDtype<Source>);
     return {x_slots(ih, *args.cell), with_contiguous_rows(h_slots(hh, *args.cell))};
@@ -126,7 +121,7 @@ class BlockedBackward {
     packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
     const auto w = read<Source>(weights_.hh);
     const int64_t all = weights_.hh.size(0);
-    // Packs all pre-activations in one call if they are also adjacent in the operand.
+    // Packs in one call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {
@@ -172,7 +167,6 @@ class BlockedBackward {
 
   bool step_block(size_t c, size_t k, const Slot& slot, int64_t block) const {
     const Range rows = plan_.rows_of_step(k, slot.group);
-    // Rows that the next step continues, and rows that end here.
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
@@ -198,7 +192,7 @@ class BlockedBackward {
     return in_range;
   }
 
-  // Converts the gradient with respect to the GEMM operand to the h gradient.
+  // The mask scales the gradient with respect to the GEMM operand.
   void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
     if (factor.data == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -206,7 +200,6 @@ class BlockedBackward {
     }
   }
 
-  // Runs the element-wise part for some rows in a step.
   bool finish_rows(
       size_t c, size_t k, Range rows, int64_t block, Matrix<const float> dh_state) const {
     const int64_t unit = blocks_.begin(block);
@@ -237,7 +230,7 @@ class BlockedBackward {
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
-  // Returns dz for step k in chunk c, or for the first step after it.
+  // Returns dz for step k in chunk c, or for the first step after the chunk.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
@@ -271,8 +264,7 @@ class BlockedBackward {
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
-  // dz for the current chunk and the next: a chunk's last step multiplies the next chunk's first
-  // dz.
+  // dz of the current chunk and the next, whose first dz a chunk's last step multiplies.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
   StepRows<T> grad_output_;

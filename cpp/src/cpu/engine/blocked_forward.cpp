@@ -1,15 +1,12 @@
 // The blocked engine, forward.
 //
-// The weights are packed, once per call or ahead of time, into blocks of hidden units. A block has
-// all pre-activations of its units. One parallel region runs all steps. In each step, a thread
-// computes for each block
+// For each block of hidden units, a thread computes in a step
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// The threads form a grid (schedule.h): each grid position has some batch rows and some blocks.
-// Rows are independent, so threads synchronize after each step only if they share rows.
+// Each grid position (schedule.h) has some batch rows and some blocks. Rows are independent, so
+// threads synchronize after each step only if they share rows.
 //
-// If a value is out of range, bf16x3 stops the run. int8 records the row and continues with the
-// other rows.
+// A value out of range stops the run in bf16x3. int8 records the row and continues.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -35,7 +32,6 @@ namespace {
 
 using at::Tensor;
 
-// Returns the tensor in the format's Source type, with contiguous rows.
 template <typename Source>
 Tensor as_source(const Tensor& tensor) {
   const Tensor source = tensor.to(kDtype<Source>);
@@ -47,7 +43,7 @@ class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
-  // True if out-of-range rows are recorded instead of stopping the run.
+  // Out-of-range rows are recorded instead of stopping the run.
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
   BlockedForward(
@@ -100,7 +96,7 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // Returns the recorded batch rows in ascending order.
+  // Returns batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {
@@ -113,8 +109,8 @@ class BlockedForward {
 
  private:
   struct Slot : Part {
-    float* z;     // pre-activations, for one block or for all blocks in a chunk
-    bool* notes;  // per batch row: true if it is out of range
+    float* z;     // for one block, or for all blocks in a chunk
+    bool* notes;  // per batch row: true if out of range
   };
 
   void allocate() {
@@ -176,21 +172,18 @@ class BlockedForward {
     }
   }
 
-  // Maximum rows per group and chunk.
   int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
 
   Slot slot_of(int64_t index) const {
     return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
   }
 
-  // Returns a grid position's out-of-range flags, one per batch row. Threads that share rows have
-  // separate flags.
+  // Out-of-range flags, one per batch row, separate for threads that share rows.
   bool* notes(int64_t index) const {
     return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
   }
 
-  // Packs the batch rows `rows` for a grid position; x begins at the first row. Returns false to
-  // stop the run.
+  // Packs the batch rows `rows`; x begins at the first. Returns false to stop the run.
   bool pack(
       int64_t index, Range rows, int64_t k, Matrix<const Source> x, Matrix<Operand> to) const {
     if (Format::pack_a(rows.size(), k, x, to)) return true;
@@ -215,7 +208,7 @@ class BlockedForward {
     return true;
   }
 
-  // z = x W_x^T for a grid position's rows in a chunk.
+  // z = x W_x^T
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
@@ -299,8 +292,8 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // Returns a group's packed input for step k. Groups have separate memory, because a group can be
-  // a chunk ahead of others. A merged projection needs a group's rows without gaps.
+  // A group's packed input for step k. Groups have separate memory, because one can be a chunk
+  // ahead of others.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
@@ -319,7 +312,6 @@ class BlockedForward {
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
 
-  // Returns a block's pre-activations from a row on.
   Matrix<float> z_of(const Slot& slot, int64_t block, int64_t row) const {
     Matrix<float> z = {slot.z, weights_.columns(block)};
     if (merge_projection_) z.data += cell_.slots * blocks_.begin(block) * slot_rows();

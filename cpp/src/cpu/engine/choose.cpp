@@ -48,8 +48,7 @@ LayerShape shape_of(const SequenceInputs& args) {
       /*packed=*/args.batch_sizes.defined()};
 }
 
-// True if the blocked engine supports the call: GEMM kernels support float and 16-bit dtypes, and
-// no size may be 0.
+// The blocked engine supports float and 16-bit dtypes, and no empty sizes.
 bool can_block(const Machine& machine, const at::Tensor& input, const at::Tensor& h_0) {
   return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0;
 }
@@ -61,7 +60,7 @@ Result run(
   return engine(args, schedule);
 }
 
-// Runs the engine, and again in float32 if values are out of range of bf16x3.
+// Runs again in float32 if values are out of range of bf16x3.
 template <typename Result, typename Args, typename Schedule>
 Result run_or_fall_back(
     std::optional<Result> (*engine)(const Args&, const Schedule&),
@@ -83,8 +82,7 @@ SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   return sequence_forward(unpacked);
 }
 
-// Runs a sequence with weights prepacked in int8. Rows with a value that cannot be quantized are
-// recomputed in all steps with the dequantized weights.
+// Batch elements that cannot be quantized are recomputed with the dequantized weights.
 SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   if (args.input->numel() == 0 || args.h_0->numel() == 0)
     return forward_with_unpacked_weights(args);
@@ -96,7 +94,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-// Returns the step of a one-step sequence, with mask and reset applied to the state.
+// Returns the only step, with mask and reset applied.
 StepInputs only_step(const SequenceInputs& args) {
   StepInputs step = {
       args.cell,
@@ -116,7 +114,7 @@ StepInputs only_step(const SequenceInputs& args) {
   return step;
 }
 
-// Runs a one-step sequence, for which reading the weights in place is faster than packing them.
+// Reads the weights in place, which is faster than packing for one step.
 SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
   auto [h_next, c_next, activations] = step_forward(step);
   const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0->size(1)));
@@ -168,15 +166,15 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   }
   if (args.input->scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
-    // If rounding errors in the state decay, float64 is not needed, and for several rows the
-    // blocked engine is faster.
+    // If rounding errors decay, float64 is not needed, and the blocked engine is faster for several
+    // rows.
     const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
     if (few) return run(few_rows_forward, args, schedule);
   }
   if (steps_of(args) == 1 && !prepacked) {
     const StepArgs step = {only_step(args), args.saves_activations()};
-    // True if a single-step kernel can read the weights in place, without packing. Only 16-bit
-    // dtypes need the check: float32 nearly always has such a kernel.
+    // True if a single-step kernel can read the weights in place, which only 16-bit dtypes can
+    // lack.
     const bool in_place =
         args.input->scalar_type() == at::kFloat || schedule_of(step).forward != StepGemm::kAten;
     if (in_place) return one_step_forward(args, step);

@@ -1,6 +1,5 @@
-// The CPU engines: a single step, and one layer and direction of a sequence. choose.cpp selects the
-// engine for a call; all engines compute the same function. cuda/engine/engine.h declares the same
-// interface.
+// The CPU engines. choose.cpp selects the engine for a call; all compute the same function.
+// cuda/engine/engine.h has the same interface.
 #pragma once
 
 #include "common/operator_args.h"
@@ -16,32 +15,29 @@ namespace lltm::cpu {
 StepResult step_forward(const StepArgs& args);
 Gradients step_backward(const StepBackwardArgs& args);
 
-// choose.cpp: a sequence, with one of the engines below. SequenceArgs may hold prepacked weights
-// (packed_weights.h).
+// choose.cpp: a sequence, possibly with prepacked weights.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// stepwise.cpp: the per-step engine, which uses ATen GEMMs and supports every dtype and size.
+// stepwise.cpp: the per-step engine, for every dtype and size.
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// few_rows.cpp: the small-batch engine, float32 with a float64 state. Requires has_few_elements.
-// Does not support weights prepacked in bfloat16.
+// few_rows.cpp: the small-batch engine. Requires has_few_elements; does not support weights
+// prepacked in bfloat16.
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 
-// blocked_forward.cpp, blocked_backward.cpp: the blocked engine. It packs the weights and
-// alternates GEMM and element-wise kernel block by block, in one parallel region. Does not support
-// float64 or empty sizes. Returns nullopt if values are out of range of the schedule's format.
+// blocked_forward.cpp, blocked_backward.cpp: the blocked engine. Does not support float64 or empty
+// sizes. Returns nullopt if values are out of range of the schedule's format.
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
 
-// The blocked engine with weights prepacked in int8.
 struct Int8Result {
   SequenceResult result;
-  // Rows of the batch with a value that cannot be quantized, in ascending order. Their results are
-  // invalid and do not affect the other rows.
+  // Batch rows that cannot be quantized, in ascending order. Their results are invalid and do not
+  // affect other rows.
   std::vector<int64_t> out_of_range;
 };
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule);

@@ -1,13 +1,10 @@
-// The small-batch engine, forward only: float32 sequences with few rows or few hidden units
-// (has_few_elements).
+// The small-batch engine, forward only: float32 sequences for which has_few_elements is true.
 //
-// c is float64. The element-wise part is float64 unless the cell's rounding errors decay
-// (`forgets`). Weights, GEMM operands and z are float32. Packed weights are multiplied in short
-// chains, which for up to four rows are accumulated in float64. For few steps the weights are read
-// in place (schedule_few_rows).
+// c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
+// and z are float32. Short chains with packed weights are accumulated in float64 for up to four
+// rows.
 //
-// The threads form a grid, as in blocked_forward.cpp. Threads divide either the batch rows or, with
-// a barrier after each step, the blocks of hidden units.
+// Threads divide either the batch rows or, with a barrier after each step, the blocks.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -29,7 +26,7 @@ namespace {
 
 using at::Tensor;
 
-// Packed weights and their GEMMs for a block: z = x W_x^T, then z += h W_h^T.
+// Computes, for a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -61,7 +58,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// Weights in place, for few steps, when packing would dominate the time.
+// Used for few steps, when packing would dominate the time.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -137,8 +134,7 @@ class FewRowsForward {
   }
 
  private:
-  // One allocation for all buffers, in doubles. Allocation time is noticeable in a single streaming
-  // step.
+  // One allocation, in doubles, because allocations are noticeable in a streaming step.
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
@@ -190,7 +186,7 @@ class FewRowsForward {
     }
   }
 
-  // Returns a state in float32, as the operator returns it.
+  // Returns float32, as the operator returns it.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
@@ -204,7 +200,6 @@ class FewRowsForward {
                : final_states(steps_, args_.h_0, flat_rows(output_));
   }
 
-  // Copies a grid position's columns of a chunk's input.
   void copy_input(const Chunk& chunk, int64_t index) {
     const int64_t group = index / grid_.columns;
     const Range columns = share(input_size_, grid_.columns, index % grid_.columns);
@@ -266,7 +261,6 @@ class FewRowsForward {
     if (mask_.data != nullptr) mask_operand(k, rows, unit, args.hidden);
   }
 
-  // Multiplies a step's h by the mask, for the next GEMM.
   void mask_operand(size_t k, Range rows, int64_t unit, int64_t units) const {
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       const float* const factor = mask_.row(r) + unit * mask_.col_stride;
@@ -276,14 +270,14 @@ class FewRowsForward {
     }
   }
 
-  // A group's input rows for a chunk, and their pre-activations in a block: (rows, block columns).
+  // A group's input rows, and their pre-activations in a block: (rows, block columns).
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
     const int64_t units = group * hidden_ + blocks_.begin(block);
     return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
-  // Returns the next GEMM's operand, the state after step k.
+  // The state after step k.
   Matrix<const float> operand(size_t k) const {
     return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
   }
@@ -307,12 +301,11 @@ class FewRowsForward {
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
   Tensor output_, activations_;
-  // Pointers to the tensors above: tensor access is noticeable in short steps.
+  // Tensor access is noticeable in short steps.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   Matrix<const float> mask_;  // recurrent mask, or null
-  // In the workspace: the initial h, a chunk's input and pre-activations, h times the mask (two
-  // steps alternate), and c.
+  // Parts of the workspace; two steps alternate in masked_h_.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

@@ -14,8 +14,8 @@ using at::Tensor;
 
 namespace {
 
-// Indices of the given rows along dimension `dim`, for input and output, and the row count per step
-// if the sequence is packed.
+// Indices along dimension `dim`, for input and output, and the row count per step if the sequence
+// is packed.
 struct Places {
   int64_t dim;
   Tensor indices, batch_sizes;

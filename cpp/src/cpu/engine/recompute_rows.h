@@ -1,4 +1,3 @@
-// Recomputes some batch rows as a separate sequence.
 #pragma once
 
 #include "common/operator_args.h"
@@ -8,8 +7,8 @@
 
 namespace lltm::cpu {
 
-// Replaces the results of `rows` (ascending), in all steps, with the results that `forward`
-// computes for these rows only. Does not support results that backward needs.
+// Replaces the results of `rows` (ascending), in all steps, with `forward` for these rows only.
+// Does not support results that backward needs.
 void recompute_rows(
     const SequenceArgs& args,
     const std::vector<int64_t>& rows,

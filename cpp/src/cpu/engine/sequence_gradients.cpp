@@ -91,8 +91,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   return true;
 }
 
-// Sets the h_0 gradient to each row's dz W_h in its first step, or to zero if that step has a
-// reset.
+// Each row's dz W_h in its first step, or zero if that step has a reset.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   const Tensor dz_h = columns(dz, cell_.h);

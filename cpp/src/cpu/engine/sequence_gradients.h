@@ -1,4 +1,3 @@
-// Gradients that accumulate over a sequence: weights, biases, input and initial state.
 #pragma once
 
 #include "common/operator_args.h"
@@ -13,8 +12,8 @@
 
 namespace lltm::cpu {
 
-// Accumulates the gradients of the arguments from dz, chunk by chunk, so that dz is never stored
-// for all steps. Computes only the required gradients.
+// Accumulates the required gradients from dz, chunk by chunk, so that dz is never stored for all
+// steps.
 class SequenceGradients {
  public:
   // `weights` are in pre-activation order, with the dtype of dz.
@@ -25,17 +24,16 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // Adds the contribution from steps [first, last). dz is (rows, (S + P) * H), in the input's row
-  // order. Returns false if values are out of the format's range.
+  // Adds steps [first, last), with dz (rows, (S + P) * H) in the input's row order. Returns false
+  // if values are out of range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
-  // Returns the gradients; dc is the c_0 gradient.
+  // dc is the c_0 gradient.
   Gradients finish(const at::Tensor& dc);
 
  private:
-  // [h, x, 1]^T dz, restricted to the pre-activations that the left operand contributes to. h and x
-  // have separate products if their pre-activations differ. The cell's parameters have another
-  // product.
+  // [h, x, 1]^T dz, only for pre-activations to which the left operand contributes. h and x have
+  // separate products if their pre-activations differ, and so have the parameters.
   struct Product {
     SlotRange slots;
     bool h, x, one;

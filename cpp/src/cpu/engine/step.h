@@ -1,4 +1,3 @@
-// Declarations shared by step_forward.cpp and step_backward.cpp.
 #pragma once
 
 #include "common/operator_args.h"
@@ -12,7 +11,7 @@
 
 namespace lltm::cpu {
 
-// True if the storage type has GEMM kernels that read weights in place: all types except float64.
+// True if GEMM kernels read these weights in place: all types except float64.
 template <typename T>
 constexpr bool kHasGemm = !std::is_same_v<T, double>;
 
@@ -22,8 +21,7 @@ inline StepSchedule schedule_of(const StepInputs& args) {
   };
   const at::Tensor& ih = *args.weight_ih;
   const at::Tensor& hh = args.weight_hh.defined() ? *args.weight_hh : ih;
-  // Pass an odd stride if either matrix has one: the bfloat16 kernel requires even strides (VNNI
-  // pairs).
+  // An odd stride if either matrix has one: the bfloat16 kernel requires even strides (VNNI pairs).
   const int64_t stride = ih.stride(0) % 2 != 0 ? ih.stride(0) : hh.stride(0);
   const StepShape shape = {
       args.h->size(0),
@@ -35,7 +33,6 @@ inline StepSchedule schedule_of(const StepInputs& args) {
   return schedule_step(current_machine(), shape);
 }
 
-// Calls body(block) for all blocks, divided among `threads` threads.
 template <typename Body>
 void for_each_block(const Blocks& blocks, int64_t threads, const Body& body) {
   const int64_t grain = (blocks.count + threads - 1) / threads;

@@ -1,5 +1,4 @@
-// A single step on the CPU, backward: block by block with the GEMM kernels, or with ATen's GEMMs.
-// Weights, input and state are read in place or, in bfloat16, packed.
+// A single step, backward: block by block with the GEMM kernels, or with ATen's GEMMs.
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
@@ -16,9 +15,8 @@ namespace {
 
 using at::Tensor;
 
-// Gradients that are not required are undefined. All except the weight gradients have the compute
-// dtype. dz is (B, (S + P) * H), and d_bias is its sum over the batch. dz and dc are always
-// computed.
+// Gradients are undefined if not required. All except the weight gradients have the compute dtype.
+// dz is (B, (S + P) * H), and d_bias is its sum over the batch. dz and dc are always computed.
 struct StepGradients {
   Tensor dz, dc, d_input, d_h;
   WeightGradients weights;
@@ -46,9 +44,8 @@ void backward_by_aten(
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
-// For each block of hidden units: the element-wise part, then its rows in the weight gradients,
-// dz^T X, while dz is in the cache. The input and state gradients need dz for all units and are
-// computed last.
+// Computes for each block: the element-wise part, then its rows in the weight gradients, dz^T X,
+// while dz is in the cache. The input and state gradients need all of dz and are last.
 template <typename T, typename Format>
 class BlockedStepBackward {
  public:
@@ -70,7 +67,7 @@ class BlockedStepBackward {
     if constexpr (std::is_same_v<Operand, float>) {
       dz_operand_.rows = dz_;
     } else {
-      // The GEMM for dh begins at the first pre-activation that depends on h, and pads its K.
+      // The GEMM for dh begins at the first pre-activation that depends on h, and its K is padded.
       const int64_t before = cell_.h.begin * hidden_;
       const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
@@ -92,7 +89,7 @@ class BlockedStepBackward {
  private:
   using Operand = typename Format::Operand;
   using B = typename Format::B;
-  // h or the input, in row chunks, with the gradient for the weights that multiply it.
+  // h or the input, with the gradient for its weights.
   struct Source {
     Tensor tensor;
     Matrix<T> out;
@@ -113,7 +110,7 @@ class BlockedStepBackward {
     sources_.push_back(std::move(source));
   }
 
-  // Returns x (k, n) as B: in place, or packed into `memory`.
+  // x (k, n) in place, or packed into `memory`.
   static PackedB<const B> as_b(Matrix<const T> x, int64_t k, int64_t n, Tensor& memory) {
     if constexpr (Format::kBInPlace) {
       return {x.data, k, n, x.row_stride};
@@ -128,7 +125,7 @@ class BlockedStepBackward {
   }
 
   static constexpr bool kNarrows = !std::is_same_v<T, float>;
-  // Returns the memory that accumulates a tile of the weight gradients.
+  // Accumulates a tile of the weight gradients.
   static Matrix<float> sums_of(Matrix<T> out, Matrix<float> tile) {
     if constexpr (kNarrows) {
       return tile;
@@ -137,7 +134,7 @@ class BlockedStepBackward {
     }
   }
 
-  // Buffer sizes in floats: a tile, and dz^T for a block and a row chunk.
+  // Sizes in floats: a tile, and dz^T for a block and a row chunk.
   int64_t tile_size() const { return kNarrows ? blocks_.width * kStepWeightColumns : 0; }
   int64_t chunk_size() const {
     return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));
@@ -171,8 +168,7 @@ class BlockedStepBackward {
     }
   }
 
-  // Computes the rows in the weight gradients for one pre-activation and some units: dz^T h and
-  // dz^T x.
+  // dz^T h and dz^T x for one pre-activation and some units.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
@@ -205,8 +201,7 @@ class BlockedStepBackward {
     }
   }
 
-  // The GEMM that multiplies dz by the weights for h or for the input: columns [begin, end) in dh
-  // or dx.
+  // Columns [begin, end) in dh = dz W_h or dx = dz W_x.
   struct Tile {
     Matrix<const T> weights;
     Matrix<float> out;
@@ -215,7 +210,6 @@ class BlockedStepBackward {
     Range columns;
   };
 
-  // dx = dz W_x and dh = dz W_h, in column tiles.
   void multiply_by_weights() const {
     std::vector<Tile> tiles;
     const auto add =
@@ -235,7 +229,7 @@ class BlockedStepBackward {
     });
   }
 
-  // One GEMM for all pre-activations whose weight blocks are adjacent.
+  // One GEMM for pre-activations with adjacent weight blocks.
   void multiply_tile(const Tile& tile, Tensor& memory) const {
     const auto [begin, end] = tile.columns;
     for_each_run(tile.slots, tile.blocks, [&, begin = begin, end = end](int slot, int count) {
@@ -253,7 +247,7 @@ class BlockedStepBackward {
   const int64_t batch_, hidden_;
   const Blocks blocks_;
   const int64_t threads_;
-  const Blocks chunks_;  // row chunks
+  const Blocks chunks_;
   const Matrix<float> dz_;
   OperandA<Format> dz_operand_;
   std::vector<Source> sources_;

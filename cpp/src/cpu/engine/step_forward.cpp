@@ -1,5 +1,5 @@
-// A single step on the CPU, forward, with weights in place: with ATen's GEMMs, or block by block
-// with the GEMM kernel or, for few rows, with dot products.
+// A single step, forward, with weights in place: with ATen's GEMMs, with the GEMM kernel or, for
+// few rows, with dot products.
 #include "common/schedule_log.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
@@ -32,8 +32,7 @@ void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
   });
 }
 
-// Runs the element-wise part of a block: `width` units from `unit` on, for `rows` rows from `first`
-// on, with the pre-activations z (rows, S * width).
+// Computes `width` units from `unit` on and `rows` rows from `first` on, from z (rows, S * width).
 template <typename T>
 void finish_block(
     const CellInfo& cell,
@@ -56,7 +55,7 @@ void finish_block(
   elementwise<T, float>(cell).forward(part, 0, rows * width);
 }
 
-// z = x W_x^T + h W_h^T for few rows; reading the weights dominates the time.
+// Used for few rows, for which reading the weights dominates the time.
 template <typename T>
 void step_by_products(
     const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
@@ -84,12 +83,11 @@ void step_by_products(
 
 template <typename T>
 using StepFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
-// True if the dtype is StepFormat's operand type.
 template <typename T>
 constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Operand>;
 
-// z^T = W X^T: the weights are A in place, and only the small X is packed. Processes up to
-// kStepRows rows of the batch per pass.
+// z^T = W X^T: the weights are A in place, and only the small X is packed, for up to kStepRows
+// batch rows per pass.
 template <typename T>
 class BlockedStep {
  public:
@@ -124,13 +122,12 @@ class BlockedStep {
   static constexpr int64_t kVector = 16;  // z^T row lengths are multiples of it
 
   int64_t z_size() const { return cell_.slots * blocks_.width * columns_; }
-  // X^T = [h, x]^T, and its rows [k, k + count).
+  // X^T = [h, x]^T
   PackedB<T> x_transposed() const { return rows_of_x(0, k_); }
   PackedB<T> rows_of_x(int64_t k, int64_t count) const {
     return {reinterpret_cast<T*>(floats_) + k * columns_, count, columns_, columns_};
   }
 
-  // Packs X^T for some batch rows.
   void pack(int64_t first, int64_t rows) {
     if (rows < columns_) std::fill_n(floats_, x_size_, 0.0f);
     const auto b = x_transposed();
@@ -151,7 +148,7 @@ class BlockedStep {
     finish_block<T>(cell_, step_, bias_, {z, z_columns}, first, rows, unit, width);
   }
 
-  // Computes z^T for one pre-activation and some units.
+  // z^T for one pre-activation and some units.
   void multiply(int slot, int64_t unit, int64_t width, Matrix<float> out) const {
     const bool x = cell_.x.contains(slot), h = cell_.h.contains(slot);
     const auto rows = [&](Matrix<const T> w, const int* blocks) {

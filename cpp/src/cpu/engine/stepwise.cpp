@@ -1,5 +1,4 @@
-// The per-step engine: ATen's GEMMs and the element-wise kernel, one step after another. Used for
-// float64, empty sizes, and CPUs without a GEMM kernel.
+// The per-step engine: ATen's GEMMs and the element-wise kernel.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -24,9 +23,8 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Resets resets(args.reset, steps);
   const CellInfo& cell = *args.cell;
   const Linear linear = Linear::with_bias(args);
-  // Projects the input of all steps in one GEMM, which is faster. With few elements, projects each
-  // step as PyTorch does: a GEMM with many rows rounds differently, and these errors are not
-  // averaged out.
+  // One GEMM for the input of all steps is faster. With few elements, each step is projected as in
+  // PyTorch: a GEMM with many rows rounds differently, and the errors are not averaged out.
   const bool few = has_few_elements(args.h_0->size(0), hidden);
   const Tensor x = flat_rows(args.input).to(compute_dtype(dtype));
   const Tensor gates =
@@ -41,7 +39,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  // The state in the GEMM dtype; each step updates its rows.
+  // State in the GEMM dtype; each step updates its rows.
   const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -79,8 +77,8 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
 
 namespace {
 
-// Splits K (the rows) into chains. Some BLAS libraries accumulate all K products in one chain, and
-// rounding errors grow with its length.
+// Splits K (the rows), because some BLAS libraries accumulate all products in one chain, whose
+// length increases rounding errors.
 void add_weight_gradients(
     const Linear& linear, const Weights& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
   for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
@@ -89,7 +87,6 @@ void add_weight_gradients(
   }
 }
 
-// Computes all gradients from dz for all rows.
 Gradients gradients_of(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
@@ -141,7 +138,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const CellInfo& cell = *args.cell;
   const Linear linear(args);
 
-  // State gradients. A row's values are final after its first step.
+  // A row's values are final after its first step.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0->sizes(), options);
   const Tensor dc =
       copy_or_zeros(args.grad_c_n, {args.h_0->size(0), cell.state_columns() * hidden}, options);

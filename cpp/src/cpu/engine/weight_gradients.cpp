@@ -15,10 +15,10 @@ using at::Tensor;
 
 namespace {
 
-// Split-K GEMM. The K dimension (rows of all steps) is split over several accumulators, each a copy
-// of C. Threads that share an accumulator split its columns into panels and, if there are more
-// threads than panels, its rows. Each thread packs its own operands: fetching data that another
-// thread has just written would cost more.
+// Split-K GEMM: the rows of all steps are split over accumulators, each a copy of C. Threads that
+// share an accumulator split its columns into panels and, if there are more threads than panels,
+// its rows. Each thread packs its own operands: fetching data that another thread has just written
+// would cost more.
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
@@ -87,7 +87,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   // K in kernel calls is a multiple of this value, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
-  // A grid position's work: rows, C rows and C column panels.
+  // Work of one grid position.
   struct Part {
     Range k, m, bands;
     float* c;
@@ -108,7 +108,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // C += A B over k rows of B.
+  // Multiplies k rows of B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,

@@ -1,4 +1,3 @@
-// The GEMM for the weight and bias gradients, over all steps' rows.
 #pragma once
 
 #include "cpu/gemm/formats.h"
@@ -10,16 +9,15 @@
 
 namespace lltm::cpu {
 
-// C (M, N) += A^T B over the rows from all calls, in float32.
+// C (M, N) += A^T B over the rows of all calls, in float32.
 class WeightGradientGemm {
  public:
   virtual ~WeightGradientGemm() = default;
-  // A (rows, M) is a list of concatenated parts, B is (rows, N). All have the format's Source type.
-  // Returns false if values are out of the format's range.
+  // A (rows, M) is a list of concatenated parts, B is (rows, N), of the format's Source type.
+  // Returns false if values are out of range.
   virtual bool add(const std::vector<at::Tensor>& a, const at::Tensor& b) = 0;
-  // Writes rows [begin, end) in C, transposed, to `out`, which has contiguous rows. Columns [k *
-  // height, (k + 1) * height) in C become rows [blocks[k] * height, ...) in `out`. Call it after
-  // the last add().
+  // After the last add(): writes rows [begin, end) in C, transposed, to `out`, which has contiguous
+  // rows. Columns [k * height, (k + 1) * height) become rows [blocks[k] * height, ...).
   virtual void write_transposed(
       int64_t begin, int64_t end, Matrix<float> out, int64_t height, const int* blocks) = 0;
 };

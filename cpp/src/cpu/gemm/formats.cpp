@@ -19,8 +19,8 @@ Transpose<BFloat16> transpose_of(BFloat16) {
   return kernels().transpose_bf16;
 }
 
-// Copies x(n, k) to element (k, n), and zeros from row k_size on. Processes a few rows at a time,
-// to keep the strides on both sides small.
+// x(n, k) to element (k, n), and zeros from row k_size on. A few rows at a time, to keep the
+// strides on both sides small.
 template <int64_t vnni, typename Operand>
 void pack_elements(
     PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
@@ -36,8 +36,8 @@ void pack_elements(
   }
 }
 
-// Pads B, whose first k rows from k0 on are packed: zeros up to the next multiple of 32 or to the
-// end. The packing functions have already completed the last row pair.
+// Zeros after the first k rows from k0 on, up to the next multiple of 32 or to the end. The last
+// row pair is already complete.
 template <int64_t vnni, typename Operand>
 void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
   const int64_t end = std::min(b.k, round_up(k0 + k, 32));
@@ -114,7 +114,7 @@ void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
 
 namespace {
 
-// Column n in B: its bytes, in groups that are kInt8Panel groups apart, its scale and its sum.
+// Bytes in groups that are kInt8Panel groups apart, scale and sum.
 template <typename Byte>
 struct Int8Column {
   Int8Column(const PackedB<Byte>& b, int64_t n) {
@@ -131,8 +131,8 @@ struct Int8Column {
   Byte *bytes, *scale, *sum;
 };
 
-// Returns the scale of a column, truncated to 17 bits. Its products with bytes are then exact, so
-// quantizing the dequantized weights gives the same bytes and scale.
+// Truncated to 17 bits, so that products with bytes are exact: quantizing the dequantized weights
+// gives the same bytes and scale.
 float scale_of(float largest) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(largest / kInt8Largest) & ~0x7Fu);
 }

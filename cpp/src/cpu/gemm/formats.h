@@ -1,5 +1,4 @@
-// Formats of GEMM operands: types with the same members, so that engines are templates over the
-// format.
+// Formats of GEMM operands: types with the same members, for engine templates.
 //
 //   F32Format     float32 (gemm_kernels.h)
 //   Bf16Format    bfloat16 in VNNI layout (gemm_kernels.h, amx_kernels.h)
@@ -18,8 +17,8 @@
 
 namespace lltm::cpu {
 
-// Maximum number of products that a float32 GEMM with m rows adds in one chain; rounding errors
-// grow with its length. For few rows, MKL (PyTorch's BLAS) is more accurate, so chains are shorter.
+// Maximum products that a float32 GEMM with m rows adds in one chain, whose length increases
+// rounding errors. For few rows, MKL is more accurate, so chains are shorter.
 constexpr int64_t longest_chain(int64_t m) {
   return m < 16 ? 32 : 128;
 }
@@ -28,17 +27,16 @@ constexpr int64_t longest_chain(int64_t m) {
 // kVnniFactor rows are interleaved, and element (k, n) is at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>
 struct RowFormat {
-  using Operand = Element;  // operand element type
-  using Source = Element;   // element type that operands are packed from
-  using B = Element;        // B's element type
+  using Operand = Element;
+  using Source = Element;  // element type that operands are packed from
+  using B = Element;
   static constexpr bool kBInPlace = false;
   static constexpr int64_t kVnniFactor = vnni_factor;
-  // True if a Source matrix's rows can be A without packing.
+  // True if rows of a Source matrix can be A.
   static constexpr bool kInPlace = true;
-  // Blocks of hidden units begin at multiples of this value, a vector of floats.
+  // Block alignment: a vector of floats.
   static constexpr int64_t kUnitAlign = 16;
 
-  // True if this CPU has a kernel for the format.
   static bool available() {
     if constexpr (kVnniFactor == 1) return gemms_f32<float>().multiply != nullptr;
     return kernels().gemm_bf16_operands != nullptr;
@@ -52,35 +50,31 @@ struct RowFormat {
     return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);
   }
   static constexpr int64_t padded_n(int64_t n) { return n; }
-  // A's row stride, in elements.
   static constexpr int64_t a_stride(int64_t k) { return padded_k(k); }
   // Columns between pre-activations if A is dz.
   static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
 
-  // True if rows (., k) with this stride, in elements, can be A without packing.
+  // True if rows (., k) with this stride, in elements, can be A.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
     return padded_k(k) == k && stride % kVnniFactor == 0;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
-  // Initializes the parts of the states (m, k) in A that the element-wise kernel does not write.
+  // Initializes the parts of A that the element-wise kernel does not write.
   static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
-  // The packing functions return true if all values can be represented, which is always the case
-  // here.
+  // Packing returns true if all values can be represented: here always.
   //
-  // Packs A (m, k) from x (m, k) with contiguous rows. Does not write the padding.
+  // x has contiguous rows. Does not write A's padding.
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
-  // Packs A (m, padded_k) from x (k, m) with contiguous rows, and pads it with zeros.
+  // Packs A (m, padded_k) from x (k, m) with contiguous rows.
   static bool pack_a_transposed(
       int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
-  // Packs x (k, n) into B from row k0 and column n0 on. Then writes zeros up to the next multiple
-  // of 32 rows or to the end of B.
+  // Packs x (k, n) into B from row k0 and column n0 on, with zeros up to the next multiple of 32
+  // rows or to the end of B.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Packs the transpose of x (n, k) in the same way.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Returns B's element (k, n).
   static Operand at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
     return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
   }
@@ -103,7 +97,6 @@ struct RowFormat {
 using F32Format = RowFormat<float, 1>;
 using Bf16Format = RowFormat<BFloat16, 2>;
 
-// Base for formats whose operands are always packed.
 struct PackedFormat {
   using Source = float;
   static constexpr bool kInPlace = false;
@@ -176,10 +169,10 @@ struct Int8Format : PackedFormat {
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
     return kernels().int8.pack_a(m, k, x, a);
   }
-  // Packs all K rows in one call: k0 is 0, and n0 is a multiple of 16.
+  // All K rows in one call: k0 is 0, and n0 is a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Returns B's dequantized element (k, n).
+  // The dequantized element.
   static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
 
   static void gemm(
@@ -192,8 +185,8 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// float32 with an unpacked B of storage type T: the kernel reads rows in place and widens them.
-// Available if F32Format is.
+// B has storage type T and is not packed: the kernel widens rows as it reads them. Available if
+// F32Format is.
 template <typename T>
 struct F32InPlaceFormat : F32Format {
   using B = T;
@@ -204,7 +197,7 @@ struct F32InPlaceFormat : F32Format {
   }
 };
 
-// Calls body with a value of the format type; only for formats used in training.
+// Supports only formats used in training.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {
   switch (format) {

@@ -86,8 +86,7 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
 
 namespace {
 
-// A GEMM into part of `out`: in place if `out` is float32 and N is not padded, otherwise through a
-// buffer.
+// A GEMM into part of `out`: through a buffer unless `out` is float32 and N is not padded.
 template <typename Format, typename T>
 class OutputBlock {
  public:
@@ -111,7 +110,7 @@ class OutputBlock {
   std::vector<float> copy_;
 };
 
-// B is packed in panels with kGemmBand columns. A task multiplies kMaxRows rows by a panel.
+// A task multiplies kMaxRows rows by a packed panel with kGemmBand columns.
 template <typename Format>
 class PackedGemmOf {
  public:

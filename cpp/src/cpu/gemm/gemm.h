@@ -18,8 +18,8 @@ namespace lltm::cpu {
 
 // ---- through ATen -----------------------------------------------------------
 
-// The GEMMs between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
-// pre-activations are then not rounded to 16 bits, and CPUs without float16 arithmetic are faster.
+// GEMMs between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
+// pre-activations are not rounded, and CPUs without float16 arithmetic are faster.
 class Linear {
  public:
   // Includes the biases, which project_x and project add.
@@ -31,12 +31,12 @@ class Linear {
   template <typename Args>
   explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
 
-  // Returns gates (rows, S * H) = x (rows, I) W_x^T + b, without the recurrent part.
+  // (rows, S * H) = x (rows, I) W_x^T + b.
   at::Tensor project_x(const at::Tensor& x) const;
-  // Adds h (rows, H) W_h^T to gates.
+  // gates += h (rows, H) W_h^T
   void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
-  // Computes both parts, with the same rounding as PyTorch's own operations: in one GEMM if every
-  // pre-activation depends on both.
+  // Both parts, with the rounding of PyTorch's own operations: in one GEMM if every pre-activation
+  // depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
   // Gradients from dz (rows, (S + P) * H), written to `out`.
@@ -57,9 +57,8 @@ class Linear {
 };
 
 // A GEMM for few rows with weights in place, whose rows are contiguous. For `width` units from
-// `unit` on: z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part to the
-// pre-activations that depend on x. Without h, does not change the pre-activations that depend only
-// on h.
+// `unit` on: z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part. Without
+// h, pre-activations of only h do not change.
 template <typename T>
 struct WeightsInPlace {
   // x or h may be null.
@@ -102,17 +101,16 @@ struct WeightsInPlace {
 
 // ---- operands ---------------------------------------------------------------
 
-// Returns the tensor, or a contiguous copy if its rows are not contiguous or overlap.
+// Copies if rows are not contiguous or overlap.
 at::Tensor with_contiguous_rows(const at::Tensor& tensor);
 
-// Operand A in a format, and its memory.
 template <typename Format>
 struct OperandA {
   at::Tensor memory;
   Matrix<typename Format::Operand> rows;
 };
 
-// Allocates A with zeros in the K padding, which packing does not write.
+// The K padding is zero, because packing does not write it.
 template <typename Format>
 OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& options) {
   using Operand = typename Format::Operand;
@@ -124,8 +122,7 @@ OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& op
   return {memory, {static_cast<Operand*>(memory.mutable_data_ptr()), stride, 1}};
 }
 
-// Calls body with a storage type for `dtype` and a format type, for the combinations that schedules
-// select.
+// Calls body with the storage type and a format type, for combinations that schedules select.
 template <typename Body>
 auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body& body) {
   if (format == GemmFormat::kBf16) {
@@ -138,7 +135,6 @@ auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body&
   return dtype == at::kBFloat16 ? body(BFloat16{}, F32Format{}) : body(float{}, F32Format{});
 }
 
-// Converts n float32 sums to a storage type.
 inline void narrow(const float* x, float* y, int64_t n) {
   std::copy_n(x, n, y);
 }
@@ -151,9 +147,8 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
 
 // ---- with our own kernels ---------------------------------------------------
 
-// C (rows, N) = A B, with B (K, N) packed once. Tensors have the format's Source type, `out` may
-// also be float32, and all rows are contiguous. Returns false if values in A or B are out of the
-// format's range.
+// C (rows, N) = A B, with B (K, N) packed once. Tensors have the format's Source type or, for
+// `out`, float32, with contiguous rows. Returns false if values are out of range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

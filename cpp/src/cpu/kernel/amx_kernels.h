@@ -1,5 +1,4 @@
-// Kernels for AMX, included by the file for that instruction set: bf16x3 (bf16x3.h) and bfloat16
-// GEMM. amx_int8_kernels.h has the int8 GEMM.
+// AMX kernels: bf16x3 (bf16x3.h) and bfloat16 GEMM.
 #pragma once
 
 #include "cell/math.h"
@@ -21,7 +20,7 @@ LLTM_CELL_INLINE const std::uint16_t* words(const BFloat16x3* x) {
 
 // ---- packing ----------------------------------------------------------------
 
-// A group: 32 floats, or one part for each of 32 floats.
+// 32 floats, or one part for each of them.
 struct Group {
   __m512 low, high;
 };
@@ -30,7 +29,7 @@ LLTM_CELL_INLINE __mmask16 lanes(std::int64_t n) {
   return n >= 16 ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
 }
 
-// Loads n floats, at most 16, and fills the rest with zeros.
+// Loads at most 16 floats; the rest is zero.
 LLTM_CELL_INLINE __m512 load_floats(const float* x, std::int64_t n) {
   return _mm512_maskz_loadu_ps(lanes(n), x);
 }
@@ -82,7 +81,7 @@ bool pack_a_bf16x3(
   return out_of_range == 0;
 }
 
-// The bf16x3 overload for store_operand (elementwise_kernels.h), which must be declared first.
+// An overload for store_operand (elementwise_kernels.h), which must be declared first.
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<BFloat16x3>& matrix,
     std::int64_t row,
@@ -152,7 +151,7 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Fills the rest of the last group with zeros.
+  // Zeroes the rest of the last group.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -244,7 +243,7 @@ LLTM_CELL_INLINE void multiply_tiles() {
 }
 #undef LLTM_FOR_EACH_TILE
 
-// The used part of a tile, at most 16 rows with 64 bytes.
+// Size of a tile: at most 16 rows with 64 bytes.
 struct TileShape {
   std::int64_t rows = kTileRows, row_bytes = 64;
 };
@@ -274,11 +273,11 @@ LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   if constexpr (kPanels > 3) body.template operator()<3>();
 }
 
-// C rows in tile pairs (the lower tile may have fewer rows), or in a single tile.
+// C rows in tile pairs, or in a single tile.
 struct TileRows {
   std::int64_t count, upper, lower;  // lower is 0 for a single tile
 };
-// Calls body(rows) for all full pairs among m rows, and for the rest; body advances the pointers.
+// Calls body(rows) for all full pairs among m rows, then for the rest; body advances the pointers.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
   const std::int64_t pairs = m / (2 * kTileRows), rest = m % (2 * kTileRows);
@@ -292,14 +291,14 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
 
 // ---- GEMM of bf16x3 -----------------------------------------------------------
 
-// A tile for A has 16 rows of one part of a group. A tile for B has one part of a group in a panel.
-// Both have 1 KiB and are addressed by their first part. Distances are in 16-bit words.
+// An A tile has 16 rows of one part of a group, a B tile one part of a group in a panel. Both have
+// 1 KiB and are addressed by their first part. Distances are in 16-bit words.
 constexpr std::int64_t kPartB = 512;                // between parts in B
 constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups in B
 constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups in A
 
-// Tiles in gemm_two_tiles: C is 0 and 1 (upper), 2 and 3 (lower), A is 4 (upper) and 5 (lower), B
-// is 6 and 7. Tiles in gemm_one_tile: C is 0 to 3, A is 4 to 6 (the three parts), B is 7.
+// Tiles in gemm_two_tiles: C 0, 1 (upper), 2, 3 (lower), A 4 (upper), 5 (lower), B 6, 7. Tiles in
+// gemm_one_tile: C 0 to 3, A 4 to 6 (the three parts), B 7.
 void configure_bf16x3(const TileRows& rows) {
   const TileShape upper = {rows.upper}, lower = {rows.lower}, b = {};
   if (rows.lower > 0) {
@@ -309,7 +308,7 @@ void configure_bf16x3(const TileRows& rows) {
   }
 }
 
-// A block in C and its operands; strides are in bytes.
+// Strides are in bytes.
 struct Bf16x3Block {
   const std::uint16_t* a;
   std::int64_t a_stride;
@@ -319,7 +318,7 @@ struct Bf16x3Block {
   std::int64_t c_stride;
   std::int64_t groups;
   bool accumulate;
-  // The next two panels' start, and how many lines to prefetch per panel and group.
+  // The next two panels, and how many lines to prefetch per panel and group.
   const std::uint16_t* next = nullptr;
   std::int64_t next_lines = 0;
 
@@ -335,8 +334,8 @@ LLTM_CELL_INLINE void prefetch_panels(const Bf16x3Block& block, const std::uint1
   }
 }
 
-// Multiplies two row tiles by one or two panels. The six partial products are ordered so that each
-// loads only one operand.
+// Two row tiles by one or two panels. The order of the six partial products makes each load only
+// one operand.
 template <int kPanels>
 void gemm_two_tiles(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -390,8 +389,7 @@ void gemm_two_tiles(const Bf16x3Block& p) {
   }
 }
 
-// Multiplies one row tile by up to four panels. All three A parts stay loaded. Each B part is
-// loaded once and multiplied by all A parts that need it.
+// One row tile by up to four panels. All three A parts stay loaded, and each B part is loaded once.
 template <int kPanels>
 void gemm_one_tile(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -426,8 +424,8 @@ void gemm_one_tile(const Bf16x3Block& p) {
   });
 }
 
-// K groups per slice. All of C is updated with a slice before the next; the groups in two panels
-// stay in L1 for the next rows.
+// K groups per slice: in all of C before the next slice, so that the groups in two panels stay in
+// L1 for the next rows.
 constexpr std::int64_t kSliceGroups = 4;
 
 // Calls body(block, panels) for each K slice and each run with at most `most` panels.
@@ -443,8 +441,8 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
       block.c += panel * kBf16x3Panel;
       block.groups = at_most(whole.groups - group, kSliceGroups);
       block.accumulate = whole.accumulate || group > 0;
-      // The last panel is followed by the next slice. After the last slice, prefetching continues
-      // with the following memory.
+      // The next slice follows the last panel. After the last slice, the following memory is
+      // prefetched.
       const bool next_slice = panel + most >= all && group + kSliceGroups < whole.groups;
       block.next = next_slice ? whole.b + (group + kSliceGroups) * kGroupB
                               : block.b + most * whole.panel_stride;
@@ -453,7 +451,7 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
   }
 }
 
-// Rows are in tile pairs; the last pair's lower tile may have fewer rows.
+// The last pair's lower tile may have fewer rows.
 void gemm_pairs(const Bf16x3Block& whole, std::int64_t pairs, std::int64_t n) {
   for_each_block_of_panels(whole, n, 2, [&](Bf16x3Block block, std::int64_t panels) {
     block.next_lines = 48 / pairs;
@@ -510,7 +508,7 @@ constexpr Bf16x3Kernels kBf16x3Kernels = {
 
 // ---- GEMM of bfloat16 ---------------------------------------------------------
 
-// A block in C and its operands, in groups with a tile's depth; strides are in bytes.
+// Operands are in groups with a tile's depth; strides are in bytes.
 struct Bf16Block {
   const BFloat16* a;
   std::int64_t a_stride;
@@ -523,8 +521,8 @@ struct Bf16Block {
 };
 constexpr std::int64_t kTileDepth = 32, kTileColumns = 16;
 
-// Multiplies two row tiles by one or two column panels, or one row tile by up to four. Tiles: C as
-// for bf16x3, A 4 (upper) and 5 (lower), B 6 and 7 alternate.
+// Two row tiles by one or two column panels, or one row tile by up to four. Tiles: C as for bf16x3,
+// A 4 (upper) and 5 (lower), B 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_bf16_tiles(const Bf16Block& p) {
   const std::int64_t below_a = kTileRows * p.a_stride / 2, below_c = kTileRows * p.c_stride / 4;
@@ -553,7 +551,6 @@ void gemm_bf16_tiles(const Bf16Block& p) {
   });
 }
 
-// Multiplies all rows by panels with the same shape.
 void gemm_bf16_panels(
     std::int64_t m, Bf16Block block, std::int64_t panels, const TileShape& b, std::int64_t depth) {
   for_each_tile_rows(m, [&](const TileRows& rows) {
@@ -597,7 +594,7 @@ void gemm_bf16_amx(
       c.row_stride * 4,
       b.k / kTileDepth,
       accumulate};
-  // Multiplies all full tiles along K, then the remainder; N in the same way.
+  // All full tiles along K, then the remainder; N in the same way.
   const auto multiply = [&](std::int64_t depth) {
     const std::int64_t panels = b.n / kTileColumns, rest = b.n % kTileColumns;
     if (panels > 0) gemm_bf16_panels(m, block, panels, {depth / 2, 64}, depth);

@@ -1,7 +1,4 @@
-// Arguments for the element-wise kernels (elementwise_kernels.h), which compute the rest of a step
-// from the pre-activations.
-//
-// Included by the files per instruction set: no torch header.
+// Arguments for the element-wise kernels. No torch header.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +11,7 @@
 
 namespace lltm::cpu {
 
-// Storage for the 16-bit formats, with the same layout as c10::Half and c10::BFloat16.
+// The same layout as c10::Half and c10::BFloat16.
 struct Half {
   std::uint16_t bits;
 };
@@ -22,17 +19,15 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// The type from which GEMM operands of type G are packed.
 template <typename G>
 using source_t =
     std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;
 
-// T is the tensors' storage type. G is the GEMM operand type: T, float (if T has no GEMM), or
-// BFloat16x3 or Int8 instead of float. A call covers `hidden` units: all of them, a block, or, for
-// BFloat16x3, complete rows. In matrices with several blocks of H columns, the blocks are
-// `layer_hidden` columns apart unless stated otherwise.
+// T is the storage type. G is the GEMM operand type: T, float (if T has no GEMM), or BFloat16x3 or
+// Int8 instead of float. A call covers `hidden` units: all, a block, or, for BFloat16x3, complete
+// rows. Blocks of H columns are `layer_hidden` columns apart unless stated otherwise.
 //
-// Matrices that are written have contiguous columns. c_next may be c.
+// Written matrices have contiguous columns. c_next may be c.
 template <typename T, typename G>
 struct ForwardArgs {
   const CellInfo* cell = nullptr;
@@ -40,9 +35,9 @@ struct ForwardArgs {
   std::int64_t layer_hidden = 0;
   Matrix<const compute_t<T>> gates;       // pre-activations without bias
   std::int64_t gates_step = 0;            // columns between pre-activations
-  bool gates_padded = false;              // true if 15 more columns may be read
+  bool gates_padded = false;              // 15 more columns may be read
   Matrix<const compute_t<T>> bias;        // per pre-activation, row stride 0; or null
-  Matrix<const compute_t<T>> parameters;  // the cell's parameters, row stride 0; or null
+  Matrix<const compute_t<T>> parameters;  // row stride 0; or null
   Matrix<const T> c;
   Matrix<T> h_next;
   Matrix<G> h_operand;        // h_next, packed for the next GEMM; or null
@@ -59,7 +54,7 @@ struct BackwardArgs {
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
   Matrix<const T> activations;
-  Matrix<const compute_t<T>> parameters;    // the cell's parameters, row stride 0; or null
+  Matrix<const compute_t<T>> parameters;    // row stride 0; or null
   Matrix<const T> grad_h;                   // or null
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h; or null
   Matrix<const compute_t<T>> grad_c;        // or null
@@ -70,8 +65,8 @@ struct BackwardArgs {
   bool* out_of_range = nullptr;  // set if a value cannot be packed
 };
 
-// Both functions process elements [begin, end) of the (rows, hidden) elements in row order, so that
-// threads can divide a single long row or many short rows.
+// Elements [begin, end) of (rows, hidden) in row order, so that threads can divide a single long
+// row or many short rows.
 template <typename T, typename G>
 struct Elementwise {
   void (*forward)(const ForwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);

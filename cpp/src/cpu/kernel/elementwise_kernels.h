@@ -1,8 +1,8 @@
 // The element-wise kernels, included by one file per instruction set.
 //
-// They process blocks of kBlock elements in a row: load (widen or gather, unless the storage is a
-// contiguous array in the compute type), compute in a loop that the compiler vectorizes, and store.
-// The last block is padded, so that odd sizes also run at vector speed.
+// Blocks of kBlock elements in a row are loaded (widened or gathered, unless the storage is a
+// contiguous array in the compute type), computed in a vectorized loop, and stored. The last block
+// is padded, so that odd sizes also run at vector speed.
 #pragma once
 
 #include "cell/cells.h"
@@ -23,15 +23,15 @@ constexpr std::int64_t padded(std::int64_t n) {
   return (n + 15) / 16 * 16;
 }
 
-// True if n elements of a row can be used in place as the array that `load` returns, provided that
-// they have the compute type.
+// True if n elements of a row, of the compute type, can be used in place as the array that `load`
+// returns.
 template <typename T>
 LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n, bool is_padded) {
   return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
 }
 
-// Copies n elements from x, `stride` apart, widened and padded with zeros. Not inlined, to limit
-// code size: each kernel loads many arrays.
+// Copies n elements, `stride` apart, widened and padded with zeros. Not inlined, to limit code
+// size: each kernel loads many arrays.
 template <typename T>
 __attribute__((noinline)) void gather(
     const T* __restrict x, std::int64_t stride, std::int64_t n, compute_t<T>* __restrict values) {
@@ -50,9 +50,9 @@ __attribute__((noinline)) void gather(
   for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
 }
 
-// Returns n elements from row `row` and column `col` on, as a contiguous array in the compute type
-// that can be read up to padded(n). Uses the memory in place if possible, otherwise a copy in
-// `buffer`. Null matrices read as zero.
+// n elements from row `row` and column `col` on, as a contiguous array in the compute type that can
+// be read up to padded(n): in place if possible, otherwise copied to `buffer`. Null matrices read
+// as zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -75,8 +75,8 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   return values;
 }
 
-// Returns the array to which a kernel writes n results of the compute type, up to padded(n): the
-// memory itself if possible, otherwise `buffer`, from which `store` copies them.
+// The array for n results, writable up to padded(n): the memory itself if possible, otherwise
+// `buffer`, from which `store` copies.
 template <typename T>
 LLTM_CELL_INLINE compute_t<T>* target(
     const Matrix<T>& matrix,
@@ -115,8 +115,7 @@ LLTM_CELL_INLINE void store(
   scatter(values, n, y);
 }
 
-// Packs values for the next GEMM. Returns false if values are out of range, which is possible for
-// int8 and bf16x3. The bf16x3 overload is in amx_kernels.h.
+// Returns false if values are out of range (int8, bf16x3). The bf16x3 overload is in amx_kernels.h.
 template <typename G>
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<G>& matrix,
@@ -142,7 +141,6 @@ LLTM_CELL_INLINE bool store_operand(
   return fits;
 }
 
-// Divides elements [begin, end) in a matrix with `hidden` columns into blocks.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, Body body) {
@@ -163,8 +161,8 @@ LLTM_CELL_INLINE void for_each_block(
 
 // ---- kernels --------------------------------------------------------------
 
-// Stores h' as output and as operand of the next GEMM. Both are rounded in the same way, so that a
-// sequence and single steps agree.
+// h' as output and as operand of the next GEMM, rounded in the same way, so that a sequence and
+// single steps agree.
 template <typename T, typename G>
 LLTM_CELL_INLINE void store_h(
     const ForwardArgs<T, G>& a,
@@ -234,7 +232,6 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   });
 }
 
-// How many rows to prefetch ahead.
 constexpr std::int64_t kRowsAhead = 4;
 
 template <typename Page, typename T, typename G>
@@ -285,7 +282,6 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
   });
 }
 
-// Transposes a matrix's edges element by element.
 template <typename T>
 LLTM_CELL_INLINE void transpose_rest(
     std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y) {
@@ -298,8 +294,7 @@ LLTM_CELL_INLINE std::uint32_t pair(BFloat16 first, BFloat16 second) {
   return first.bits | std::uint32_t{second.bits} << 16;
 }
 
-// Loads a vector in a tile: a float row, or two bfloat16 rows as pairs, so that a tile transposes
-// twice as many.
+// A vector in a tile: a float row, or two bfloat16 rows as pairs, to transpose twice as many.
 LLTM_CELL_INLINE void load_tile_row(Matrix<const float> x, std::int64_t i, Vector& to) {
   __builtin_memcpy(&to, x.row(i), sizeof(to));
 }
@@ -340,7 +335,7 @@ void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloa
   }
 }
 
-// Handles a bfloat16 pair as one element, at any alignment.
+// A bfloat16 pair is one element, at any alignment.
 void pair_columns(
     std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y) {
   constexpr std::int64_t kWidth = 2 * kTile;
@@ -372,7 +367,7 @@ void pair_columns(
   }
 }
 
-// Sums even and odd rows separately, for accuracy and speed.
+// Even and odd rows are summed separately, for accuracy and speed.
 void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
   for (std::int64_t c = 0; c < columns; c += kBlock) {
     const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;

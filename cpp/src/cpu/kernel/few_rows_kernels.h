@@ -1,6 +1,4 @@
-// Kernels for few rows, included by the files per instruction set: GEMMs with packed weights and
-// float64 accumulators, GEMMs with weights in place, and the element-wise part of the small-batch
-// engine (few_rows.cpp).
+// Kernels for the small-batch engine and for weights in place.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,7 +12,6 @@
 namespace lltm::cpu {
 namespace {
 
-// Conversion between a vector's two halves and doubles.
 #if defined(__AVX512F__)
 using Doubles = __m512d;
 LLTM_CELL_INLINE Doubles widen_low(Floats x) {
@@ -69,20 +66,19 @@ struct FewRowsGemm {
   bool accumulate;
 };
 
-// Products are summed in float32, in chains of kChain. The sums of kChains chains are also added in
-// float32, and then widened and added to the float64 accumulators. With two levels, rounding errors
-// stay far below a float32 GEMM's, and widening takes little time.
+// Products are summed in float32, in kChains chains of kChain each, and their sum is added to the
+// float64 accumulators. Rounding errors stay far below a float32 GEMM's, and widening takes little
+// time.
 constexpr std::int64_t kChain = 8, kChains = 4;
 // Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
 
-// Accumulators for kRows rows and kVectors column vectors, as pairs of halves.
 template <int kRows, int kVectors>
 struct FewRowsAccumulators {
   Doubles low[kRows][kVectors] = {};
   Doubles high[kRows][kVectors] = {};
 
-  // Adds the products with B rows [k, last), at most kChain * kChains.
+  // B rows [k, last), at most kChain * kChains.
   LLTM_CELL_INLINE void add_chains(
       const FewRowsGemm& p, std::int64_t column, std::int64_t k, std::int64_t last) {
     const float* b = p.b.data + k * p.b.n + column;
@@ -127,7 +123,7 @@ struct FewRowsAccumulators {
   }
 };
 
-// Stores a vector of sums to c, or adds it, except for the first `skip` elements.
+// Stores or adds a vector of sums, except for the first `skip` elements.
 LLTM_CELL_INLINE void store_sums(
     Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
@@ -147,7 +143,7 @@ LLTM_CELL_INLINE void store_sums(
   }
 }
 
-// Computes a tile from column `column` on, except for its first `skip` columns.
+// Computes a tile from `column` on, except for the first `skip` columns.
 template <int kRows, int kVectors>
 LLTM_CELL_INLINE void gemm_few_rows_tile(
     const FewRowsGemm& p, std::int64_t column, std::int64_t skip = 0) {
@@ -217,7 +213,7 @@ void gemm_few_rows(
 
 // ---- weights in place -------------------------------------------------------
 
-// Sums a vector's elements by adding halves: rounding errors grow with the additions per element.
+// Adds halves: rounding errors grow with the additions per element.
 LLTM_CELL_INLINE float sum_of(Floats x) {
   float values[kLanes];
   __builtin_memcpy(values, &x, sizeof(x));
@@ -229,7 +225,7 @@ LLTM_CELL_INLINE float sum_of(Floats x) {
   return values[0];
 }
 
-// Sums four vectors, which share the last additions.
+// Four vectors share the last additions.
 #if defined(__AVX__)
 LLTM_CELL_INLINE __m128 sum_to_quarter(Floats x) {
 #if defined(__AVX512F__)
@@ -263,11 +259,11 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
 }
 #endif
 
-// Maximum products per lane and chain; rounding errors grow with the chain length.
+// Limit per lane and chain; rounding errors grow with it.
 constexpr std::int64_t kLaneChain = 16;
 
-// Computes the dot products between kRows rows in A and kColumns rows in B from row n on, so that B
-// is read along its rows.
+// Dot products between kRows rows in A and kColumns rows in B from row n on, to read B along its
+// rows.
 template <int kRows, int kColumns, typename B>
 LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
   constexpr int kSums = kRows * kColumns;
@@ -320,7 +316,7 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many sums as fit in the registers, in addition to one vector per A row and a B vector.
+  // As many sums as fit in the registers, with one vector per A row and a B vector.
 #if defined(__AVX512F__) || defined(__aarch64__)
   constexpr int kRegisters = 32;
 #else
@@ -346,11 +342,11 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
-// Compute type for the element-wise part: float if rounding errors in the state decay.
+// float if rounding errors in the state decay.
 template <typename Page>
 using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
-// Processes units in a row, at most kSomeUnits.
+// Limit for units in a row.
 constexpr std::int64_t kSomeUnits = 64;
 template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(

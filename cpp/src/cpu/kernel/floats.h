@@ -1,5 +1,4 @@
-// Conversions between storage types and float: single values, and vectors in the instruction set
-// that a file is compiled for.
+// Conversions between storage types and float.
 #pragma once
 
 #include "cell/math.h"
@@ -39,7 +38,7 @@ LLTM_CELL_INLINE float widen(Half x) {
 #else
   const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
   const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
-  // Interpreted as a float, the magnitude is 2^112 too small, subnormals included.
+  // As a float, the magnitude is 2^112 too small, subnormals included.
   const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
   const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
   return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
@@ -71,7 +70,7 @@ LLTM_CELL_INLINE Half narrow<Half>(float x) {
   const std::uint32_t u = bits<std::uint32_t>(x);
   const std::uint32_t sign = u >> 31 << 15;
   const std::uint32_t magnitude = u & 0x7FFFFFFFu;
-  // Changes the exponent bias from 127 to 15. A carry from the mantissa increments the exponent,
+  // The exponent bias becomes 15 instead of 127. A carry from the mantissa increments the exponent,
   // past the largest number to infinity.
   const std::uint32_t rounded =
       (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
@@ -107,7 +106,6 @@ LLTM_CELL_INLINE Floats load_lanes(const float* x) {
   return floats;
 }
 
-// 16-bit elements that widen to a float vector.
 #if defined(__AVX512F__)
 using HalfBits = __m256i;
 #elif defined(__AVX__)
@@ -177,7 +175,7 @@ LLTM_CELL_INLINE __m256i first_lanes(std::int64_t n) {
 }
 #endif
 
-// Loads the first n elements from x, n < kLanes, and fills the rest with zeros.
+// n < kLanes; the rest is zero.
 LLTM_CELL_INLINE Floats load_first(const float* x, std::int64_t n) {
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);

@@ -1,8 +1,8 @@
 // GEMMs for float32 and bfloat16, included by the files per instruction set.
 //
-// A C tile stays in vector registers while a piece of K is processed, and is then added to C.
-// Pieces are short for two reasons: their part of B stays in the cache for all rows, and rounding
-// errors grow with the number of terms in a sum.
+// A C tile stays in vector registers for a piece of K, and is then added to C. Pieces are short for
+// two reasons: their part of B stays in the cache for all rows, and rounding errors grow with the
+// number of terms in a sum.
 #pragma once
 
 #include "common/matrix.h"
@@ -17,12 +17,12 @@ namespace {
 
 #if defined(__AVX2__) || defined(__aarch64__)
 
-// The Product types define the inner product: A and B types, the number of interleaved B rows, and
-// how a column vector is accumulated. This takes kParts steps, each with its own part of A and B.
-// kByColumns selects the loop order. In a tile with 6 or 12 sums, the BF16 instruction is twice as
-// fast by columns (Zen 4). AVX2 has too few registers for a complete A column.
+// A Product type has A and B types, the number of interleaved B rows, and how a column vector is
+// accumulated: in kParts steps, each with its own part of A and B. kByColumns selects the loop
+// order. In a tile with 6 or 12 sums, the BF16 instruction is twice as fast by columns (Zen 4).
+// AVX2 has too few registers for a complete A column.
 
-// B has any storage type and is widened when it is read.
+// B is widened when it is read.
 template <typename Storage>
 struct F32Product {
   using A = float;
@@ -46,8 +46,8 @@ struct F32Product {
 };
 
 #if defined(__AVX512F__)
-// bfloat16 pairs, as the bits of a float: in one step with AVX512_BF16, otherwise first the even
-// rows and then the odd rows, widened.
+// bfloat16 pairs, as the bits of a float: one step with AVX512_BF16, otherwise the even rows and
+// then the odd rows, widened.
 struct Bf16Product {
   using A = BFloat16;
   using B = BFloat16;
@@ -91,8 +91,8 @@ struct Bf16Product {
 };
 #endif
 
-// C (tile rows, n) = A B, or +=. n is more than kVectors - 1 vectors and at most kVectors. k and
-// b_stride count interleaved rows as a single row.
+// C (tile rows, n) = A B, or +=, where the n columns need kVectors vectors. k and b_stride count
+// interleaved rows as a single row.
 template <typename Product>
 struct GemmTile {
   using A = typename Product::A;
@@ -104,7 +104,7 @@ struct GemmTile {
   std::int64_t b_stride, k, n;
   Matrix<float> c;
   bool accumulate;
-  // B rows that a later tile reads, with the same width as this tile; they are prefetched.
+  // B rows of a later tile of this width, to prefetch.
   const B* next_b;
   std::int64_t next_rows;
 };
@@ -203,8 +203,8 @@ template <typename Product, int kVectors, int... kRows>
 constexpr GemmTiles<Product> make_tiles() {
   return {sizeof...(kRows), {gemm_tile<kRows, kVectors, Product>...}};
 }
-// Tiles by vector count. The largest tiles fill the registers: their sums, with a B row and an A
-// element, or with a B vector and an A column.
+// Tiles by vector count. In the largest, the sums fill the registers, with a B row and an A element
+// or a B vector and an A column.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr std::int64_t kTileVectors = 4;
 template <typename Product>
@@ -221,8 +221,8 @@ constexpr GemmTiles<Product> kTiles[kTileVectors] = {
     make_tiles<Product, 1, 1, 2, 3, 4, 5, 6>(), make_tiles<Product, 2, 1, 2, 3, 4, 5, 6>()};
 #endif
 
-// Divides `total` into nearly equal parts, at most `most` long, longer parts first. Uses two
-// divisions in total, because divisions are slow.
+// Nearly equal parts of `total`, at most `most` long, longer parts first. Only two divisions,
+// because they are slow.
 struct Parts {
   LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
       : count((total + most - 1) / most),
@@ -238,8 +238,8 @@ struct Parts {
 template <typename Product>
 LLTM_CELL_INLINE void gemm_panel(
     const Parts& heights, const GemmTiles<Product>& tiles, GemmTile<Product> p) {
-  // Each tile prefetches its share of the next B rows. A bfloat16 panel with a single tile does not
-  // prefetch, because its loop has no spare time.
+  // Each tile prefetches its share of the next B rows, except in a bfloat16 panel with a single
+  // tile, whose loop has no spare time.
   const bool fetch = heights.count > 1 || Product::kVnniFactor == 1;
   const std::int64_t share = (p.k + heights.count - 1) / heights.count;
   std::int64_t left = fetch ? p.k : 0;
@@ -254,7 +254,7 @@ LLTM_CELL_INLINE void gemm_panel(
   }
 }
 
-// Returns the panel width, in vectors, that needs the fewest tiles.
+// The panel width, in vectors, with the fewest tiles.
 template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
@@ -333,8 +333,8 @@ void gemm_bf16_rows(
     PackedB<const BFloat16> b,
     Matrix<float> c,
     bool accumulate) {
-  // A panel with this many row pairs stays in L2. Rounding in bfloat16 values is far larger than
-  // the error in such a chain.
+  // A panel with so many row pairs stays in L2. Rounding in bfloat16 values is far larger than the
+  // error in such a chain.
   constexpr std::int64_t kLongest = 256;
   gemm_rows<Bf16Product>(m, a, b, c, kLongest, accumulate);
 }

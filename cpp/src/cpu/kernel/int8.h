@@ -1,14 +1,11 @@
 // GEMM for floats quantized to 8 bits, accumulated exactly in int32.
 //
-// Weights are quantized once. Each weight row (a B column) has a scale that maps its largest
-// magnitude to 127. A is quantized at run time: input rows by their largest magnitude, states by 1,
-// because these cells guarantee |h'| <= 1. Rounding to nearest has an error up to half a scale per
-// element.
+// A scale maps the largest magnitude in each weight row (a B column) to 127. A is quantized at run
+// time: input rows by their largest magnitude, states by 1, because |h'| <= 1. Rounding has an
+// error up to half a scale per element. VNNI and I8MM multiply unsigned by signed bytes: A is
+// stored plus 128, and 128 times the B column's sum is subtracted from the results.
 //
-// The instructions (VNNI, I8MM) multiply unsigned by signed bytes. A is therefore stored plus 128,
-// and 128 times the B column's sum is subtracted from the results.
-//
-// Included by the files per instruction set: no torch header.
+// No torch header.
 #pragma once
 
 #include "common/matrix.h"
@@ -23,40 +20,39 @@ struct Int8 {
 };
 
 constexpr float kInt8Largest = 127;
-// Offset added to A.
 constexpr int kInt8Offset = 128;
 
-// K is padded to groups of four: a 32-bit lane multiplies four A bytes by four B bytes.
+// A 32-bit lane multiplies four A bytes by four B bytes.
 constexpr std::int64_t kInt8Group = 4;
 constexpr std::int64_t int8_depth(std::int64_t k) {
   return (k + kInt8Group - 1) / kInt8Group * kInt8Group;
 }
-// Largest K for which the sums always stay below 2^31.
+// Sums always stay below 2^31.
 constexpr std::int64_t kInt8MostK = 1 << 16;
 
-// A (M, K): a row has its bytes and, from byte int8_depth(K) on, its scale as a float.
+// A (M, K): a row's bytes, then from byte int8_depth(K) on its scale as a float.
 constexpr std::int64_t int8_row_stride(std::int64_t k) {
   constexpr std::int64_t kLine = 64;
   return (int8_depth(k) + std::int64_t{sizeof(float)} + kLine - 1) / kLine * kLine;
 }
 
-// B (K, N) in panels with 16 columns. A panel has its bytes in groups of four rows,
-// [group][column][row % 4], padded with zeros. Then, for each column, its scale (float) and 128
-// times its byte sum (int32), as many bytes as eight more rows.
+// B (K, N) in panels with 16 columns: bytes in groups of four rows, [group][column][row % 4],
+// padded with zeros. Then, for each column, its scale (float) and 128 times its byte sum (int32),
+// as many bytes as eight more rows.
 constexpr std::int64_t kInt8Panel = 16;
 constexpr std::int64_t kInt8ColumnBytes = sizeof(float) + sizeof(std::int32_t);
-// PackedB::k: B rows including these eight.
+// PackedB::k includes these eight rows.
 constexpr std::int64_t int8_padded_k(std::int64_t k) {
   return int8_depth(k) + kInt8ColumnBytes;
 }
 
 struct Int8Kernels {
   Gemm<Int8>* gemm;  // b.n is a multiple of 16
-  // Quantizes the rows in x (m, k), which are contiguous. Returns false if a value is not finite.
+  // Quantizes contiguous rows of x (m, k). Returns false if a value is not finite.
   bool (*pack_a)(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a);
 };
 
-// Kernels for AVX-512 with VNNI, and for ARM with DotProd and I8MM. Null if not compiled.
+// Null if not compiled.
 const Int8Kernels* kernels_vnni();
 const Int8Kernels* kernels_dotprod();
 const Int8Kernels* kernels_i8mm();

@@ -1,4 +1,3 @@
-// Kernels for int8.h, included by the files per instruction set.
 #pragma once
 
 #include "cpu/kernel/int8.h"
@@ -28,15 +27,14 @@ using Int8Sums = std::int32_t __attribute__((vector_size(4 * kInt8Lanes)));
 using Int8Scales = float __attribute__((vector_size(4 * kInt8Lanes)));
 constexpr int kInt8Vectors = kInt8Panel / kInt8Lanes;  // per panel
 
-// Returns sums plus, per lane, the dot product between four unsigned bytes in a and four signed
-// bytes in b.
+// Per lane: sums + the dot product of four unsigned bytes in a and four signed bytes in b.
 #if defined(__AVX512VNNI__)
 LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
   return (Int8Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 }
 #elif defined(__SSE2__)
-// The 8-bit instruction saturates without VNNI, so bytes 0 and 2, then 1 and 3, are multiplied in
-// 16 bits. The compiler hoists the conversions of a and b from inner loops.
+// Without VNNI, the 8-bit instruction saturates, so bytes 0 and 2, then 1 and 3, are multiplied in
+// 16 bits. The compiler hoists conversions from inner loops.
 #if defined(__AVX512BW__)
 #define LLTM_SIMD(name) _mm512_##name
 using Int8Register = __m512i;
@@ -112,8 +110,7 @@ constexpr bool kInt8OffsetInSums = false;
 constexpr bool kInt8OffsetInSums = true;
 #endif
 
-// Rows and panels per tile, so that the sums, a weight vector and the A elements fit in the
-// registers.
+// The sums, a weight vector and the A elements fit in the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kInt8Rows = 6;
 constexpr int kInt8Panels = 4;
@@ -149,7 +146,7 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
-// Scales and offsets for kInt8Lanes columns, from column v * kInt8Lanes in a panel on.
+// Scales from column v * kInt8Lanes in a panel on.
 struct Int8ColumnScales {
   Int8Scales scale;
   Int8Sums offset;
@@ -161,8 +158,8 @@ LLTM_CELL_INLINE Int8ColumnScales column_scales(const Int8Gemm& p, std::int64_t 
   return {load_as<Int8Scales>(scales), load_as<Int8Sums>(offsets)};
 }
 
-// Stores the scaled sums for row r from `column` on. Every kernel uses this same expression and
-// rounds in the same way, so a row's results do not depend on the row count.
+// Stores row r from `column` on. All kernels share this expression, so that results do not depend
+// on the row count.
 LLTM_CELL_INLINE void store_scaled(
     const Int8Gemm& p,
     std::int64_t r,
@@ -178,7 +175,7 @@ LLTM_CELL_INLINE void store_scaled(
   __builtin_memcpy(c, &y, sizeof(y));
 }
 
-// Multiplies kRows rows in A by kPanels panels, from panel number `panel` on.
+// kRows rows by kPanels panels, from panel number `panel` on.
 template <int kRows, int kPanels>
 LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
   constexpr int kVectors = kPanels * kInt8Vectors;
@@ -220,7 +217,7 @@ LLTM_CELL_INLINE void gemm_int8_band(
   }
 }
 
-// Computes the last m rows, at most kRows.
+// The last m rows, at most kRows.
 template <int kRows>
 LLTM_CELL_INLINE void gemm_int8_rest(const Int8Gemm& p, std::int64_t m, std::int64_t panels) {
   if constexpr (kRows > 0) {
@@ -246,7 +243,7 @@ void gemm_int8(
 
 // ---- quantization -------------------------------------------------------------
 
-// Returns the nearest integer, ties to even, plus kInt8Offset, for |x| <= kInt8Largest.
+// Rounds ties to even, and adds kInt8Offset, for |x| <= kInt8Largest.
 LLTM_CELL_INLINE Int8 quantise(float x) {
   // With 1.5 * 2^23 added, the sum's last place is 1, and its low byte is the integer.
   const float sum = x + (0x1.8p23f + static_cast<float>(kInt8Offset));
@@ -256,7 +253,7 @@ LLTM_CELL_INLINE Int8 quantise(float x) {
 bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a) {
   // Finite magnitudes are compared as bits.
   constexpr std::uint32_t kInfinity = 0x7F800000u;
-  // Rows with smaller magnitudes are treated as zero, because 1 / largest could overflow.
+  // Smaller rows are zero, because 1 / largest could overflow.
   constexpr float kSmallest = 0x1p-100f;
   for (std::int64_t r = 0; r < m; ++r) {
     const float* const from = x.row(r);

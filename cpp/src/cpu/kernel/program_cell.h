@@ -1,7 +1,5 @@
-// The element-wise kernels for custom cells: like elementwise_kernels.h and few_rows_kernels.h, but
-// with a cell program instead of a cell definition.
-//
-// A program's outputs can alias its inputs (c_next can be c), so states pass through buffers.
+// The element-wise kernels for custom cells, with a cell program instead of a cell definition.
+// Outputs can alias inputs (c_next can be c), so states pass through buffers.
 #pragma once
 
 #include "cpu/kernel/elementwise_kernels.h"
@@ -13,34 +11,31 @@
 namespace lltm::cpu {
 namespace {
 
-// The part of a matrix that a program processes in one pass: pieces with n units. The first piece
-// begins at (row, col). The next pieces are `row_step` rows below or `col_step` columns to the
-// right.
+// One pass of a program: pieces with n units. The first piece begins at (row, col), the next are
+// `row_step` rows below or `col_step` columns to the right.
 struct Part {
   std::int64_t row, col, pieces, n, row_step, col_step;
 
   LLTM_CELL_INLINE std::int64_t row_of(std::int64_t p) const { return row + p * row_step; }
   LLTM_CELL_INLINE std::int64_t col_of(std::int64_t p) const { return col + p * col_step; }
-  // Distance between pieces in a matrix with contiguous columns.
   LLTM_CELL_INLINE std::int64_t step(std::int64_t row_stride) const {
     return row_step * row_stride + col_step;
   }
 };
 
-// Maximum pieces per part, for this many elements in a matrix with `hidden` columns.
+// Limit per part, for this many elements in a matrix with `hidden` columns.
 LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
   const std::int64_t rows = elements / hidden;
   return rows > 1 ? rows : pieces_of(elements);
 }
 
-// Rows in the next part if `left` rows remain. Balances the last two parts.
+// `left` rows remain. Balances the last two parts.
 LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
   return left <= most ? left : at_most((left + 1) / 2, most);
 }
 
-// Divides elements [begin, end) in a matrix with `hidden` columns into parts with up to `most`
-// pieces: pieces in several rows if the range has complete rows, otherwise adjacent pieces in one
-// row.
+// Parts of elements [begin, end) with up to `most` pieces: in several rows if the range has
+// complete rows, otherwise adjacent in one row.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_part(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, std::int64_t most, Body body) {
@@ -64,8 +59,7 @@ LLTM_CELL_INLINE void for_each_part(
   }
 }
 
-// Calls body(n). In the usual case n == kBlock, n is a constant, so that loops become straight-line
-// code.
+// In the usual case n == kBlock, n is a constant, so that loops become straight-line code.
 template <typename Body>
 LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   if (n == kBlock) {
@@ -75,8 +69,8 @@ LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   }
 }
 
-// Copies, for matrices that cannot be used in place. Not inlined, to limit code size: kernels have
-// many matrices, each with several ways to copy.
+// Copies matrices that cannot be used in place. Not inlined, to limit code size: kernels have many
+// matrices, each with several ways to copy.
 template <typename T>
 __attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
     const Matrix<const T>& x, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
@@ -113,8 +107,7 @@ __attribute__((noinline)) void add_parts(
   });
 }
 
-// `load`, `target` and `store` for a part, `offset` columns to the right, with a buffer for each
-// piece.
+// Access to a part, `offset` columns to the right, with a buffer for each piece.
 template <typename T>
 LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
     const Matrix<const T>& x,
@@ -130,7 +123,6 @@ LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
   return copy_part(x, part, offset, buffers);
 }
 
-// Sets the k-th input to load_part's result.
 template <typename T>
 LLTM_CELL_INLINE void load_input(
     Registers<compute_t<T>>& registers,

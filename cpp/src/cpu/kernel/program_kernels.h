@@ -1,6 +1,6 @@
-// Interpreter for cell programs (cell/program.h) over blocks of units. Each instruction is a loop
-// over a block, which the compiler vectorizes. A block has several pieces with up to kBlock units,
-// which share the cost of selecting the loop and of waiting for the previous result.
+// Runs cell programs (cell/program.h) over blocks of units, each instruction as a vectorized loop.
+// A block has several pieces with up to kBlock units, which share the cost of selecting the loop
+// and of waiting for the previous result.
 //
 // Usage in a kernel:
 //     Registers<C> registers(program, most); // once: constants and temporaries
@@ -20,8 +20,7 @@
 namespace lltm::cpu {
 namespace {
 
-// Elements per block: enough to keep the vector units busy, and few enough that all buffers for a
-// block stay in L1.
+// Enough elements to keep the vector units busy, and few enough that all buffers stay in L1.
 constexpr std::int64_t kBlock = 64;
 
 template <typename T>
@@ -29,7 +28,7 @@ struct Block {
   alignas(64) T values[kBlock];
 };
 
-// A register's values: pieces that begin `step` values apart.
+// Pieces that begin `step` values apart.
 template <typename C>
 struct Pieces {
   C* values;
@@ -38,17 +37,16 @@ struct Pieces {
   LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
 };
 
-// Registers for a program that runs over blocks with up to pieces() pieces of up to kBlock values.
-// Each register has memory, which inputs and outputs do not have to use. Only the memory for the
-// program's registers is accessed.
+// Registers for blocks with up to pieces() pieces of up to kBlock values. Each register has memory,
+// which inputs and outputs do not have to use. Only memory for the program's registers is accessed.
 template <typename C>
 class Registers {
  public:
   // Upper limit, so that most programs' registers fit in L1.
   static constexpr int kMostPieces = 32 / sizeof(C);
 
-  // `pieces` is the largest block's piece count; pieces() may be smaller. A low number keeps the
-  // accessed memory compact.
+  // `pieces` is the largest block's piece count; pieces() may be smaller. A low number keeps memory
+  // compact.
   LLTM_CELL_INLINE Registers(const Program& program, std::int64_t pieces)
       : first_output_(program.inputs), pieces_(at_most(pieces, most_pieces(program.registers))) {
     for (int k = 0; k < program.registers; ++k) at_[k] = in_memory(k);
@@ -63,12 +61,11 @@ class Registers {
 
   LLTM_CELL_INLINE std::int64_t pieces() const { return pieces_; }
 
-  // Memory for an input or output: a block for each piece.
   LLTM_CELL_INLINE Block<C>* input_memory(int k) { return memory_of(k); }
   LLTM_CELL_INLINE Block<C>* output_memory(int k) { return memory_of(first_output_ + k); }
 
-  // Sets an input or output to an array that overlaps no other register and has a multiple of 16
-  // values. By default, inputs and outputs use their register memory.
+  // The array overlaps no other register and has a multiple of 16 values. By default, the
+  // register's memory is used.
   LLTM_CELL_INLINE void set_input(int k, Pieces<const C> x) {
     at_[k] = {const_cast<C*>(x.values), x.step};  // programs never write to inputs
   }
@@ -92,8 +89,8 @@ class Registers {
   Block<C> memory_[kBlocks];
 };
 
-// Precedes the loop of an instruction. By default, Clang would unroll short loops before it
-// vectorizes them, and interleave several vectors, which 16 values may not fill.
+// By default, Clang unrolls short loops before it vectorizes them, and interleaves several vectors,
+// which 16 values may not fill.
 #if defined(__clang__)
 #define LLTM_VECTORS \
   _Pragma("clang loop vectorize(assume_safety) interleave(disable) unroll(disable)")
@@ -101,8 +98,8 @@ class Registers {
 #define LLTM_VECTORS LLTM_INDEPENDENT
 #endif
 
-// Runs a program over `pieces` (at least one) pieces with `size` units. `size` is a multiple of 16,
-// at most kBlock, and equal to kN if kN is not 0.
+// Runs `pieces` (at least one) pieces with `size` units: a multiple of 16, at most kBlock, and
+// equal to kN if kN is not 0.
 template <typename C, std::int64_t kN>
 __attribute__((noinline)) void execute(
     const Program& program, const Pieces<C>* registers, std::int64_t pieces, std::int64_t size) {
@@ -114,7 +111,7 @@ __attribute__((noinline)) void execute(
     [[maybe_unused]] const Pieces<C> of_b = registers[i.b];
     [[maybe_unused]] const Pieces<C> of_c = registers[i.c];
     switch (i.op) {
-// Only the operands that an operation reads: its other operands name no register.
+// Only the operands that an operation reads; others name no register.
 #define LLTM_OPERANDS_1 a[j]
 #define LLTM_OPERANDS_2 a[j], b[j]
 #define LLTM_OPERANDS_3 a[j], b[j], c[j]
@@ -154,7 +151,7 @@ LLTM_CELL_INLINE void execute_block(
   }
 }
 
-// How many adjacent pieces n units have, without a remainder shorter than kBlock.
+// Adjacent pieces for n units, without a remainder shorter than kBlock.
 LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
   return n < kBlock ? 1 : n / kBlock;
 }

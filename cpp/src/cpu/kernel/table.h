@@ -1,6 +1,4 @@
-// Tables of all functions that are compiled once per instruction set, from the same sources:
-// elementwise_kernels.h, program_kernels.h, gemm_kernels.h, few_rows_kernels.h, int8_kernels.h and
-// amx_kernels.h.
+// Tables of all functions that are compiled once per instruction set, from the same sources.
 //
 // These files use only raw pointers. They must not include ATen headers or standard headers with
 // inline functions, otherwise AVX-512 code could be linked into the baseline.
@@ -16,32 +14,29 @@
 
 namespace lltm::cpu {
 
-// Conversions between arrays of storage types and float, also used by tests.
+// Conversions, also used by tests.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
   void (*store)(const float* x, T* y, std::int64_t n);
 };
 
-// y (columns, rows) = x^T for x (rows, columns); both have contiguous rows.
+// y (columns, rows) = x^T; rows are contiguous.
 template <typename T>
 using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const T> x, Matrix<T> y);
 
-// Interleaves a and b (columns) into y (2 * columns). If b is null, uses zeros.
+// Interleaves a and b (columns) into y (2 * columns). A null b is zero.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
-// y ((columns + 1) / 2, 2 * rows) = x^T for x (rows, columns), in pairs: a row in y has two
-// adjacent elements from each row in x. An odd last column is paired with zeros. Both have
-// contiguous rows.
+// y ((columns + 1) / 2, 2 * rows) = x^T in pairs: a row in y has two adjacent elements from each
+// row in x (rows, columns). An odd last column is paired with zeros. Rows are contiguous.
 using PairColumns =
     void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
 
-// y (columns) = the sum over the rows in x (rows, columns).
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// Arguments for the small-batch engine's element-wise part (few_rows.cpp). It computes in
-// float64, or in float32 if the cell's rounding errors decay (`forgets`). c is float64, the other
-// results are float32. Columns are contiguous.
+// Arguments for the small-batch engine (few_rows.cpp), which computes in float64, or in float32 if
+// the cell `forgets`. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block
@@ -56,12 +51,12 @@ struct FewRowsArgs {
 
 using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 
-// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Sums 32 products at a time
-// in float32 and accumulates these sums in float64.
+// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Sums of 32 products in
+// float32 are accumulated in float64.
 using GemmFewRows = Gemm<float>*;
 
 // C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads each B (n, k) in
-// place; the rows of A and B are contiguous. A part can be omitted with k = 0.
+// place; rows are contiguous. A part with k = 0 is omitted.
 template <typename B>
 struct InPlaceGemm {
   struct Part {
@@ -75,8 +70,8 @@ struct InPlaceGemm {
   bool accumulate;
 };
 
-// C (m, b.n) = A (m, b.k) B, or += if `accumulate`. B is row-major, and the rows of A and C are
-// contiguous. Adds at most `longest_chain` products in one chain.
+// Same operation with row-major B and contiguous rows of A and C. Adds at most `longest_chain`
+// products in one chain.
 template <typename B>
 using GemmF32 = void (*)(
     std::int64_t m,
@@ -86,16 +81,15 @@ using GemmF32 = void (*)(
     std::int64_t longest_chain,
     bool accumulate);
 
-// float32 GEMMs; B has a storage type and is widened when it is read.
+// B is widened when it is read.
 template <typename B>
 struct GemmsF32 {
   GemmF32<B> multiply;  // null for the x86 baseline, where ATen's GEMMs are faster
   void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 
-// C (m, b.n) = A (m, b.k) B, or += if `accumulate`, in bfloat16 with float32 accumulation. B has
-// VNNI layout, with interleaved row pairs. b.k and A's stride are even, and A and C have contiguous
-// rows.
+// Same operation in bfloat16 with float32 accumulation. B has VNNI layout. b.k and A's stride are
+// even.
 using GemmBf16 = Gemm<BFloat16>*;
 
 // A cell's element-wise kernels; elementwise_of() selects by type.
@@ -117,7 +111,7 @@ constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
   return cell;
 }
 
-// All kernels for an instruction set; gemms_f32_of() selects by B's type.
+// gemms_f32_of() selects by B's type.
 struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
   CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells
@@ -138,12 +132,12 @@ constexpr const GemmsF32<B>& gemms_f32_of(const Kernels& kernels) {
   return kernels;
 }
 
-// The tables; null if the file was compiled without this instruction set.
+// Null if the file was compiled without this instruction set.
 const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
-// The bfloat16 GEMM for CPUs with AVX-512 and BF16; null if not compiled.
+// GEMM for CPUs with AVX-512 and BF16; null if not compiled.
 GemmBf16 kernels_bf16();
 
 }  // namespace lltm::cpu

@@ -1,5 +1,4 @@
-// Helpers shared by the files per instruction set: 16 x 16 float tiles transposed in registers, and
-// prefetching.
+// 16 x 16 float tiles transposed in registers, and prefetching.
 #pragma once
 
 #include "cell/math.h"
@@ -29,7 +28,7 @@ LLTM_CELL_INLINE void shuffle(
 #endif
 }
 
-// Exchanges the off-diagonal parts between rows that are kDistance apart.
+// Exchanges parts of rows that are kDistance apart.
 template <std::int64_t kDistance>
 LLTM_CELL_INLINE void exchange(Vector (&tile)[kTile]) {
   Indices low, high;
@@ -54,8 +53,8 @@ LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
   exchange<8>(tile);
 }
 
-// Prefetches n elements in a row. The hardware prefetcher does not follow large strides.
-// Prefetching past the end of a matrix is harmless.
+// The hardware prefetcher does not follow large strides. Prefetching past the end of a matrix is
+// harmless.
 template <typename T>
 LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);

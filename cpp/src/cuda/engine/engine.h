@@ -1,9 +1,8 @@
-// The CUDA engines: a single step, and one layer and direction of a sequence. cpu/engine/engine.h
-// declares the same interface.
+// The CUDA engines, with the interface of cpu/engine/engine.h.
 //
-// All work is queued on the current stream of the arguments' device, which must be the current
-// device, and nothing waits. The engines include only gemm.h, elementwise.h and persistent.h, and
-// no CUDA header: tests link them to host versions and run them on the CPU.
+// All work is queued on the current stream of the arguments' device, which must be current, and
+// nothing waits. The engines include no CUDA header: tests link them to host versions and run them
+// on the CPU.
 #pragma once
 
 #include "common/operator_args.h"
@@ -21,18 +20,17 @@ Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// Maximum size of a chunk's pre-activations, unless a single step needs more. It is a part of a
-// data-center GPU's L2 cache, so that they rarely reach memory. A chunk still has enough rows for a
-// GEMM to use the entire GPU.
+// Limit for a chunk's pre-activations, unless a single step needs more. A part of a data-center
+// GPU's L2 cache, so that they rarely reach memory, but enough rows for a GEMM to use the entire
+// GPU.
 constexpr int64_t kWorkspaceBytes = 32 << 20;
 
-// stepwise.cpp: the per-step engine, a GEMM and an element-wise kernel per step. Supports every
-// dtype and size.
+// stepwise.cpp: the per-step engine.
 SequenceResult stepwise_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// The persistent engine's result and how it ran, or nullopt and the reason.
+// The result and how the engine ran, or nullopt and the reason.
 template <typename Result>
 struct Attempt : std::optional<Result> {
   const char* why_not = nullptr;
@@ -40,8 +38,8 @@ struct Attempt : std::optional<Result> {
   int64_t groups = 0;  // maximum per launch
 };
 
-// persistent.cpp: one kernel for many steps. Returns nullopt if it cannot run. In backward, the
-// cache holds dz and the activations, so the workspace is smaller.
+// persistent.cpp. Returns nullopt if it cannot run. Backward has a smaller workspace, because the
+// cache also holds dz and the activations.
 Attempt<SequenceResult> persistent_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Attempt<Gradients> persistent_backward(

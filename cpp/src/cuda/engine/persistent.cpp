@@ -1,10 +1,8 @@
-// The persistent engine (persistent.h). Forward: a GEMM projects the input for many steps, and then
-// one launch runs these steps. Backward: a launch runs many steps, and then the gradients are
-// computed as in the per-step engine. The words that a launch polls are initialized just before it,
-// so that they are in the L2 cache.
+// The persistent engine (persistent.h). The words that a launch polls are initialized just before
+// it, so that they are in the L2 cache.
 //
-// Dtypes are the same as in the per-step engine. h, c and dz are rounded to the tensors' dtype at
-// every step. Sums, and the gradients carried between backward steps, are float32.
+// Dtypes are as in the per-step engine. h, c and dz are rounded to the tensors' dtype at every
+// step; sums and the gradients carried between steps are float32.
 #include "cuda/kernel/persistent.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -31,7 +29,7 @@ using at::Tensor;
 
 // ---- whether it runs, and with how many launches ----------------------------
 
-// Divides the batch into launches with at most `groups` groups, one launch after another.
+// Launches with at most `groups` groups each, one after another.
 struct RowPlan {
   int tiles;  // per group
   int64_t groups;
@@ -39,12 +37,12 @@ struct RowPlan {
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
 
-// Maximum number of launches per chunk. A launch takes about as long with one row as with all rows
-// that fit. For larger batches, a GEMM per step is estimated to be faster.
+// A launch takes about as long with one row as with all rows that fit. For larger batches, a GEMM
+// per step is estimated to be faster.
 constexpr int64_t kMostRowLaunches = 4;
 
-// Returns how this engine runs a call, or the reason why it cannot. This is the only place that
-// decides. Args selects the kernels, which support up to `most_hidden` units.
+// How this engine runs a call, or the reason why it cannot: the only place that decides. Args
+// selects the kernels, for up to `most_hidden` units.
 template <template <typename> typename Args>
 std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
   const CellInfo& cell = *args.cell;
@@ -60,7 +58,7 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   if (hidden % kHiddenMultiple != 0) return "H is no multiple of 8";
   if (hidden > most_hidden) return "H is too large";
 
-  // Use the fewest rows per thread block with which all rows run concurrently, otherwise the most.
+  // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
   RowPlan plan = {};
   for (const int tiles : kTileCounts) {
     const int64_t blocks = dtype == at::kHalf
@@ -75,8 +73,7 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   return plan;
 }
 
-// Reports a rejected launch. The occupancy check passed, but the GPU has fewer multiprocessors
-// available.
+// The occupancy check passed, but fewer multiprocessors are available.
 const char* refused() {
   TORCH_WARN_ONCE(
       "lltm::sequence: the GPU refused a persistent kernel, for want of multiprocessors that this "
@@ -88,8 +85,8 @@ const char* refused() {
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
 
-// Collects as many steps as fit in one launch, from `first` up to `last`, in kernel order. Their
-// rows are ascending or descending. Returns the first remaining step.
+// Adds as many steps as fit in one launch, from `first` up to `last`, in kernel order. Returns the
+// first remaining step.
 size_t take_steps(
     const std::vector<Step>& order, size_t first, size_t last, bool ascending, LaunchSteps& to) {
   to.ascending = ascending;
@@ -110,7 +107,7 @@ size_t take_steps(
   return last;
 }
 
-// Queues the steps in `launch` for the entire batch. Returns false if a launch was rejected.
+// Queues the launches for the entire batch. Returns false if one was rejected.
 template <typename Args>
 bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
@@ -129,14 +126,13 @@ void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
   mark_absent(rows.data, chunk.rows * row_bytes, stream);
 }
 
-// Calls body with a dtype that has kernels.
 template <typename Body>
 decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
   return dtype == at::kHalf ? body(static_cast<c10::Half*>(nullptr))
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// Returns a contiguous tensor that is aligned to 16 bytes.
+// Returns a tensor that is contiguous and aligned to 16 bytes.
 Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());
@@ -158,8 +154,7 @@ struct PersistentTensors {
   Tensor output, h, c, activations;
 };
 
-// For each step chunk, runs a GEMM into the workspace and a launch. Returns false if a launch was
-// rejected.
+// Returns false if a launch was rejected.
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
@@ -222,7 +217,7 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
-// Runs a launch for each step chunk. Returns false if a launch was rejected.
+// Returns false if a launch was rejected.
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,

@@ -1,6 +1,5 @@
-// Resets inside a sequence: which rows restart before a step, and how the engine applies it.
-// cpu/engine/resets.h is the CPU version. The mask stays on the GPU, because reading its rows would
-// wait for the GPU.
+// Like cpu/engine/resets.h, but the mask stays on the GPU, because reading its rows would wait for
+// the GPU.
 #pragma once
 
 #include "cell/cell.h"
@@ -14,13 +13,13 @@ namespace lltm::cuda {
 
 class Resets {
  public:
-  // `reset` is a bool tensor, (T, B) or (N); undefined means no resets.
+  // `reset` is a bool tensor, (T, B) or (N), or undefined.
   explicit Resets(const at::Tensor& reset) {
     if (reset.defined()) flat_ = reset.reshape(-1);
   }
 
   bool any() const { return flat_.defined(); }
-  // Returns a step's mask, (rows, 1).
+  // (rows, 1)
   at::Tensor of(const Step& step) const {
     return flat_.narrow(0, step.offset, step.rows).unsqueeze(1);
   }
@@ -29,8 +28,7 @@ class Resets {
   at::Tensor flat_;
 };
 
-// In the rows where `anew` is true, sets h to zero (the first `hidden` columns) and c to its
-// initial values.
+// Where `anew` is true, h (the first `hidden` columns) is zero, and c is its initial value.
 inline void restart(
     const CellInfo& cell,
     const at::Tensor& h,

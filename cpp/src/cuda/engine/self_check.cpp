@@ -29,13 +29,13 @@ using at::Tensor;
 // More than a slice of hidden units, less than a tile of rows.
 constexpr int64_t kSteps = 4, kBatch = 3, kInput = 5, kHidden = 24;
 
-// Maximum error, relative to the largest value, in epsilons of the dtype (TF32 for float32).
+// Maximum error relative to the largest value, in epsilons of the dtype (TF32 for float32).
 constexpr double kMostEpsilons = 16;
 double epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
 }
 
-// Computes results and gradients for a test problem with a backend's functions.
+// Results and gradients for a test problem with a backend's functions.
 struct Problem {
   const CellInfo& cell;
   const at::TensorOptions options;
@@ -49,8 +49,7 @@ struct Problem {
   const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1);
   const OutputMask all = {true, true, true, true, true, true, true};
 
-  // Returns deterministic values between -scale and scale. Does not use the random generator, to
-  // keep the user's random state.
+  // Deterministic values between -scale and scale, without the user's random generator.
   Tensor values(at::IntArrayRef sizes, double scale) const {
     const Tensor numbers = at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble);
     return numbers.square().sin().mul(scale).view(sizes).to(options);
@@ -79,8 +78,7 @@ struct Problem {
   }
 };
 
-// Returns an error description; empty if the results match, or if the persistent engine does not
-// support the problem.
+// Empty if the results match, or if the persistent engine does not support the problem.
 std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kernels) {
   const Problem problem{cell, like.options()};
   std::vector<Tensor> ours;
@@ -122,7 +120,7 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
   return "";
 }
 
-// Disables autocast, autograd and synchronization warnings during the check.
+// Disables autocast, autograd and warnings during the check.
 class Apart {
  public:
   Apart() { state_.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
@@ -137,7 +135,7 @@ class Apart {
   const c10::cuda::SyncDebugMode before_ = state_.get_sync_debug_mode();
 };
 
-// The error from each check so far. Its strings have stable addresses.
+// One error per check. The strings have stable addresses.
 using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Kernels>;
 std::mutex mutex;
 std::map<Key, std::string>& checked = *new std::map<Key, std::string>;
@@ -156,8 +154,8 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels k
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     return nullptr;
   }
-  // Not under the lock: a thread that waits for the lock may hold the GIL, which a warning needs.
-  // Two concurrent checks find the same result.
+  // Not under the lock: a waiting thread may hold the GIL, which a warning needs. Concurrent checks
+  // find the same result.
   const std::string wrong = [&] {
     const Apart apart;
     return what_is_wrong(cell, input, kernels);

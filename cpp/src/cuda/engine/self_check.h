@@ -1,6 +1,6 @@
-// Self-check: no GPU has passed the tests yet. Before kernels are used, they compute a small
-// problem and are compared with the ATen fallback, once per process for each cell, dtype and
-// device. Delete this when a GPU has passed.
+// No GPU has passed the tests yet: before kernels are used, they compute a small problem and are
+// compared with the ATen fallback, once per process for each cell, dtype and device. Delete this
+// when a GPU has passed.
 #pragma once
 
 #include "cell/cell.h"
@@ -12,9 +12,8 @@ namespace lltm::cuda {
 // The kernels that a call uses: a single step, or a sequence with one of the two engines.
 enum class Kernels { step, stepwise, persistent };
 
-// Returns null if the kernels match the ATen fallback for the dtype and device of `input`,
-// otherwise the reason not to use them, after a warning. Also returns null during CUDA graph
-// capture, when results cannot be compared.
+// Null if the kernels match the ATen fallback, otherwise the reason not to use them, after a
+// warning. Also null during CUDA graph capture, when results cannot be compared.
 const char* why_not_kernels(const CellInfo& cell, const at::Tensor& input, Kernels kernels);
 
 // For tests: makes the next calls check again.

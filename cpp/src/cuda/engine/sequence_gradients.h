@@ -1,4 +1,4 @@
-// Gradients that backward computes after its steps, with GEMMs over all steps' rows.
+// Gradients after the backward steps, with GEMMs over all steps' rows.
 #pragma once
 
 #include "common/operator_args.h"
@@ -9,18 +9,17 @@
 
 namespace lltm::cuda {
 
-// Tensors that the backward steps write. dh and dc are updated in place; a row's values are final
-// after its first step. dz has the tensors' dtype. Rows in dh and dz may be padded with zeros.
+// Outputs of the backward steps. dh and dc are updated in place; a row's values are final after its
+// first step. Rows in dh and dz may be padded with zeros.
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
 
-// Returns the first `cols` columns, contiguous.
+// Returns contiguous columns.
 inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
   return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
 }
 
-// Returns the gradients that output_mask requests.
 Gradients sequence_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,

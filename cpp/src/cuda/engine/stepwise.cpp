@@ -1,15 +1,11 @@
-// The per-step engine: a GEMM and an element-wise kernel per step. The input projection and the
-// gradients for weights and input do not depend on the state, so they use GEMMs over many steps.
+// The per-step engine. Nothing is rounded before the cell reads it: pre-activations and state
+// gradients have the compute dtype.
 //
-// Pre-activations and state gradients have the compute dtype, as on the CPU: 16-bit GEMMs
-// accumulate in float32, and nothing is rounded before the cell reads it.
-//
-// The engine owns all matrices in a step's GEMM: state, recurrent weights, pre-activations and
-// their gradients. Their rows are padded with zeros to multiples of 16 bytes (gemm.h). If H is odd,
-// this requires one copy of the weights per sequence. It costs nothing per step, because the
-// element-wise kernel writes h directly to the padded state. GEMMs over many steps use the caller's
-// input and output in place. If the first pre-activations depend only on x (cell.h), the columns
-// that depend on h are aligned to 16 bytes only if H is.
+// In a step's GEMM, all matrices are the engine's, with rows padded to multiples of 16 bytes
+// (gemm.h). An odd H needs a copy of the weights per sequence, but nothing per step, because the
+// element-wise kernel writes h to the padded state. GEMMs over many steps use the caller's input
+// and output in place. After pre-activations that depend only on x, the columns for h are aligned
+// to 16 bytes only if H is.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -34,7 +30,7 @@ namespace {
 
 using at::Tensor;
 
-// Padded row lengths in a step's GEMM: for H, and for the pre-activations or their gradients.
+// Row lengths in a step's GEMM: for H, and for pre-activations or their gradients.
 struct PaddedSizes {
   int64_t hidden, gates;
 
@@ -42,8 +38,7 @@ struct PaddedSizes {
       : hidden(padded_cols(hidden, dtype)), gates(padded_cols(blocks * hidden, dtype)) {}
 };
 
-// Returns a copy of a state, or zeros if it is undefined, with rows padded with zeros to `cols`
-// columns.
+// Copies a state, or zeros if it is undefined, and pads rows with zeros to `cols` columns.
 Tensor padded_state(
     const Tensor& tensor, at::IntArrayRef sizes, int64_t cols, const at::TensorOptions& options) {
   if (cols == sizes[1]) return copy_or_zeros(tensor, sizes, options);
@@ -52,7 +47,7 @@ Tensor padded_state(
   return padded;
 }
 
-// Tensors that the forward steps write. They update the states (B, H) in place.
+// Outputs of the forward steps. The states (B, H) are updated in place.
 struct ForwardTensors {
   Tensor output, c, activations;
   Checkpoints checkpoints;
@@ -87,8 +82,7 @@ void run_forward(
     const ForwardTensors& t) {
   const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0->size(1);
-  // A GEMM over many steps needs a constant row stride, so an input that is batch-first in memory
-  // is copied.
+  // A GEMM over many steps needs a constant row stride; a batch-first input is copied.
   const Tensor x = as_operand(flat_rows(args.input));
   const Tensor gates_x = slot_columns(t.gates, cell, cell.x, hidden);
   const Tensor gates_h = slot_columns(t.gates, cell, cell.h, hidden);

@@ -1,4 +1,3 @@
-// The GEMM for the weight gradients, over the rows of one or all steps.
 #pragma once
 
 #include "cuda/gemm/gemm.h"
@@ -9,15 +8,14 @@
 
 namespace lltm::cuda {
 
-// C (M, N) = A^T B over the rows from all calls, with an error that hardly grows with the row
-// count.
+// C (M, N) = A^T B over the rows from all calls, with an error that hardly grows with the number of
+// rows.
 class WeightGradientGemm {
  public:
-  // If the dtype is float32 or float64, C has the same dtype as A and B. C can be part of a matrix.
+  // A float32 or float64 C has the dtype of A and B. C can be part of a matrix.
   WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
-  // Adds A^T B for rows [a_row, a_row + rows) in A (., M) and rows [b_row, ...) in B (., N). A and
-  // B are as_operand results.
+  // Adds rows [a_row, a_row + rows) in A (., M) and [b_row, ...) in B (., N), as_operand results.
   void add(
       const at::Tensor& a,
       std::int64_t a_row,
@@ -25,7 +23,7 @@ class WeightGradientGemm {
       std::int64_t b_row,
       std::int64_t rows);
 
-  // Completes C. Call it after the last add().
+  // Call after the last add().
   void finish();
 
  private:

@@ -17,15 +17,15 @@ namespace {
 
 constexpr int64_t kAccessBytes = 16;
 
-// True if cuBLAS supports this stride between contiguous rows: rows must not overlap, and its
-// kernels use 32-bit indices. The stride of a single row is irrelevant.
+// cuBLAS requires rows that do not overlap, and uses 32-bit indices. The stride of a single row is
+// irrelevant.
 bool is_leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
   return rows <= 1 ||
          (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
 }
 
-// cuBLAS also checks the leading dimension of a single row, for which a tensor can have any stride.
-// In this case, returns the row length.
+// cuBLAS also checks the stride of a single row, which can be anything in a tensor: returns the row
+// length instead.
 int64_t leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
   return std::max<int64_t>(rows > 1 ? stride : cols, 1);
 }
@@ -60,7 +60,7 @@ cudaDataType_t data_type(at::ScalarType dtype) {
   }
 }
 
-// cuBLAS is column-major: our contiguous rows are its columns.
+// cuBLAS is column-major: contiguous rows are its columns.
 cublasOperation_t operation(const Operand& operand) {
   return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
 }
@@ -130,9 +130,9 @@ void zero(const Result& c) {
       c10::cuda::getCurrentCUDAStream()));
 }
 
-// Uses ATen's handle. It is bound to the current stream and that stream's workspace. So it works in
-// a captured graph, and results are bitwise identical in every run. ATen sets the math mode before
-// each use, so the mode is not restored here.
+// ATen's handle is bound to the current stream and its workspace. So it works in a captured graph,
+// and results are bitwise identical in every run. ATen sets the math mode before each use, so it is
+// not restored here.
 Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
   if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
     // Also accumulates split-K partial results in float32.
@@ -143,7 +143,7 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
   }
 }
 
-// In cuBLAS, NVIDIA_TF32_OVERRIDE=0 overrides a handle's mode.
+// NVIDIA_TF32_OVERRIDE=0 overrides a handle's mode.
 bool Gemm::uses_tf32() const {
   if (dtype_ != at::kFloat || c10::utils::get_env("NVIDIA_TF32_OVERRIDE") == "0") return false;
   cublasMath_t mode;

@@ -1,6 +1,5 @@
-// The element-wise kernels and their launches. elementwise_kernels.h has the code that a thread
-// runs. Custom cells' kernels are also launched here, but compiled elsewhere (program_launch.h).
-// Uses only c10 headers, to compile faster.
+// The element-wise kernels and all their launches; custom cells' kernels are compiled elsewhere
+// (program_launch.h). Uses only c10 headers, to compile faster.
 #include "cuda/kernel/elementwise.h"
 
 #include "cell/cells.h"
@@ -17,7 +16,7 @@
 namespace lltm::cuda {
 namespace {
 
-// `count` is how many pieces of work there are (elementwise_kernels.h).
+// Pieces of work (elementwise_kernels.h).
 template <typename Page, int kWidth, typename T>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
@@ -47,12 +46,11 @@ constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramTyp
                                      : std::is_same_v<T, c10::Half> ? ProgramType::kHalf
                                                                     : ProgramType::kBFloat16;
 
-// The wide form is faster if every multiprocessor gets several warps. With fewer elements, more
+// From here on, every multiprocessor gets several warps in the wide form. With fewer elements, more
 // threads with one unit each are faster.
 constexpr std::int64_t kWideElements = 1 << 17;
 
-// Launches a kernel for tensors of type T and states of type D. Fails if the stream does not belong
-// to the current device.
+// T of the tensors, D of the states. Fails if the stream does not belong to the current device.
 template <typename T, typename D, typename Args>
 void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream) {
   if (args.rows == 0 || args.hidden == 0) return;

@@ -1,6 +1,5 @@
-// Arguments and launch functions for the element-wise kernels, which follow a step's GEMMs.
-//
-// No ATen header: elementwise.cu, which nvcc compiles, includes this file too.
+// Arguments and launch functions for the element-wise kernels. No ATen header: nvcc compiles
+// elementwise.cu, which includes this file.
 #pragma once
 
 #include "cell/cell.h"
@@ -10,28 +9,28 @@
 
 namespace lltm::cuda {
 
-// `rows` rows of H = `hidden` units, with G gates, S pre-activations, K states, P parameters and A
-// saved values (cell.h). c is the engines' state tensor; built-in cells have K = 1 and P = 0.
+// H = `hidden` units, with G gates, S pre-activations, K states, P parameters and A saved values
+// (cell.h). c is the engines' c; built-in cells have K = 1 and P = 0.
 //
-// Matrices that are written have contiguous columns. c_next may be c; otherwise outputs do not
-// overlap inputs.
+// Written matrices have contiguous columns. c_next may be c; otherwise outputs do not overlap
+// inputs.
 template <typename T>
 struct ForwardArgs {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;
-  Matrix<const compute_t<T>> gates;  // (rows, S * H), pre-activations without biases
+  Matrix<const compute_t<T>> gates;  // (rows, S * H), without biases
   Matrix<const T> bias_ih;           // (G * H), row stride 0; or null
   Matrix<const T> bias_hh;           // (G * H), row stride 0; or null
   Matrix<const T> parameters;        // (P * H), row stride 0; or null
   Matrix<const T> c;                 // (rows, K * H)
   Matrix<T> h_next;                  // (rows, H)
-  Matrix<T> h_operand;               // (rows, H), copy of h_next for the next GEMM; or null
+  Matrix<T> h_operand;               // (rows, H), for the next GEMM; or null
   Matrix<T> c_next;                  // (rows, K * H)
   Matrix<T> activations;             // (rows, A * H); or null
 };
 
-// D is the type of the state gradients: T in a single step, and the compute type if they are
-// carried from step to step. A null gradient is zero. grad_c_prev may be grad_c.
+// D is the type of the state gradients: T in a single step, the compute type between steps. A null
+// gradient is zero. grad_c_prev may be grad_c.
 template <typename T, typename D>
 struct BackwardArgs {
   std::int64_t rows = 0;
@@ -50,12 +49,11 @@ struct Stream {
   void* handle;
 };
 
-// Returns the current device's current stream; both must stay current. Call it once per operator,
-// because it costs more than a launch.
+// The current device's; both must stay current. Costs more than a launch, so call it once per
+// operator.
 Stream current_stream();
 
-// Queues the cell's kernel on a stream of the current device and returns immediately. Does nothing
-// if there are no rows or units.
+// Queues the cell's kernel and returns immediately. Does nothing if there are no rows or units.
 template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename D>

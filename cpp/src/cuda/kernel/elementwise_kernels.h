@@ -1,14 +1,11 @@
-// The code that one thread of an element-wise kernel runs, for host and device. Tests run it on the
-// CPU over the same indices as the grid. The template parameter Cell is a type with these members:
+// The code that one thread of an element-wise kernel runs, for host and device. Cell is
+// PageRegisters (page.h) or, for custom cells, the struct that program_source.cpp prints:
 //     static constexpr CellInfo kCell
 //     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
-// For built-in cells this is PageRegisters (page.h), and for custom cells the struct that
-// program_source.cpp prints.
 //
 // A thread computes a piece: `kWidth` adjacent units in a row. In the wide form, these fill a
-// 16-byte access in the storage type; otherwise kWidth is 1. If an argument does not support
-// 16-byte accesses (its elements are strided or a row is not aligned), it is read element by
-// element. Other arguments are not affected.
+// 16-byte access in the storage type; otherwise kWidth is 1. An argument with strided elements or
+// unaligned rows is read element by element, without effect on other arguments.
 #pragma once
 
 #include "cell/page.h"
@@ -29,18 +26,18 @@ constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
 // ---- the index space --------------------------------------------------------
 
-// Threads per block: few, so that a small step uses many multiprocessors.
+// Few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
-// Minimum blocks per multiprocessor. It allows 128 registers per thread: by default, the compiler
-// targets more blocks and spills registers.
+// Allows 128 registers per thread: by default, the compiler targets more blocks and spills
+// registers.
 constexpr int kResidentBlocks = 4;
 
-// Block count for the one-dimensional grid. Other dimensions are limited to 65535 blocks, and there
-// may be more rows. This dimension supports more pieces than fit in GPU memory.
+// Blocks of a one-dimensional grid: other dimensions are limited to 65535 blocks, and there may be
+// more rows.
 constexpr std::int64_t blocks_for(std::int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }
-// Index of a thread's piece of work; may exceed the piece count.
+// May exceed the number of pieces.
 LLTM_CELL_INLINE std::int64_t piece_of(std::int64_t block, int thread) {
   return block * kThreads + thread;
 }
@@ -49,8 +46,7 @@ struct Position {
   std::int64_t row, col;
 };
 
-// Returns the position of piece n with `per_row` pieces per row. On a GPU, a 64-bit division takes
-// about a hundred instructions, a 32-bit division about twenty.
+// On a GPU, a 64-bit division takes about a hundred instructions, a 32-bit division about twenty.
 LLTM_CELL_INLINE Position position(std::int64_t n, std::int64_t per_row) {
   constexpr std::int64_t kLargest = 0xFFFFFFFF;
   if (n <= kLargest && per_row <= kLargest) {
@@ -79,7 +75,7 @@ inline bool is_wide(const Matrix<T>& matrix) {
          matrix.row_stride % kWide<std::remove_const_t<T>> == 0;
 }
 
-// Loads kWidth elements from a row, widened to the compute type; zeros if null.
+// Widened to the compute type; zeros if null.
 template <int kWidth, typename T>
 LLTM_CELL_INLINE void load(
     const Matrix<const T>& matrix,
@@ -113,7 +109,7 @@ LLTM_CELL_INLINE void load(
   }
 }
 
-// Stores kWidth elements in a row, narrowed; does nothing if null.
+// Narrowed; does nothing if null.
 template <int kWidth, typename T>
 LLTM_CELL_INLINE void store(
     const Matrix<T>& matrix,
@@ -177,9 +173,9 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// True if the wide form is possible: rows must be multiples of an access, and registers must hold
-// the values for all its units. With 128 registers per thread, the cells in examples/cells fit;
-// they have at most 11 inputs or outputs in 16 bits.
+// True if the wide form is possible: rows are multiples of an access, and registers hold the values
+// for all units. With 128 registers per thread, the cells in examples/cells fit, with at most 11
+// inputs or outputs in 16 bits.
 template <typename T>
 constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   constexpr int kMostBytes = 88 * 4;
@@ -187,9 +183,9 @@ constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   return hidden % kWide<T> == 0 && bytes <= kMostBytes;
 }
 
-// Calls body(k) for each k < kCount as a std::integral_constant, for indices that must be
-// constants. Backward uses it also to save registers: with unrolled loops, nvcc uses up to twelve
-// more, and then fewer blocks fit on a multiprocessor.
+// Calls body(k) for each k < kCount as a std::integral_constant. Backward uses it also to save
+// registers: with unrolled loops, nvcc uses up to twelve more, so that fewer blocks fit on a
+// multiprocessor.
 template <int kCount, typename Body>
 LLTM_CELL_INLINE void for_each_index(const Body& body) {
   [&]<int... k>(std::integer_sequence<int, k...>) {
@@ -197,8 +193,7 @@ LLTM_CELL_INLINE void for_each_index(const Body& body) {
   }(std::make_integer_sequence<int, kCount>());
 }
 
-// Computes piece n of (rows, hidden / kWidth). All loads precede all stores, because c_next may be
-// c.
+// All loads precede all stores, because c_next may be c.
 template <typename Cell, int kWidth, typename T>
 LLTM_CELL_INLINE void forward_at(
     const ForwardArgs<T>& a, const ForwardAccess& wide, std::int64_t n) {
@@ -249,7 +244,7 @@ LLTM_CELL_INLINE void forward_at(
   });
 }
 
-// Computes piece n of backward; grad_c_prev may be grad_c.
+// grad_c_prev may be grad_c.
 template <typename Cell, int kWidth, typename T, typename D>
 LLTM_CELL_INLINE void backward_at(
     const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {
@@ -267,8 +262,8 @@ LLTM_CELL_INLINE void backward_at(
     constexpr int k = index;
     load(a.parameters, wide.parameters, 0, col + k * a.hidden, in[Cell::kCell.saved + k]);
   });
-  // The gradient of h' has up to three parts: from the output, from the next step's GEMM and, if
-  // the cell reads h, from its element-wise part.
+  // The gradient of h' has up to three parts: from the output, the next step's GEMM and its
+  // element-wise part.
   load(a.grad_h, wide.grad_h, row, col, in[dh]);
   const auto add = [&](const Matrix<const D>& part, bool is_wide) {
     C d[kWidth];

@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// Declarations of nvrtc.h, which a toolkit may lack. Functions return 0 on success.
+// A toolkit may lack nvrtc.h. Functions return 0 on success.
 using NvrtcProgram = struct NvrtcProgramOfIts*;
 struct Nvrtc {
   int (*nvrtcGetNumSupportedArchs)(int* count);
@@ -41,7 +41,7 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-// Loads NVRTC. PyTorch's libcaffe2_nvrtc finds NVRTC in its packages, but needs a driver.
+// PyTorch's libcaffe2_nvrtc finds NVRTC in its packages, but needs a driver.
 struct Loaded {
   Nvrtc nvrtc = {};
   std::string why_not;
@@ -73,7 +73,6 @@ const Loaded& loaded() {
   return loaded;
 }
 
-// An NVRTC program during compilation.
 class Compilation {
  public:
   explicit Compilation(const std::string& source) {
@@ -121,8 +120,7 @@ class Compilation {
   NvrtcProgram program_ = nullptr;
 };
 
-// Returns the largest compute capability that NVRTC supports, up to `capability`; if there is none,
-// `capability`.
+// The largest that NVRTC supports up to `capability`; if there is none, `capability`.
 int known_capability(int capability) {
   const Nvrtc& nvrtc = loaded().nvrtc;
   int count = 0;

@@ -1,7 +1,5 @@
-// NVRTC, CUDA's compiler as a library, which is part of PyTorch's packages. It is loaded when a
-// kernel is compiled, so nothing is linked to it.
-//
-// No torch or CUDA header.
+// NVRTC, CUDA's compiler as a library from PyTorch's packages, loaded when a kernel is compiled. No
+// torch or CUDA header.
 #pragma once
 
 #include <string>
@@ -11,13 +9,10 @@ namespace lltm::cuda {
 // Returns null if NVRTC can be loaded, otherwise the reason.
 const char* why_no_nvrtc();
 
-// Compiles a source to machine code for a compute capability (90 for 9.0), in the form that the
-// driver loads. If NVRTC does not support the GPU yet, returns PTX. The source may include
-// kProgramHeaders (program_source.h). Requires NVRTC, but no GPU. Throws std::runtime_error with
-// the compiler's message.
-//
-// `log` receives the compiler's messages if it succeeds, with the number of registers of each
-// kernel.
+// Compiles a source to machine code for a compute capability (90 for 9.0), or to PTX if NVRTC does
+// not support the GPU yet. The source may include kProgramHeaders (program_source.h). Needs no GPU.
+// Throws std::runtime_error with the compiler's message. On success, `log` gets the messages, with
+// each kernel's registers.
 std::string compile(const std::string& source, int capability, std::string* log = nullptr);
 
 }  // namespace lltm::cuda

@@ -1,14 +1,14 @@
-// Persistent kernels: one kernel runs a sequence, or a chunk of its steps, and keeps the recurrent
-// weights in registers. This file declares the kernel arguments and the launch functions.
+// Persistent kernels, which keep the recurrent weights in registers for a chunk of steps: arguments
+// and launch functions.
 //
-// A thread block owns kSliceUnits hidden units for a group of rows. The thread blocks in a group
-// synchronize through their results: h in forward, dz in backward. Before a launch, every bit in
-// this memory is set to 1 ("absent"), and a consumer polls each 32-bit word until it changes. No
-// published word has this bit pattern, because every NaN is stored as the same value.
+// A thread block has kSliceUnits hidden units for a group of rows. The blocks in a group
+// synchronize through their results: h in forward, dz in backward. Before a launch, every bit of
+// this memory is 1 ("absent"), and a consumer polls each 32-bit word until it changes. No published
+// word is absent, because every NaN is stored as the same value.
 //
 // T is a 16-bit type.
 //
-// No ATen header: files that nvcc compiles include this file too.
+// Files that nvcc compiles include this file too, hence no ATen header.
 #pragma once
 
 #include "cell/cell.h"
@@ -27,13 +27,11 @@ constexpr std::int64_t slices_of(std::int64_t hidden) {
   return (hidden + kSliceUnits - 1) / kSliceUnits;
 }
 
-// Supported tile counts per group.
 constexpr int kTileCounts[] = {1, 2, 4};
 
-// Limits on H. H must be a multiple of kHiddenMultiple, so that 16 bytes in a state belong to one
-// row and one gate. The maximum H is set by the registers that hold a thread's weights. With three
-// pre-activations that depend on h, it is 1536 in forward and 1024 in backward; with four, 1024 and
-// 768.
+// Limits on H. A multiple of kHiddenMultiple makes 16 bytes in a state belong to one row and one
+// gate. The registers for a thread's weights limit H: with three pre-activations that depend on h,
+// to 1536 in forward and 1024 in backward; with four, to 1024 and 768.
 constexpr std::int64_t kHiddenMultiple = 8;
 constexpr int kWarpUnits = 32;  // a warp's K is a multiple of this value
 constexpr int kMostUnitsBackward = 12;
@@ -47,45 +45,43 @@ constexpr std::int64_t most_hidden_backward(const CellInfo& cell) {
   return kMostUnitsBackward * kWarps * kWarpUnits / cell.h.count();
 }
 
-// A run of `count` steps with `rows` rows each.
 struct StepRun {
   std::int32_t count, rows;
 };
 
-// The steps in a launch in kernel order, as runs of steps with equal row counts. A kernel
-// parameter, so that nothing is copied to the device.
+// Kernel-order steps as runs with equal row counts. A kernel parameter, so that nothing is copied
+// to the device.
 constexpr int kMostRuns = 128;
 struct LaunchSteps {
   // True if a step's rows (steps.h) follow the previous step's rows, false if they precede them.
   bool ascending;
-  std::int64_t edge;  // the first step's start, or its end if descending
-  std::int64_t time;  // the first step's time step in the sequence
-  // The step before the first, from an earlier launch; 0 rows if there is none.
+  std::int64_t edge;  // start of the first step's rows, or their end if descending
+  std::int64_t time;  // the first step's time step
+  // The step of an earlier launch before the first; 0 rows if there is none.
   std::int64_t previous_offset, previous_rows;
   int runs;
   StepRun run[kMostRuns + 1];  // backward adds a step without rows
 };
 
-// A tensor (T, B, H), or packed (N, H), with arbitrary strides, accessed by step. Either
-// time_stride or offset_stride is zero. Data may be null.
+// A tensor (T, B, H) or packed (N, H) with arbitrary strides, or null. Either time_stride or
+// offset_stride is zero.
 template <typename T>
 struct StepMatrix {
   T* data = nullptr;
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Launch state other than results. Each thread block increments `begun` when it begins; after all
-// have begun, its value is `blocks`. It is not reset between launches.
+// Each thread block increments `begun`; after all have begun, it is `blocks`. It is not reset
+// between launches.
 struct LaunchWords {
   std::uint32_t* begun = nullptr;
   std::uint32_t blocks = 0;
   std::uint32_t* failure = nullptr;  // failure_word()
 };
 
-// For both structs: N is the row count over all steps, B the state's row count. S counts the
-// pre-activations; Sx depend on x and Sh on h. G counts a bias's blocks, A the saved values
-// (cell.h). Matrices without strides are contiguous. Arguments marked (16) are accessed 16 bytes at
-// a time and aligned to 16 bytes, others to 8. A launch computes rows [first_row, first_row +
+// N, B: rows over all steps and in the state. S pre-activations, Sx depend on x and Sh on h. G:
+// blocks in a bias. A: saved values (cell.h). Matrices without strides are contiguous. Arguments
+// marked (16) are aligned to 16 bytes, others to 8. A launch computes rows [first_row, first_row +
 // groups * tiles * kTileRows) in the state.
 template <typename T>
 struct PersistentForwardArgs {
@@ -99,16 +95,15 @@ struct PersistentForwardArgs {
   const float* gates = nullptr;   // (rows in the launch's steps, Sx * H): x W_x^T
   std::int64_t gates_offset = 0;  // the sequence's row at which `gates` begins
   const T* h_0 = nullptr;         // (B, H) (16)
-  T* h = nullptr;                 // (B, H), state, updated in place; not h_0
-  T* c = nullptr;                 // (B, H), state, updated in place
+  T* h = nullptr;                 // (B, H), updated in place; not h_0
+  T* c = nullptr;                 // (B, H), updated in place
   T* output = nullptr;            // (N, H); before the launch, its steps are absent (16)
   T* activations = nullptr;       // (N, A * H), or null
   LaunchWords words;
   LaunchSteps steps;
 };
 
-// Steps are in backward order. A last step without rows propagates the h gradient to the initial
-// state.
+// Backward order. A last step without rows propagates the h gradient to the initial state.
 template <typename T>
 struct PersistentBackwardArgs {
   static constexpr bool kIsForward = false;
@@ -129,29 +124,27 @@ struct PersistentBackwardArgs {
 static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
-// Returns a word that kernels on any device set on a timeout. Such a kernel ends about a second
-// after all its blocks have begun, and the words that it waited for become NaN.
+// A word that kernels on any device set on a timeout. Such a kernel ends about a second after all
+// its blocks have begun, and the missing words become NaN.
 std::uint32_t* failure_word();
-// Returns true if a kernel has timed out since the last call. Does not wait.
+// True if a kernel has timed out since the last call. Does not wait.
 bool take_failure();
 
 bool has_persistent_kernels(const CellInfo& cell);
 
-// In the following functions, Args is one of the two structs.
+// Args is one of the two structs.
 
-// Returns how many thread blocks of a kernel the current device can run concurrently, or 0 if it
-// cannot run the kernel. A launch with more blocks would never end and is rejected.
+// Number of thread blocks that the current device can run concurrently; 0 if it cannot run the
+// kernel. A launch with more blocks would never end and is rejected.
 template <typename Args>
 std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 
-// Queues the cell's kernel, with `groups` groups of `tiles` tiles, on a stream of the current
-// device. Returns false if the launch is rejected because too few multiprocessors are available; a
-// process may have fewer than the device reports.
+// Queues the kernel, with `groups` groups of `tiles` tiles. Returns false if too few
+// multiprocessors are available; a process may have fewer than the device reports.
 template <typename Args>
 bool launch_persistent(
     const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);
 
-// Sets all bits in the memory.
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 
 }  // namespace lltm::cuda

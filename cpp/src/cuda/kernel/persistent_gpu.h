@@ -1,6 +1,5 @@
-// The persistent kernels for one cell and dtype on a GPU; nvcc compiles this file once for each
-// pair (CMakeLists.txt). persistent_kernels.h has the code that a thread runs. Uses only c10
-// headers, to compile faster.
+// The persistent kernels for one cell and dtype on a GPU, which nvcc compiles once for each pair.
+// Only c10 headers, to compile faster.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -9,7 +8,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-// How many times a thread polls before it times out.
+// Polls before a timeout.
 #if !defined(LLTM_MOST_POLLS)
 #define LLTM_MOST_POLLS (1 << 21)
 #endif
@@ -21,8 +20,8 @@ extern __shared__ Sums shared_memory[];
 
 // The `Machine` of persistent_kernels.h.
 //
-// Words are exchanged with relaxed, device-scope accesses, which use the L2 cache. No other
-// ordering is needed, because each word is its own flag.
+// Words are exchanged with relaxed, device-scope accesses, which use the L2 cache. Each word is its
+// own flag, so no other ordering is needed.
 struct Gpu {
   // About a second, at half a microsecond per poll; far longer than any word needs.
   static constexpr int kMostPolls = LLTM_MOST_POLLS;
@@ -62,8 +61,7 @@ struct Gpu {
     return begun == words.blocks;
   }
 
-  // The failure word is in host memory, so that no context is lost and the host does not have to
-  // wait.
+  // The failure word is in host memory: no context is lost, and the host does not have to wait.
   __device__ bool wait(int& polls) {
     if (patience.wait(*this, polls, kMostPolls)) return true;
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(words.failure), "r"(1) : "memory");
@@ -115,7 +113,6 @@ const void* kernel_of(const PersistentBackwardArgs<T>* /*args*/) {
   return reinterpret_cast<const void*>(lltm_persistent_backward<Page, kUnitsK, kTiles, T>);
 }
 
-// Returns the cell definition with this id.
 template <int kId, typename Page, typename... Others>
 auto page_of(CellList<Page, Others...>) {
   if constexpr (kId == Page::kCell.id) {

@@ -1,6 +1,5 @@
-// The code that one thread of a persistent kernel runs, for host and device. The templates have two
-// parameters: the cell definition, and a `Machine` that provides GPU functions. persistent_gpu.h
-// implements it for the GPU, tests for the CPU.
+// The code that one thread of a persistent kernel runs, for host and device. The template
+// parameters are the cell definition and a `Machine`, which provides GPU functions:
 //
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
@@ -15,8 +14,8 @@
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
 //                                                d += a b; called by a full warp (mma.m16n8k16)
 //
-// Some functions require all lanes in a warp (mma, sync_warp, neighbor) or all threads in a block
-// (sync_block). Conditions around their calls are therefore uniform.
+// mma, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block.
+// Conditions around their calls are therefore uniform.
 #pragma once
 
 #include "cell/cells.h"
@@ -32,8 +31,7 @@
 namespace lltm::cuda {
 namespace {
 
-// How many pre-activations depend on h: outputs of forward's recurrent GEMM, blocks in backward's
-// K.
+// Pre-activations that depend on h: outputs of forward's recurrent GEMM, blocks in backward's K.
 template <typename Page>
 constexpr int kRecurrent = Page::kCell.h.count();
 template <typename Page, typename Args>
@@ -57,14 +55,13 @@ constexpr std::uint16_t kNaN = 0x7FFF;
 constexpr std::uint32_t kNaNs = std::uint32_t{kNaN} << 16 | kNaN;
 constexpr Words kNaNWords = {{kNaNs, kNaNs, kNaNs, kNaNs}};
 
-// Rounds to T. Every NaN becomes kNaN, so that two units never form an absent word.
+// Every NaN becomes kNaN, so that two units never form an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
-// Returns the word for this lane's unit and the next lane's unit; valid in even lanes. Called by
-// every lane in a warp.
+// The word for this lane's unit and the next lane's; valid in even lanes. Called by full warps.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
@@ -73,7 +70,6 @@ LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
 
 // ---- steps ------------------------------------------------------------------
 
-// The current step in LaunchSteps, and the previous step.
 struct StepCursor {
   bool ascending;
   std::int64_t edge, time;  // as in LaunchSteps, for the next step
@@ -112,12 +108,12 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
 
 // ---- work of a thread -------------------------------------------------------
 
-// Partial sums for two adjacent units in a row, over one warp's K.
+// Partial sums for two adjacent units, over one warp's K.
 struct alignas(8) Sums {
   float values[2];
 };
 
-// How many Sums a tile has per output.
+// Sums in a tile, per output.
 constexpr int kTileSums = kTileRows * kSliceUnits / 2;
 
 // Two buffers: a step's element-wise part reads one while warps that are ahead write the other.
@@ -126,16 +122,16 @@ LLTM_CELL_INLINE constexpr int shared_sums() {
   return 2 * kWarps * kTiles * kOutputs * kTileSums;
 }
 
-// Returns the index in a tile for a row and for the unit pair that contains `unit`. It avoids bank
-// conflicts. Half a warp that writes mma results (a row and two units per lane) accesses each bank
-// once. So does a warp that reads all units of two rows, 2n and 2n + 1.
+// Index in a tile for a row and for the unit pair that contains `unit`, without bank conflicts: a
+// half warp that writes mma results (a row and two units per lane) accesses each bank once, and so
+// does a warp that reads all units of two rows, 2n and 2n + 1.
 LLTM_CELL_INLINE constexpr int place_of_sums(int row, int unit) {
   const int line = row % 2 * 2 + unit / 8;
   return 16 * line + 4 * (row / 2 ^ line) + unit % 8 / 2;
 }
 
-// In the element-wise part, a thread handles one unit of one row. Four warps handle a tile. With
-// four tiles, each thread has a row in a tile and another row two tiles later.
+// In the element-wise part, a thread handles one unit of one row, and four warps a tile. With four
+// tiles, each thread has another row two tiles later.
 constexpr int kTileWarps = kTileRows * kSliceUnits / kWarpLanes;
 constexpr int kTilesAtOnce = kWarps / kTileWarps;
 template <int kTiles>
@@ -163,17 +159,15 @@ struct Place {
     return p;
   }
 
-  // Returns the thread's n-th row.
   LLTM_CELL_INLINE std::int64_t row(int n) const {
     return first_row + n * kTilesAtOnce * kTileRows;
   }
-  // is_in: true if a step with `rows` rows has this row. warp_is_in: true if it has any row in the
-  // warp.
+  // is_in: true if a step with `rows` rows has this row. warp_is_in: true if it has any of the
+  // warp's rows.
   LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
   LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
     return takes_part && warp_row < rows;
   }
-  // True if this lane publishes its word_of.
   LLTM_CELL_INLINE bool has_word() const { return odd == 0; }
 };
 
@@ -185,15 +179,14 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
 // ---- timeouts -------------------------------------------------------------------
 
 // Limits how long a lane waits for a word, so that a lost word ends the kernel instead of hanging
-// it. It counts polls, because a clock continues while a debugger or another process interrupts the
-// kernel. While another stream occupies multiprocessors, blocks may not have begun for an arbitrary
-// time. If a lane's polls run out, it therefore starts counting again, until they have run out once
-// after all blocks had begun.
+// it. It counts polls, because a clock continues while another process or a debugger interrupts the
+// kernel. Blocks may begin arbitrarily late if another stream occupies multiprocessors. A lane
+// therefore stops only if its polls run out after all blocks had begun.
 struct Patience {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
-  // `polls` is how many times a word has been polled so far.
+  // `polls` is how often a word has been polled.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
@@ -210,15 +203,14 @@ struct Patience {
 
 // ---- the recurrent GEMM -----------------------------------------------------
 
-// K is divided into units of kWarpUnits, which are assigned to the warps round-robin. Within a
-// unit, K is permuted for both A and B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a
-// row of B are the operands for two mma.
+// Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
+// B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a row of B are operands for two mma.
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
 }
 
-// A is a matrix (kSliceUnits, K) whose rows are hidden units. Row r in A's tile is unit 2r, and row
-// r + 8 is unit 2r + 1. A lane therefore gets two adjacent units from the result.
+// A (kSliceUnits, K) has hidden units as rows. Row r in its tile is unit 2r, and row r + 8 is unit
+// 2r + 1, so that a lane gets two adjacent units from the result.
 template <int kUnitsK>
 struct Weights {
   std::uint32_t a[kUnitsK][2][4];
@@ -252,7 +244,6 @@ template <int kUnitsK>
 struct States {
   Words x[kUnitsK];
 
-  // Loads a row; null means zeros.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void load(Machine& m, const T* row, std::int64_t k_size, int warp, int lane) {
     LLTM_UNROLL
@@ -262,9 +253,9 @@ struct States {
     }
   }
 
-  // Polls until all words are present. Absent words are read again together, so that they share a
-  // round trip to memory. After a timeout, missing words become NaN and the lane continues
-  // normally. All barriers are then reached, all results are published, and the grid ends.
+  // Polls until all words are present. Absent words are read again together, to share a round trip
+  // to memory. After a timeout, missing words become NaN and the lane continues, so that all
+  // barriers are reached, all results are published, and the grid ends.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
     for (int polls = 1;; ++polls) {
@@ -281,27 +272,26 @@ struct States {
   }
 };
 
-// A row in a state; `polled` if other thread blocks may still be writing it.
+// `polled`: other thread blocks may still be writing the row.
 template <typename T>
 struct Source {
   const T* row;
   bool polled;
 };
 
-// True if the next tile is read ahead to hide latency. This requires enough free registers.
+// True if the next tile is read ahead to hide latency, which needs free registers.
 template <int kUnitsK, int kTiles, int kOutputs>
 constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 
-// How many independent mma chains there are. In a chain, each mma waits for the previous. A single
-// output has too few chains to fill the tensor cores, so it is split into several, as far as
-// registers allow.
+// Number of independent mma chains. In a chain, each mma waits for the previous. A single output is
+// split into several chains to fill the tensor cores, as far as registers allow.
 template <int kUnitsK, int kOutputs>
 constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 12               ? 4
                                                      : 2;
 
-// Multiplies `tiles` tiles (the same number for all threads) and stores the results in `sums`.
-// source(tile) returns this lane's row in the state.
+// Multiplies `tiles` tiles (the same number for all threads). source(tile) is this lane's row in
+// the state.
 template <int kTiles, int kUnitsK, int kOutputs, typename T, typename Machine, typename Rows>
 LLTM_CELL_INLINE void multiply(
     Machine& m,
@@ -355,8 +345,7 @@ LLTM_CELL_INLINE void multiply(
   }
 }
 
-// Adds all warps' results for an output, always in the same order. `row` is the index of the
-// thread's row.
+// Adds all warps' results for an output, in a fixed order. `row` is the index of the thread's row.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int row, int output, float& to) {
   LLTM_UNROLL
@@ -373,7 +362,6 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
 
 // ---- forward ----------------------------------------------------------------
 
-// Loads the sums of a unit's biases.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_bias(
     const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Page::kSlots]) {
@@ -389,7 +377,6 @@ LLTM_CELL_INLINE void load_bias(
   });
 }
 
-// The element-wise part: adds the recurrent sums to z and computes h' and c'.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
@@ -489,8 +476,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     if (p.warp_is_in(step.rows)) {
       finish_forward<Page, kTiles>(a, m, p, step, sums, bias, z, c, h);
     }
-    // One barrier per step is enough: before a warp writes this buffer again, it passes the next
-    // barrier.
+    // One barrier per step is enough: a warp passes the next before it writes this buffer again.
     buffer = 1 - buffer;
   });
 
@@ -504,7 +490,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
 
 // ---- backward ---------------------------------------------------------------
 
-// Loads a step's inputs that do not depend on other thread blocks.
+// Loads inputs that do not depend on other thread blocks.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,
@@ -523,7 +509,7 @@ LLTM_CELL_INLINE void load_step(
   grad_output = static_cast<float>(g.data[at]);
 }
 
-// The element-wise part: computes dz, and the previous time step's dc, from dh.
+// Computes dz, and the previous time step's dc, from dh.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
@@ -588,8 +574,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
       }
     }
 
-    // Computes the gradient through h for the rows in the step that backward processed before this
-    // one.
+    // The gradient through h for the rows in the step that backward processed before this one.
     if (step.previous_rows > first_row) {
       const auto source = [&](int tile) -> Source<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
@@ -607,7 +592,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
         dh[n] = 0;
         add_sums<kTiles, 1>(sums, p, n, 0, dh[n]);
       }
-      buffer = 1 - buffer;  // one barrier per step is enough, as in forward
+      buffer = 1 - buffer;  // as in forward
     }
 
     if (p.warp_is_in(step.rows)) {
@@ -625,8 +610,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
 // ---- available kernels ------------------------------------------------------
 
-// Supported K per warp, in units of kWarpUnits. In forward K is H, and each number has a kernel. In
-// backward K is a multiple of H, and only some numbers have a kernel.
+// Supported K per warp, in units of kWarpUnits. Forward (K is H) has a kernel for each number,
+// backward only for some, because K is a multiple of H.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
@@ -638,7 +623,7 @@ using BackwardUnitsK = std::conditional_t<
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
-// Calls body with the smallest sufficient number for a K, as a constant.
+// Calls body with the smallest sufficient number, as a constant.
 template <int... kUnitsK, typename Body>
 void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
   const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
@@ -648,7 +633,6 @@ void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, 
    ...);
 }
 
-// Calls body with the tile count as a constant from kTileCounts.
 template <typename Body>
 void visit_tiles(int tiles, const Body& body) {
   [&]<std::size_t... n>(std::index_sequence<n...>) {

@@ -14,8 +14,8 @@ namespace {
 // In host memory that every device can write to; null until a kernel may use it.
 std::atomic<std::uint32_t*> failure_word_if_any;
 
-// Permits calls during a capture that CUDA otherwise rejects, because they may wait for other work:
-// loading a kernel's module and allocating. The calls here do not affect the captured work.
+// During a capture, CUDA otherwise rejects loading a kernel's module and allocating, because they
+// may wait for other work. These calls do not affect the captured work.
 using OutsideOfCapture = c10::cuda::CUDAStreamCaptureModeGuard;
 
 int attribute(cudaDeviceAttr which) {
@@ -27,7 +27,7 @@ int attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
-// Never freed, because kernels may run until the process ends.
+// Never freed: kernels may run until the process ends.
 std::uint32_t* failure_word() {
   static std::uint32_t* const word = [] {
     const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);

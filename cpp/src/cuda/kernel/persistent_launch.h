@@ -1,5 +1,5 @@
-// Implementation of persistent.h, in two parts. Each cell and dtype has kernels (persistent_gpu.h,
-// compiled by nvcc), and persistent_launch.cpp is shared.
+// Implementation of persistent.h: each cell and dtype has kernels (persistent_gpu.h, compiled by
+// nvcc); persistent_launch.cpp is shared.
 #pragma once
 
 #include "cell/cells.h"
@@ -17,7 +17,7 @@ namespace {
 // Cells that have persistent kernels. CMakeLists.txt reads this list and compiles the kernels.
 using PersistentCells = CellList<Lltm, Lstm, Gru>;
 
-// Calls body with the cell definition if the cell has persistent kernels. Returns true if it has.
+// Returns true if the cell has persistent kernels.
 template <typename Body>
 bool visit_persistent_cell(const CellInfo& cell, const Body& body) {
   bool found = false;
@@ -38,12 +38,11 @@ struct PersistentKernels {
   static bool launch(const Args& args, std::int64_t groups, int tiles, Stream stream);
 };
 
-// Returns how many thread blocks of a kernel, with this much shared memory, the device runs
-// concurrently.
+// Thread blocks that the device runs concurrently, with this much shared memory.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes);
 
 // Launches a grid (slices of hidden units, groups of rows) whose blocks all run concurrently.
-// Returns false if the launch is rejected. `args` is the kernel parameter.
+// Returns false if it is rejected. `args` is the kernel parameter.
 bool launch_cooperatively(
     const void* kernel,
     const void* args,

@@ -1,5 +1,4 @@
-// A custom cell's kernels as compiled by NVRTC. elementwise_kernels.h has the code that a thread
-// runs.
+// A custom cell's kernels for NVRTC.
 #pragma once
 
 #include "cuda/kernel/elementwise_kernels.h"
@@ -9,8 +8,8 @@
 namespace lltm::cuda {
 namespace {
 
-// The 16-bit formats, with the same layout as c10's types, because NVRTC cannot compile the c10
-// headers. Conversions round to nearest, ties to even.
+// The same layout as c10's types, whose headers NVRTC cannot compile. Conversions round to nearest,
+// ties to even.
 struct Half {
   std::uint16_t bits;
 
@@ -40,8 +39,7 @@ struct BFloat16 {
 }  // namespace
 }  // namespace lltm::cuda
 
-// Defines lltm_forward and lltm_backward for a cell definition, with tensors of type T and state
-// gradients of type D.
+// T of the tensors, D of the state gradients.
 #define LLTM_PROGRAM_KERNELS(Page, T, D, kWidth)                                                  \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
       lltm_forward(                                                                               \

@@ -1,5 +1,5 @@
-// Element-wise kernels for custom cells. They are compiled at their first launch, for a dtype and a
-// GPU, and kept until the process ends.
+// Element-wise kernels for custom cells, compiled at their first launch for a dtype and a GPU, and
+// kept until the process ends.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"
@@ -20,8 +20,7 @@ struct ProgramKernel {
 // Returns null if custom cells can be compiled and launched, otherwise the reason.
 const char* why_no_programs();
 
-// Queues a kernel on a stream of the current device, with the same parameters as the kernels in
-// elementwise.cu. Throws if NVRTC cannot compile it.
+// Launches with the parameters of the kernels in elementwise.cu. Throws if NVRTC cannot compile it.
 void launch_program(
     const ProgramKernel& kernel,
     std::int64_t blocks,

@@ -40,8 +40,7 @@ std::string print_number(double number) {
   return stream.str();
 }
 
-// Prints a statement for each instruction. Registers are reused, but each result gets a separate
-// variable.
+// A statement per instruction. Registers are reused, but each result gets a separate variable.
 void print_program(std::ostream& to, const Program& program, const char* name) {
   to << "  template <typename V>\n  static LLTM_CELL_INLINE void " << name << "(const V (&in)["
      << program.inputs << "], V (&out)[" << program.outputs << "]) {\n";

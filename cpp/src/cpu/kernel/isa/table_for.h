@@ -1,5 +1,5 @@
-// The kernel table for a file in this folder. CMakeLists.txt compiles each file with the flags for
-// its instruction set. Without these flags (another architecture, or a build with a single set of
+// The kernel table for a file in this folder, which CMakeLists.txt compiles with the flags for its
+// instruction set. Without these flags (another architecture, or a build with a single set of
 // flags), the table is null.
 #pragma once
 
@@ -18,7 +18,6 @@ namespace {
 
 enum class Isa { kDefault, kAvx2, kAvx512, kAmx };
 
-// This compilation's instruction set.
 #if defined(__AMX_BF16__)
 constexpr Isa kIsa = Isa::kAmx;
 #elif defined(__AVX512F__)
