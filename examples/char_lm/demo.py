@@ -111,12 +111,12 @@ def verdict(trainers: Mapping[str, Trainer]) -> str:
         f"Best: the {cell}, {bits(best):.2f} bits a character. Fastest: {fastest.name},"
         f" {seconds_per_update(fastest) * 1e3:.0f} ms an update."
     )
-    for name, beside in PAIRS.items():
-        if beside in trainers:
-            ours, theirs = trainers[name], trainers[beside]
+    for name, baseline in PAIRS.items():
+        if baseline in trainers:
+            ours, theirs = trainers[name], trainers[baseline]
             share = seconds_per_update(ours) / seconds_per_update(theirs)
             text += (
-                f" {name} needs {share:.2f} of the time of {beside} for an update, and ends"
+                f" {name} needs {share:.2f} of the time of {baseline} for an update, and ends"
                 f" {bits(ours) - bits(theirs):+.3f} bits from it."
             )
     if cell != "LLTM":
@@ -183,7 +183,7 @@ def main() -> None:
         f" the last {len(corpus.held_out):,} are held out."
     )
 
-    heading(2, "The same first updates with lltm's layers and with those beside them, in turn")
+    heading(2, "The first updates of lltm's layers and of the baselines, in turn")
 
     def built(*names: str) -> dict[str, CharLM]:
         """Returns models of about equal size; lltm's LSTM and GRU are created by lltm.replace_."""
@@ -203,12 +203,12 @@ def main() -> None:
     first = compare(built(*PAIRS, *PAIRS.values()), corpus)
     per_update = {name: seconds_per_update(trainer) for name, trainer in first.items()}
     rows = [("", "ms an update", "", "ms an update", "times as long", "losses differ by")]
-    for name, beside in PAIRS.items():
-        apart = difference(first[name], first[beside])
-        ours, theirs = per_update[name], per_update[beside]
+    for name, baseline in PAIRS.items():
+        apart = difference(first[name], first[baseline])
+        ours, theirs = per_update[name], per_update[baseline]
         longer = f"{theirs / ours:.1f}"
         rows.append(
-            (name, f"{ours * 1e3:.1f}", beside, f"{theirs * 1e3:.1f}", longer, f"{apart:.0e}")
+            (name, f"{ours * 1e3:.1f}", baseline, f"{theirs * 1e3:.1f}", longer, f"{apart:.0e}")
         )
         check(apart < LOSS_TOLERANCE, f"the losses of {name} agree within {LOSS_TOLERANCE}")
     updates_compared = table(rows)
@@ -282,7 +282,7 @@ def main() -> None:
 
     print(
         "\nSummary, as measured in this run:\n"
-        f"  A training update, beside torch.nn and plain PyTorch operations:\n{updates_compared}\n"
+        f"  A training update, compared with torch.nn and the PyTorch reference:\n{updates_compared}\n"
         f"  {updates} updates of models with as many parameters:\n{results}\n"
         f"{wrap(conclusion)}\n"
         "  In C++ the same text as in Python, greedily and at random, with no Python loaded.\n"
