@@ -282,7 +282,7 @@ def main() -> None:
 
     print(
         "\nSummary, as measured in this run:\n"
-        f"  A training update, compared with torch.nn and the PyTorch reference:\n{updates_compared}\n"
+        f"  A training update, with torch.nn and the PyTorch reference:\n{updates_compared}\n"
         f"  {updates} updates of models with as many parameters:\n{results}\n"
         f"{wrap(conclusion)}\n"
         "  In C++ the same text as in Python, greedily and at random, with no Python loaded.\n"
