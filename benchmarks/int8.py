@@ -28,11 +28,11 @@ SHAPES = [
     (1, 4, 512, 512),
     (10, 4, 128, 256),
 ]
-OURS, FLOAT32, QUANTISED, LSTM = "int8", "float32", "nn.LSTM int8", "nn.LSTM"
+OURS, FLOAT32, QUANTIZED, LSTM = "int8", "float32", "nn.LSTM int8", "nn.LSTM"
 SETTINGS = Settings(rounds=15, seconds=0.03, compile=False)
 
 
-def quantised_lstm(inputs: int, hidden: int) -> nn.Module:
+def quantized_lstm(inputs: int, hidden: int) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao is deprecated, but still part of PyTorch
         model = nn.Sequential(nn.LSTM(inputs, hidden)).eval()
@@ -49,7 +49,7 @@ def times(shape: tuple[int, int, int, int]) -> str:
     modules: dict[str, nn.Module] = {
         OURS: layer.prepack(torch.qint8),
         FLOAT32: layer.prepack(),
-        QUANTISED: quantised_lstm(inputs, hidden),
+        QUANTIZED: quantized_lstm(inputs, hidden),
         LSTM: nn.LSTM(inputs, hidden).eval(),
     }
     builds: dict[str, Callable[[], Sampler]] = {
@@ -58,14 +58,14 @@ def times(shape: tuple[int, int, int, int]) -> str:
     samples = measure(str(shape), builds, SETTINGS).seconds
     median = {name: statistics.median(seconds) for name, seconds in samples.items()}
     medians = "".join(f"{median[name] * 1e6:14.0f}" for name in modules)
-    ratios = "".join(f"{median[OURS] / median[name]:14.2f}" for name in (FLOAT32, QUANTISED, LSTM))
+    ratios = "".join(f"{median[OURS] / median[name]:14.2f}" for name in (FLOAT32, QUANTIZED, LSTM))
     return f"{', '.join(map(str, shape)):18}{medians}{ratios}"
 
 
 def print_times() -> None:
     torch.manual_seed(0)
     print(f"Medians in us; then the ratio of {OURS} to the others. Both layers prepacked.")
-    columns = [OURS, FLOAT32, QUANTISED, LSTM, FLOAT32, QUANTISED, LSTM]
+    columns = [OURS, FLOAT32, QUANTIZED, LSTM, FLOAT32, QUANTIZED, LSTM]
     print("T, B, I, H        " + "".join(f"{name:>14}" for name in columns))
     for shape in SHAPES:
         print(times(shape), flush=True)

@@ -78,7 +78,7 @@ struct LeftOperand {
   std::vector<Int8> bytes;
 };
 
-TEST_P(Int8Kernel, RowsAreQuantisedToTheNearestOf255Steps) {
+TEST_P(Int8Kernel, RowsAreQuantizedToTheNearestOf255Steps) {
   std::mt19937 generator(1);
   std::normal_distribution<float> normal;
   for (const std::int64_t k : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 300}) {

@@ -728,7 +728,7 @@ TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
       "lltm::step: expected m of shape (2, 5), got (1, 5)");
 }
 
-TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantised) {
+TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantized) {
   const lltm::Cell unbounded = lltm::Cell::parse(kEveryText);
   EXPECT_THROW(lltm::CustomLayer(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }

@@ -112,8 +112,8 @@ std::vector<Packing> forms() {
 }
 
 std::string form_name(const testing::TestParamInfo<Packing>& info) {
-  const auto& [cell, dtype, quantised] = info.param;
-  return std::string(cell) + "_" + name(dtype) + (quantised.has_value() ? "_int8" : "");
+  const auto& [cell, dtype, quantized] = info.param;
+  return std::string(cell) + "_" + name(dtype) + (quantized.has_value() ? "_int8" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, PrepackedBytes, testing::ValuesIn(forms()), form_name);

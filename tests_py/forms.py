@@ -120,7 +120,7 @@ class Form:
     samples: Callable[[torch.dtype, Sizes], Iterator[Sample]]
     dtypes: tuple[torch.dtype, ...] = DTYPES
     trainable: bool = True
-    quantised: bool = False
+    quantized: bool = False
     steps: bool = True
     # None for a function.
     make: Callable[..., Any] | None = None
@@ -416,7 +416,7 @@ def forms() -> Iterator[Form]:
         function,
         WITH_FLOAT32,
         trainable=False,
-        quantised=True,
+        quantized=True,
         prepacked=True,
     )
     for name, cell in CELLS.items():
@@ -446,7 +446,7 @@ def forms() -> Iterator[Form]:
         yield Form(
             f"Prepacked{name}, int8",
             layer(ours, plain, finish=int8),
-            quantised=True,
+            quantized=True,
             **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
         )
         # Reference modules, compared in the opposite direction.

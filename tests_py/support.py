@@ -308,12 +308,12 @@ def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple
 
 
 def prepacked_outputs(
-    quantised: torch.dtype | None, implementation: Any, a: Arguments
+    quantized: torch.dtype | None, implementation: Any, a: Arguments
 ) -> tuple[Tensor, ...]:
     """:func:`sequence_outputs` with prepacked weights; lltm.reference does not prepack."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
-    packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantised)
+    packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantized)
     return sequence_outputs(implementation, a, packed)
 
 

@@ -624,7 +624,7 @@ def test_options_that_were_changed_are_checked_as_in_the_constructor(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # creating such a tensor is deprecated
-def test_modules_refuse_quantised_tensors() -> None:
+def test_modules_refuse_quantized_tensors() -> None:
     x, h = randn(6, 4, 3), randn(1, 4, 5)
     x_8, h_8 = (torch.quantize_per_tensor(y, 0.1, 0, torch.quint8) for y in (x, h))
     layer = lltm.LLTM(3, 5)

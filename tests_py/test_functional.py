@@ -89,10 +89,15 @@ def test_a_function_compiles_without_a_graph_break(cell: Any) -> None:
 def test_several_states_are_cast_by_autocast(dtype: torch.dtype) -> None:
     module = two_states.Cell(I, H, dtype=dtype)
     x, states = torch.randn(B, I, dtype=dtype), (torch.randn(B, H, dtype=dtype),) * 3
-    parameters = parameters_of(module)
+    layer, parameters = two_states.Layer(I, H, dtype=dtype), parameters_of(module)
     with torch.autocast("cpu", torch.bfloat16):
-        after = functional.step(two_states, x, states, *parameters)
-    assert [s.dtype for s in after] == [torch.bfloat16] * 3
+        results = [
+            functional.step(two_states, x, states, *parameters),
+            module(x, states),
+            module(x),
+            layer(x[None])[1],
+        ]
+    assert {s.dtype for after in results for s in after} == {torch.bfloat16}
 
 
 def test_wrong_cells_and_states_are_named() -> None:

@@ -24,13 +24,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
-quantised = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
+quantized = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
 # ---- values -----------------------------------------------------------------
 
 
-def quantise(x: Tensor, scale: Tensor) -> Tensor:
+def quantize(x: Tensor, scale: Tensor) -> Tensor:
     """Rounds to multiples of `scale`, in float64."""
     rounded = (x.double() / scale).round()
     return torch.where(scale == 0, 0.0, rounded * scale)
@@ -38,13 +38,13 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
 
 def by_rows(x: Tensor) -> Tensor:
     """Quantizes each row by its largest magnitude."""
-    return quantise(x, x.double().abs().amax(-1, keepdim=True) / 127)
+    return quantize(x, x.double().abs().amax(-1, keepdim=True) / 127)
 
 
 def weights_by_rows(x: Tensor) -> Tensor:
     """Quantizes weights with 17-bit scales, which make products exact."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
-    return quantise(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
+    return quantize(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
 def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +60,7 @@ def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
         i, o, g = (by_rows(a.input[t]) @ w_x.T + h @ w_h.T + bias).chunk(3, 1)
         c = (c + i.sigmoid() * torch.nn.functional.elu(g)).to(dtype).double()
         outputs[t] = (c.tanh() * o.sigmoid()).to(dtype)
-        h = quantise(outputs[t], one / 127)
+        h = quantize(outputs[t], one / 127)
     last = outputs[0 if a.reverse else -1]
     return torch.stack(outputs), last, c.to(dtype)
 
@@ -70,7 +70,7 @@ def is_emulated(a: Arguments) -> None:
     # differ.
     eps = torch.finfo(a.input.dtype).eps
     flip = a.weights.double().abs().max().item() / 127
-    for ours, expected in zip(quantised(a), emulated(a), strict=True):
+    for ours, expected in zip(quantized(a), emulated(a), strict=True):
         assert ours.dtype == expected.dtype
         difference = (ours.double() - expected.double()).abs()
         assert difference.max().item() <= 4 * flip + 4 * eps * expected.double().abs().max().item()
@@ -82,7 +82,7 @@ def is_emulated(a: Arguments) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_computes_the_quantised_sequence(
+def test_computes_the_quantized_sequence(
     shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
     """Covers each shape and each dtype, not all combinations."""
@@ -101,7 +101,7 @@ def test_rows_with_lengths_are_computed_as_each_alone(
 ) -> None:
     a = support.packed_arguments(lengths, inputs=9, hidden=35, reverse=reverse)
     assert a.batch_sizes is not None
-    output, h_n, c_n = quantised(a)
+    output, h_n, c_n = quantized(a)
     first = torch.cat((torch.zeros(1, dtype=torch.int64), a.batch_sizes.cumsum(0)))
     for row, length in enumerate(lengths):
         places = [int(first[t]) + row for t in range(length)]
@@ -113,7 +113,7 @@ def test_rows_with_lengths_are_computed_as_each_alone(
             a.bias,
             reverse=reverse,
         )
-        expected = quantised(alone)
+        expected = quantized(alone)
         results = (output[places].unsqueeze(1), h_n[row : row + 1], c_n[row : row + 1])
         for ours, theirs in zip(results, expected, strict=True):
             assert torch.equal(ours, theirs)
@@ -127,7 +127,7 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) 
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            results.append(quantised(a))
+            results.append(quantized(a))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -175,16 +175,16 @@ def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
     ],
     ids=lambda value: str(value if isinstance(value, list) else value.args),
 )
-def test_values_that_cannot_be_quantised_stay_in_their_rows(
+def test_values_that_cannot_be_quantized_stay_in_their_rows(
     problem: Callable[..., Arguments], rows: list[int], reverse: bool
 ) -> None:
     a = problem(reverse=reverse)
     others = [row for row in range(len(a.h)) if row not in rows]
-    good = quantised(a)
+    good = quantized(a)
     tolerance = max(1e-5, 2 * torch.finfo(a.input.dtype).eps)
     for argument, value in itertools.product(("input", "h", "c"), BAD):
         bad = spoilt(a, rows, argument, value)
-        output, h_n, c_n = quantised(bad)
+        output, h_n, c_n = quantized(bad)
         assert torch.equal(only(a, others, output), only(a, others, good[0]))
         assert torch.equal(h_n[others], good[1][others])
         assert torch.equal(c_n[others], good[2][others])

@@ -298,7 +298,7 @@ capability, here, there = sys.argv[1:]
 assert torch.backends.cpu.get_cpu_capability() == capability.upper()
 packed_there = []
 for weights, quantized, packed, module, x, expected in torch.load(here, weights_only=False):
-    # In int8, a step of the quantiser and of the dtype where a rounding falls the other way.
+    # In int8, a step of the quantizer and of the dtype where a rounding falls the other way.
     close = {"atol": 1e-3 + torch.finfo(x.dtype).eps, "rtol": 0} if quantized else {}
     h = torch.zeros(x.shape[1], 33, dtype=x.dtype)
     output, _ = lltm.functional.sequence("lltm", x, (h, h), packed, bias_ih=module.bias_l0)

@@ -84,7 +84,7 @@ def test_agrees_with_plain_pytorch_and_leaves_its_arguments_alone(
         before = copy.deepcopy(s.values)
         versions = [value._version for value in s.values.values()]
         results = s.run(s.values)
-        if not form.quantised:  # test_int8.py tests its values
+        if not form.quantized:  # test_int8.py tests its values
             assert_close(results, s.plain(s.values))
         assert [value._version for value in s.values.values()] == versions
         same(s.values, before)
@@ -301,7 +301,7 @@ def test_strides_of_arguments_and_of_gradients_are_followed(
             # Single-value layouts also change values.
             plain = {k: layout(v).contiguous() if k in strided else v for k, v in s.values.items()}
             found, expected = results(s, plain, strided), results(s, plain, set())
-            if form.quantised:
+            if form.quantized:
                 same(found, expected)
             else:
                 assert_close(found, expected)
@@ -345,9 +345,9 @@ def test_nan_and_infinity_spread_as_in_plain_pytorch(
         for name in s.values:
             values = dict(s.values)
             # Rejected, or the reference has other NaNs from a zero state or multiplied weights.
-            if "weight" in name and (form.quantised or s.has_reset or "proj_size" in s.options):
+            if "weight" in name and (form.quantized or s.has_reset or "proj_size" in s.options):
                 continue
-            if form.quantised:
+            if form.quantized:
                 # Weights quantized to 0 turn infinity into NaN.
                 for key in (key for key in values if "weight" in key):
                     values[key] = values[key] + values[key].sign() * values[key].abs().max() / 64

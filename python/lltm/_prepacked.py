@@ -25,7 +25,7 @@ class Prepacked(Recurrent):
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
     _prepacked = True
-    _quantised: bool  # True if the weights are int8
+    _quantized: bool  # True if the weights are int8
 
     dtype: torch.dtype
 
@@ -51,7 +51,7 @@ class Prepacked(Recurrent):
             proj_size=layer.proj_size,
             training=False,
             dtype=getattr(layer, layer._names[0]).dtype,
-            _quantised=weights == torch.qint8,
+            _quantized=weights == torch.qint8,
         )
         names: list[str] = []
         for k, packed in enumerate(names_of([self._PACKED], self.num_layers, self.bidirectional)):
@@ -88,14 +88,14 @@ class Prepacked(Recurrent):
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
         """Name stems for the saved matrices."""
-        return self._INT8 if self._quantised else self._MATRICES
+        return self._INT8 if self._quantized else self._MATRICES
 
     def _saved(self) -> dict[str, Tensor]:
         """Returns the layer's tensors by name. int8 weights are quantized rows and scales."""
         saved: dict[str, Tensor] = {}
         for packed, suffix, others in self._directions():
             matrices: list[Tensor] = torch.ops.lltm._unpack(self._CELL, self._buffers[packed])
-            if self.proj_size > 0 and not self._quantised:
+            if self.proj_size > 0 and not self._quantized:
                 both = matrices[0]
                 columns = [both.shape[1] - self.proj_size, self.proj_size]
                 matrices = [part.contiguous() for part in both.split(columns, dim=1)]

@@ -198,20 +198,15 @@ def _cell(where: str, cell: Any) -> tuple[str, tuple[str, ...]]:
         raise ArgumentError(str(error).replace("lltm::_cell", f"lltm::{where}", 1)) from None
 
 
-_STATES: dict[str, tuple[str, ...]] = {
-    "lltm": ("h", "c"),
-    "lstm": ("h", "c"),
-    "gru": ("h",),
-    "rnn_tanh": ("h",),
-    "rnn_relu": ("h",),
-}
+_STATES: dict[str, tuple[str, ...]] = {}
 
 
 def _state_names(text: str) -> tuple[str, ...]:
-    """The names of a cell's states, h first."""
+    """The names of a cell's states, h first; a built-in cell has c besides h, or none."""
     if text not in _STATES:
-        torch.ops.lltm._cell(text)  # raises for a text that is none
-        _STATES[text] = ("h", *Program.read(text).states)
+        _, _, initial, *_ = torch.ops.lltm._cell(text)  # raises an error for unknown cells
+        names = Program.read(text).states if "\n" in text else ["c"] * len(initial)
+        _STATES[text] = ("h", *names)
     return _STATES[text]
 
 

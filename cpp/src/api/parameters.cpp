@@ -1,8 +1,7 @@
 #include "api/parameters.h"
 
+#include "api/initial_states.h"
 #include "api/layer_checks.h"
-
-#include <ATen/ops/cat.h>
 
 #include <vector>
 
@@ -24,7 +23,7 @@ std::array<Tensor, 2> biases_and_parameters(
   std::vector<Tensor> behind = {bias(0, cell.x)};
   const at::TensorList own = given.slice(given.size() - cell.parameters);
   behind.insert(behind.end(), own.begin(), own.end());
-  return {at::cat(behind), bias(1, cell.h)};
+  return {concatenate(behind, 0), bias(1, cell.h)};
 }
 
 void check_custom_parameters(

@@ -325,7 +325,7 @@ Tensor prepack_twice(const CellInfo& cell, const Weights& weights, at::ScalarTyp
   return both;
 }
 
-Tensor quantise(const CellInfo& cell, const Weights& weights) {
+Tensor quantize(const CellInfo& cell, const Weights& weights) {
   TORCH_CHECK_TYPE(
       weights.hh.scalar_type() != at::kDouble,
       "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantize, got"
@@ -354,11 +354,11 @@ Tensor prepack(
     const CellInfo& cell,
     const Tensor& weight_ih,
     const Tensor& weight_hh,
-    std::optional<at::ScalarType> quantised) {
+    std::optional<at::ScalarType> quantized) {
   const Weights weights = weights_of(cell, weight_ih, weight_hh);
   const at::ScalarType dtype = weight_ih.scalar_type();
   const bool empty = weight_ih.numel() == 0;
-  if (quantised == at::kQInt8 && !empty) return quantise(cell, weights);
+  if (quantized == at::kQInt8 && !empty) return quantize(cell, weights);
   if (dtype == at::kDouble || empty || !F32Format::available()) {
     return weight_hh.defined() ? join(cell, weights)
                                : weight_ih.clone(at::MemoryFormat::Contiguous);

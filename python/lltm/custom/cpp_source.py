@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..reference import _EQUATIONS as BUILT_IN
 from .program import OPERATIONS, Program, assignments
 
 # Reserved names: C++ keywords, names in the cell definition, types that its struct would hide.
@@ -29,7 +30,6 @@ OF_CELL_H |= {"PageRegisters", "Program", "Op"}
 FUNCTIONS = {op: op for op in OPERATIONS} | {f: f"logical_{f}" for f in ("and", "or", "not")}
 INFIX = {"add": (1, "+"), "subtract": (1, "-"), "multiply": (2, "*"), "divide": (2, "/")}
 UNARY, ATOM = 3, 4  # expression precedence
-NEXT_ID = 5  # number of built-in cells
 LONGEST = 40  # maximum length to inline
 
 
@@ -170,7 +170,7 @@ def _descriptor(cell: _Cell) -> list[str]:
         f'      .name = "{header.name}",',
         f'      .layer_class = "{cell.name}",',
         f'      .step_class = "{cell.name}Cell",',
-        f"      .id = {NEXT_ID},  // index in Cells (cells.h)",
+        f"      .id = {len(BUILT_IN)},  // index in Cells (cells.h)",
         "      .slots = kSlots,\n      .saved = kSaved,",
         f"      .x = {{0, {len(header.gates_x)}}},\n      .h = {{{first_of_h}, {len(slots)}}},",
         f"      .x_blocks = {{{x_blocks}}},\n      .h_blocks = {{{h_blocks}}},",

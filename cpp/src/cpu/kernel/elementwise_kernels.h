@@ -35,7 +35,7 @@ LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n,
 template <typename T>
 __attribute__((noinline)) void gather(
     const T* __restrict x, std::int64_t stride, std::int64_t n, compute_t<T>* __restrict values) {
-  if (stride == 1 && n == kBlock) {  // without a rest
+  if (stride == 1 && n == kBlock) {  // a constant trip count needs no remainder loop
     for (std::int64_t j = 0; j < kBlock; ++j) values[j] = widen(x[j]);
     return;
   }
@@ -136,7 +136,7 @@ LLTM_CELL_INLINE bool store_operand(
   bool fits = true;
   for (std::int64_t j = 0; j < n; ++j) {
     fits &= values[j] >= -1.0f && values[j] <= 1.0f;
-    y[j] = quantise(values[j] * kInt8Largest);
+    y[j] = quantize(values[j] * kInt8Largest);
   }
   return fits;
 }

@@ -244,7 +244,7 @@ void gemm_int8(
 // ---- quantization -------------------------------------------------------------
 
 // Rounds ties to even, and adds kInt8Offset, for |x| <= kInt8Largest.
-LLTM_CELL_INLINE Int8 quantise(float x) {
+LLTM_CELL_INLINE Int8 quantize(float x) {
   // With 1.5 * 2^23 added, the sum's last place is 1, and its low byte is the integer.
   const float sum = x + (0x1.8p23f + static_cast<float>(kInt8Offset));
   return {static_cast<std::uint8_t>(math::bit_cast<std::uint32_t>(sum))};
@@ -268,7 +268,7 @@ bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int
     const float factor = zero ? 0.0f : kInt8Largest / largest;
     const float scale = zero ? 0.0f : largest / kInt8Largest;
     Int8* const to = a.row(r);
-    for (std::int64_t j = 0; j < k; ++j) to[j] = quantise(from[j] * factor);
+    for (std::int64_t j = 0; j < k; ++j) to[j] = quantize(from[j] * factor);
     __builtin_memcpy(to + int8_depth(k), &scale, sizeof(scale));
   }
   return true;
