@@ -79,14 +79,14 @@ void check_joined_states(
   }
 }
 
-Tensor concatenate(at::TensorList tensors, int64_t dim) {
+Tensor cat_without_autocast(at::TensorList tensors, int64_t dim) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   return at::cat(tensors, dim);
 }
 
 JoinedState join(const CellInfo& cell, at::TensorList states) {
   if (cell.states <= 1) return {states[0], cell.has_c() ? states[1] : Tensor()};
-  return {states[0], concatenate(states.slice(1), -1)};
+  return {states[0], cat_without_autocast(states.slice(1), -1)};
 }
 
 std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
@@ -111,7 +111,7 @@ JoinedState first_state(
     const double value = cell.programs->initial_states[k];
     states.push_back(value == 0 ? zeros : at::full_like(zeros, value));
   }
-  return {zeros, concatenate(states, -1)};
+  return {zeros, cat_without_autocast(states, -1)};
 }
 
 Tensor select_state(const Tensor& states, int64_t k, bool unobserved) {

@@ -20,7 +20,7 @@ JoinedState join(const CellInfo& cell, at::TensorList states);
 
 // at::cat of tensors with the same dtype, which autocast leaves to the operators: its own cat
 // raises an error for the 16-bit dtype that is not autocast's.
-at::Tensor concatenate(at::TensorList tensors, int64_t dim);
+at::Tensor cat_without_autocast(at::TensorList tensors, int64_t dim);
 std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 
 // Zeros, or the cell's initial values: (*rows, H) each.

@@ -23,7 +23,7 @@ std::array<Tensor, 2> biases_and_parameters(
   std::vector<Tensor> behind = {bias(0, cell.x)};
   const at::TensorList own = given.slice(given.size() - cell.parameters);
   behind.insert(behind.end(), own.begin(), own.end());
-  return {concatenate(behind, 0), bias(1, cell.h)};
+  return {cat_without_autocast(behind, 0), bias(1, cell.h)};
 }
 
 void check_custom_parameters(
