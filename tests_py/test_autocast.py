@@ -36,6 +36,27 @@ def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: to
     assert {y.dtype for y in (output, h_n, c_n, h, c)} == {dtype}
 
 
+@each_dtype
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("given", [torch.float32, *LOWER], ids=str)
+def test_layers_that_concatenate_tensors(
+    given: torch.dtype, steps: int, dtype: torch.dtype
+) -> None:
+    """autocast's own cat raises an error for the other 16-bit dtype."""
+    x = torch.randn(steps, 4, 3, dtype=given)
+    for layer in (
+        lltm.LSTM(3, 40, proj_size=2, bidirectional=True, dtype=given),
+        lltm.GRU(3, 5, bidirectional=True, dtype=given),
+    ):
+        h = torch.randn(2, 4, 2 if layer.proj_size else 5, dtype=given)
+        state = (h, torch.randn(2, 4, 40, dtype=given)) if layer.proj_size else h
+        with autocast(dtype):
+            prepacked = layer.prepack()
+            results = [module(x, hx) for module in (layer, prepacked) for hx in (None, state)]
+        dtypes = [{y.dtype for y in leaves_of(result)} for result in results]
+        assert dtypes == [{dtype}, {dtype}, {given}, {given}]
+
+
 def test_a_layer_follows_the_layers_before_it() -> None:
     model = nn.ModuleList([nn.Linear(3, 4), lltm.LLTM(4, 5), nn.Linear(5, 2)])
     first, layer, last = model

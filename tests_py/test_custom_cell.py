@@ -727,6 +727,7 @@ def test_wrong_states_are_named() -> None:
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
         ((s, s, s.half()), r"expected m_0 of dtype float32, that of the input, got float16"),
+        ((s.half(), s, s), r"expected h_0 of dtype float32, that of the input, got float16"),
         ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
         ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
     ):
@@ -736,6 +737,35 @@ def test_wrong_states_are_named() -> None:
         TypeError, match=r"^lltm::gru.Layer: expected h_0 to be a tensor, got tuple"
     ):
         gru.Layer(3, 4)(x, (s, s))
+    # The functions in Python, the operators' form in C++.
+    s = s[0]
+    for hx, text in (
+        ((s.half(), s, s), r"expected h_0 of dtype float32, that of the input, got float16"),
+        ((s, s, s.double()), r"expected m_0 of dtype float32, that of the input, got float64"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
+        ((s[:, :3], s, s), r"expected h_0 of shape \(3, 4\), got \(3, 3\)"),
+        ((s, s, s[:2]), r"expected m_0 of shape \(3, 4\), got \(2, 4\)"),
+    ):
+        weights = layer.weight_ih_l0, layer.weight_hh_l0
+        with pytest.raises((TypeError, ValueError), match=rf"^lltm::sequence: {text}"):
+            lltm.functional.sequence(two_states, x, hx, *weights)
+
+
+def test_states_may_be_changed_in_place() -> None:
+    layer, x = two_states.Layer(3, 4, bias=False), torch.randn(2, 3, 3)
+    weights = layer.weight_ih_l0, layer.weight_hh_l0, torch.zeros(16)
+    zeros = torch.zeros(3, 4)
+    for states in (
+        layer(x)[1],
+        two_states.Cell(3, 4)(x[0]),
+        lltm.functional.step(two_states, x[0], (zeros, zeros, zeros), *weights),
+    ):
+        others = [state.detach().clone() for state in states]
+        states[1].mul_(2)
+        assert torch.equal(states[0], others[0])
+        assert torch.equal(states[1], 2 * others[1])
+        assert states[1].untyped_storage().data_ptr() != states[2].untyped_storage().data_ptr()
+        sum(state.sum() for state in states).backward()
 
 
 @pytest.mark.parametrize(

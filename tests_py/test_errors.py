@@ -6,7 +6,7 @@ import inspect
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -594,6 +594,45 @@ def test_modules_refuse_nested_states(nested: Tensor) -> None:
     for layer in (lltm.LSTM(3, 5), lltm.LSTM(3, 5).prepack()):
         refuses(partial(layer, X, (nested, STATE[1])), RuntimeError, "LSTM", f"h_0 {text}")
         refuses(partial(layer, X, (STATE[0], nested)), RuntimeError, "LSTM", f"c_0 {text}")
+
+
+# fmt: off
+BAD_PROJECTED: list[tuple[str, Callable[[Tensor], Tensor], type[Exception], str]] = [
+    *((name, lambda t, dtype=dtype: t.to(dtype), TypeError,
+       f"of dtype float32, that of the input, got {lltm._check.dtype(dtype)}")
+      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr")
+      for dtype in (torch.float16, torch.int64, torch.bool, torch.float64)),
+    *((name, lambda t: t.to("meta"), RuntimeError, "on device cpu, that of the input, got meta")
+      for name in ("h_0", "c_0", "bias_hh", "weight_hr")),
+    *((name, lambda t: t[..., :1], ValueError, "of shape")
+      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_ih", "weight_hh", "weight_hr")),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("steps", [0, 1, 40])  # the second is a short call
+@pytest.mark.parametrize(
+    ("name", "change", "error", "text"), BAD_PROJECTED, ids=[f"{r[0]}-{r[3]}" for r in BAD_PROJECTED]
+)
+def test_a_projected_lstm_checks_its_arguments(
+    name: str, change: Callable[[Tensor], Tensor], error: type[Exception], text: str, steps: int
+) -> None:
+    layer = lltm.LSTM(3, 40, proj_size=2)
+    arguments = {"h_0": randn(1, 4, 2), "c_0": randn(1, 4, 40)}
+    arguments.update((n.removesuffix("_l0"), p.detach()) for n, p in layer.named_parameters())
+    arguments[name] = change(arguments[name])
+    h_0, c_0, *parameters = arguments.values()
+
+    def call(parameters: Sequence[Tensor], prepacked: bool) -> None:
+        sizes = 3, 40, 1, False, False, 0.0, 0.0, 0
+        x = randn(steps, 4, 3)
+        torch.ops.lltm.layer("lstm", x, [h_0, c_0], parameters, True, *sizes, prepacked)
+
+    refuses(partial(call, parameters, False), error, "LSTM", f"{name} {text}")
+    # A prepacked layer has its dtype from bias_ih.
+    if name not in ("weight_ih", "weight_hh", "bias_ih"):
+        packed = layer.prepack().packed_weights_l0
+        refuses(partial(call, [packed, *parameters[2:]], True), error, "LSTM", f"{name} {text}")
 
 
 @pytest.mark.parametrize("size", [9, 2**31, 2**62])

@@ -124,21 +124,28 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
     return [tensor(where, name, state) for name, state in zip(names, value, strict=True)]
 
 
-def like(where: str, name: str, value: Any, other_name: str, other: Any) -> None:
-    """Checks that a tensor has the shape, dtype and device of another tensor."""
-    if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # proxies
+def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any) -> None:
+    """Checks that states, at least three, have equal shapes and the input's dtype and device.
+
+    Under autocast, dtypes may differ.
+    """
+    if not all(isinstance(value, Tensor) for value in (input, *states)):  # proxies
         return
-    shape(where, name, value, tuple(other.shape))
-    if value.dtype != other.dtype:
-        raise TypeError(
-            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, that of {other_name},"
-            f" got {dtype(value.dtype)}"
-        )
-    if value.device != other.device:
-        raise RuntimeError(
-            f"lltm::{where}: expected {name} on device {other.device}, that of {other_name},"
-            f" got {value.device}"
-        )
+    autocasts = torch.is_autocast_enabled(input.device.type)
+    # If only h differs, its shape is the wrong one.
+    expected = states[states[1].shape == states[2].shape].shape
+    for name, state in zip(names, states, strict=True):
+        if state.dtype != input.dtype and not (autocasts and state.is_floating_point()):
+            raise TypeError(
+                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, that of the input,"
+                f" got {dtype(state.dtype)}"
+            )
+        if state.device != input.device:
+            raise RuntimeError(
+                f"lltm::{where}: expected {name} on device {input.device}, that of the input, got"
+                f" {state.device}"
+            )
+        shape(where, name, state, tuple(expected))
 
 
 def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:

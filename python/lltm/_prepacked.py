@@ -82,7 +82,8 @@ class Prepacked(Recurrent):
             matrices = [given[stem + suffix] for stem in self._MATRICES]
             if self.proj_size > 0:  # as the layer computes it (api/projection.h)
                 weight_hh = matrices[1]
-                matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
+                with torch.autocast("cpu", enabled=False):
+                    matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
             self._buffers[packed] = _prepack(self._CELL, matrices, weights)
 
     @property

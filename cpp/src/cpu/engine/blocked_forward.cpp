@@ -21,6 +21,7 @@
 #include "cpu/prefetch.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <memory>
@@ -110,6 +111,7 @@ class BlockedForward {
  private:
   struct Slot : Part {
     float* z;     // for one block, or for all blocks in a chunk
+    float* zero;  // zero_products_ of this position
     bool* notes;  // per batch row: true if out of range
   };
 
@@ -139,6 +141,12 @@ class BlockedForward {
     const int64_t z_rows = merge_projection_ ? slot_rows() : batch_;
     constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
+    if (resets_.any()) {
+      zero_h_ = allocate_a<Format>(1, hidden_, options);
+      const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
+      Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
+      zero_products_ = at::empty({grid_.slots(), zero_columns()}, options.dtype(at::kFloat));
+    }
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
     kernel_args_.cell = &cell_;
@@ -154,6 +162,10 @@ class BlockedForward {
   }
 
   void run_thread(Team& team) {
+    if (resets_.any()) {
+      team.for_each_slot(
+          grid_.slots(), [&](int64_t slot) { return multiply_zeros(slot_of(slot)); });
+    }
     for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
   }
 
@@ -175,7 +187,26 @@ class BlockedForward {
   int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
 
   Slot slot_of(int64_t index) const {
-    return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
+    float* const zero = resets_.any() ? zero_products_.mutable_data_ptr<float>() : nullptr;
+    return {
+        plan_.part_of(index),
+        z_.mutable_data_ptr<float>() + index * z_.size(1),
+        zero + index * zero_columns(),
+        notes(index)};
+  }
+
+  int64_t zero_columns() const { return cell_.h.count() * Format::padded_n(hidden_); }
+  float* zero_product(const Slot& slot, int64_t block) const {
+    return slot.zero + cell_.h.count() * blocks_.begin(block);
+  }
+
+  bool multiply_zeros(const Slot& slot) const {
+    if (cell_.h.count() == 0) return true;
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      const Matrix<float> product = {zero_product(slot, block), weights_.columns(block)};
+      Format::gemm(1, as_const(zero_h_.rows), weights_.h(block), product, /*accumulate=*/false);
+    }
+    return true;
   }
 
   // Out-of-range flags, one per batch row, separate for threads that share rows.
@@ -265,7 +296,8 @@ class BlockedForward {
     };
     const int64_t unit = blocks_.begin(block);
     const RowSpan anew = resets_.of(k, rows);
-    except_rows(anew, z_h, cell_.h.count() * weights_.slot_columns(block), [&] {
+    const int64_t columns = cell_.h.count() * weights_.slot_columns(block);
+    except_rows(anew, z_h, columns, zero_product(slot, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
@@ -339,7 +371,8 @@ class BlockedForward {
   Matrix<const Operand> h_0_;
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
-  Tensor bias_, parameters_, z_;
+  OperandA<Format> zero_h_;  // one row
+  Tensor bias_, parameters_, z_, zero_products_;
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
   Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;

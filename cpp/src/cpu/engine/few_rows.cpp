@@ -114,6 +114,10 @@ class FewRowsForward {
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
     }
+    if (resets_.any()) {
+      zeros_.resize(hidden_);
+      zero_products_.resize(grid_.rows * cell_.slots * hidden_);
+    }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     if (parameters_.defined()) parameters_data_ = parameters_.const_data_ptr<float>();
     h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
@@ -175,6 +179,9 @@ class FewRowsForward {
         for (int64_t block = part.blocks.begin; block < part.blocks.end; ++block) work(part, block);
       });
     };
+    if (resets_.any()) {
+      for_each_block([&](const Part& part, int64_t block) { multiply_zeros(part, block); });
+    }
     for (const Chunk& chunk : chunks_) {
       for_each_slot([&](int64_t index) { copy_input(chunk, index); });
       if (grid_.needs_barrier()) team.barrier();
@@ -221,6 +228,16 @@ class FewRowsForward {
     weights_.project(rows, as_const(x_of(own.group)), block, z_of(own.group, block));
   }
 
+  // The recurrent GEMM of a zero h: the block's columns.
+  float* zero_product(const Part& own, int64_t block) {
+    return zero_products_.data() + cell_.slots * (own.group * hidden_ + blocks_.begin(block));
+  }
+
+  void multiply_zeros(const Part& own, int64_t block) {
+    const Matrix<const float> zero_h = {zeros_.data(), hidden_};
+    weights_.recur(1, zero_h, block, {zero_product(own, block), cell_.slots * blocks_.size(block)});
+  }
+
   void step_block(size_t k, const Part& own, int64_t block) {
     const int64_t offset = steps_[k].offset;
     const Range rows = plan_.rows_of_step(k, own.group);
@@ -239,7 +256,7 @@ class FewRowsForward {
       weights_.recur(part.size(), h.from(part.begin), block, z.from(part.begin));
     };
     const RowSpan anew = resets_.of(k, rows);
-    except_rows(anew, z, cell_.slots * blocks_.size(block), [&] {
+    except_rows(anew, z, cell_.slots * blocks_.size(block), zero_product(own, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) recur(intersect(rows, {0, carried}), operand(k - 1));
       recur(intersect(rows, {carried, steps_[k].rows}), as_const(h_0_));
@@ -298,6 +315,7 @@ class FewRowsForward {
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
+  std::vector<float> zeros_, zero_products_;  // empty without resets
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
   Tensor output_, activations_;

@@ -46,6 +46,8 @@ class Resets {
     return {std::lower_bound(begin, end, rows.begin), std::lower_bound(begin, end, rows.end)};
   }
 
+  bool any() const { return !rows_.empty(); }
+
  private:
   std::vector<int64_t> rows_;  // reset rows, for all steps
   std::vector<size_t> first_;  // each step's start in rows_, and the end
@@ -94,18 +96,19 @@ void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidde
   fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
-// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z, for
-// which h counts as zero: h itself is part of the output.
+// Calls change(), which adds h W_h^T to z (., columns). The given rows keep their z: for them h
+// counts as zero, but h itself is part of the output. As a GEMM with zeros does, zero_product (0,
+// or NaN where a weight is not finite) is added to them.
 template <typename T, typename Change>
-void except_rows(RowSpan rows, Matrix<T> z, int64_t columns, const Change& change) {
+void except_rows(
+    RowSpan rows, Matrix<T> z, int64_t columns, const T* zero_product, const Change& change) {
   std::vector<T> kept;
   kept.reserve(rows.size() * columns);
   for (const int64_t r : rows) kept.insert(kept.end(), z.row(r), z.row(r) + columns);
   change();
   const T* next = kept.data();
   for (const int64_t r : rows) {
-    std::copy_n(next, columns, z.row(r));
-    next += columns;
+    for (int64_t j = 0; j < columns; ++j) z.row(r)[j] = *next++ + zero_product[j];
   }
 }
 
