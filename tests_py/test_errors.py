@@ -612,7 +612,8 @@ BAD_PROJECTED: list[tuple[str, Callable[[Tensor], Tensor], type[Exception], str]
 
 @pytest.mark.parametrize("steps", [0, 1, 40])  # the second is a short call
 @pytest.mark.parametrize(
-    ("name", "change", "error", "text"), BAD_PROJECTED, ids=[f"{r[0]}-{r[3]}" for r in BAD_PROJECTED]
+    ("name", "change", "error", "text"),
+    [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD_PROJECTED],
 )
 def test_a_projected_lstm_checks_its_arguments(
     name: str, change: Callable[[Tensor], Tensor], error: type[Exception], text: str, steps: int
