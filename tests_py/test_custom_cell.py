@@ -746,14 +746,13 @@ def test_wrong_states_are_named() -> None:
         ((s[:, :3], s, s), r"expected h_0 of shape \(3, 4\), got \(3, 3\)"),
         ((s, s, s[:2]), r"expected m_0 of shape \(3, 4\), got \(2, 4\)"),
     ):
-        weights = layer.weight_ih_l0, layer.weight_hh_l0
         with pytest.raises((TypeError, ValueError), match=rf"^lltm::sequence: {text}"):
-            lltm.functional.sequence(two_states, x, hx, *weights)
+            lltm.functional.sequence(two_states, x, hx, torch.randn(8, 3), torch.randn(8, 4))
 
 
 def test_states_may_be_changed_in_place() -> None:
     layer, x = two_states.Layer(3, 4, bias=False), torch.randn(2, 3, 3)
-    weights = layer.weight_ih_l0, layer.weight_hh_l0, torch.zeros(16)
+    weights = torch.randn(8, 3, requires_grad=True), torch.randn(8, 4), torch.zeros(16)
     zeros = torch.zeros(3, 4)
     for states in (
         layer(x)[1],

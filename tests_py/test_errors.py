@@ -632,7 +632,7 @@ def test_a_projected_lstm_checks_its_arguments(
     refuses(partial(call, parameters, False), error, "LSTM", f"{name} {text}")
     # A prepacked layer has its dtype from bias_ih.
     if name not in ("weight_ih", "weight_hh", "bias_ih"):
-        packed = layer.prepack().packed_weights_l0
+        packed = layer.prepack().get_buffer("packed_weights_l0")
         refuses(partial(call, [packed, *parameters[2:]], True), error, "LSTM", f"{name} {text}")
 
 
