@@ -42,7 +42,7 @@ string quoted_text(string_view text) {
   return quoted + (text.size() > kLongest ? "...'" : "'");
 }
 
-// Splits at every space, so adjacent spaces give empty words.
+// Adjacent spaces give empty words.
 std::vector<string_view> words_of(string_view line) {
   std::vector<string_view> words;
   for (size_t space = line.find(' '); space != string_view::npos; space = line.find(' ')) {
@@ -67,7 +67,7 @@ class TextLines {
     next();
   }
 
-  // The current line, without words at the end of the text.
+  // At the end of the text there are no words.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -159,13 +159,13 @@ using Names = std::set<string, std::less<>>;
 
 class Section {
  public:
-  // Begins at the line with the section's name. Local values must not have a name in `taken`.
+  // Begins at the section's name. Local values must not have a name in `taken`.
   Section(TextLines& lines, const string& name, const Names& taken)
       : lines_(lines), name_(name), taken_(taken), begin_(lines.number()) {
     lines.expect(name);
   }
 
-  // Adds inputs and outputs in the order of registers. The text cannot use an input without a name.
+  // In the order of registers. The text cannot use an input without a name.
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
@@ -274,7 +274,7 @@ class Section {
 
 // ---- the text ---------------------------------------------------------------
 
-// FNV-1a, because packed weights are saved with the hash: it is the same on every system.
+// FNV-1a, the same on every system: packed weights are saved with the hash.
 uint64_t hash(string_view text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -327,7 +327,7 @@ void read_gates(TextLines& lines, CellText& cell) {
   lines.next();
 }
 
-// Lines such as `state c 0`. If `may_lack`, nan means that the text does not contain the value.
+// Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored.
 std::vector<CellText::Named> read_named(
     TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
   std::vector<CellText::Named> all;

@@ -16,7 +16,7 @@ class CellName {
   CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}
 
   std::string_view name() const { return name_; }
-  // Null if there is none, which the checks report.
+  // Null if there is none; the checks report it.
   const CellInfo* find() const { return cell_; }
   const CellInfo* operator->() const { return cell_; }
   const CellInfo& operator*() const { return *cell_; }

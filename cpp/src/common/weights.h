@@ -1,4 +1,4 @@
-// The two matrices of cell.h for any form of weights, and reordering between blocks and
+// The two matrices of cell.h for any form of weights, and their order of blocks and
 // pre-activations.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace lltm {
 
-// Views: columns of a concatenated matrix [weight_hh, weight_ih], if there is one.
+// Columns of a concatenated matrix [weight_hh, weight_ih], if there is one.
 struct Weights {
   at::Tensor ih;  // (Gx * H, I)
   at::Tensor hh;  // (Gh * H, H)
@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// Returns the weights in the form of the cell's layer, in new memory.
+// The weights in the form of the cell's layer, in new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {
@@ -61,7 +61,7 @@ Weights weights_of(const Args& args, at::ScalarType dtype) {
   return weights_of(*args.cell, args.weight_ih->to(dtype), hh.defined() ? hh.to(dtype) : hh);
 }
 
-// Raw matrices, for calls so short that the cost of views is noticeable.
+// Raw matrices, for calls so short that views would be noticeable.
 template <typename T>
 struct WeightMatrices {
   Matrix<const T> ih, hh;
@@ -74,8 +74,7 @@ WeightMatrices<T> read_weights(
   return {w.from(0, hidden), w};
 }
 
-// `count` blocks of rows (or of a bias) in the order `from`; the tensor itself if that is
-// unchanged.
+// `count` blocks of rows (or of a bias) in the order `from`; the tensor itself if unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
   bool is_own = true;
   for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
@@ -137,9 +136,9 @@ inline at::Tensor biases_of(const at::Tensor& bias_ih, const CellInfo& cell) {
   return bias_ih.slice_symint(0, 0, cell.x.count() * hidden);
 }
 
-// Gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested. A result
-// may reuse the memory of `sums`, the sums of dz over rows, ((S + P) * H). The results share no
-// memory.
+// Gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested, from
+// `sums`, dz summed over rows ((S + P) * H). A result may reuse the memory of `sums`; the results
+// share none.
 inline std::pair<at::Tensor, at::Tensor> bias_gradients(
     const at::Tensor& sums, const CellInfo& cell, bool want_ih, bool want_hh) {
   const auto of_slots = [&](SlotRange slots) {
@@ -161,7 +160,7 @@ struct WeightGradients {
   WeightGradients(const Args& args, const at::TensorOptions& options)
       : joined(!args.weight_hh.defined()) {
     if (args.output_mask[3]) {
-      // Nothing writes to the padding of the smaller weight in a concatenated matrix (cell.h).
+      // Nothing writes the smaller weight's padding in a concatenated matrix (cell.h).
       const bool fills_up = joined && args.cell->x.count() != args.cell->h.count();
       const auto sizes = args.weight_ih->sizes();
       weight_ih = fills_up ? at::zeros(sizes, options) : at::empty(sizes, options);

@@ -24,7 +24,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Each operator, its training form, and both as ATen fallback.
+// Each operator, its training form, and the ATen fallback of both.
 struct StepOperator {
   using Args = StepArgs;
   using Results = StepResult;
@@ -35,7 +35,7 @@ struct StepOperator {
   static constexpr auto composite_forward = composite::step_forward;
   static constexpr auto composite_backward = composite::step_backward_anew;
 
-  // Results of forward that backward needs.
+  // Results that backward needs.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
@@ -86,7 +86,7 @@ void for_each_tensor(const Args& args, const Visit& visit) {
 template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
-// The tensors that were passed, which autograd tracks.
+// The passed tensors, which autograd tracks.
 template <typename Args, size_t calls>
 auto given_tensors(const std::array<Args, calls>& args) {
   c10::SmallVector<Tensor, calls * kMembers<Args>> given;
@@ -105,7 +105,7 @@ Interceptors interceptors_of(const Args& args) {
   return interceptors;
 }
 
-// False if a required argument is missing; the backend's checks report that error.
+// False if a required argument is missing, which the backend's checks report.
 template <typename Args>
 bool is_complete(const Args& args) {
   bool complete = true;
@@ -126,8 +126,8 @@ bool differentiates_mask(const SequenceArgs& args) {
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// needs_input_grad counts only tensors that were passed: an omitted bias has no index. `given` of
-// them precede this call.
+// needs_input_grad counts only passed tensors: an omitted bias has no index. `given` of them
+// precede this call.
 template <typename Args>
 OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
@@ -139,8 +139,7 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   return wanted;
 }
 
-// Saves every member at its index: tensors as saved variables, others in saved_data unless they are
-// 0.
+// Saves members by index: tensors as saved variables, others in saved_data unless 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
@@ -161,7 +160,7 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-// Restores arguments that refer to the saved variables from `first` on.
+// The arguments refer to the saved variables from `first` on.
 template <typename Args>
 Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
@@ -183,7 +182,7 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
   }(std::make_index_sequence<kMembers<Args>>());
 }
 
-// The ATen fallback differentiates forward itself, without the cell's custom gradient.
+// The ATen fallback differentiates forward, without the cell's custom gradient.
 void check_is_differentiable(const CellInfo& cell) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !cell.own_gradient,
@@ -193,7 +192,7 @@ void check_is_differentiable(const CellInfo& cell) {
       " transform of torch.func");
 }
 
-// Appends a gradient for every tensor that was passed; undefined if there is none.
+// Appends a gradient, perhaps undefined, for each passed tensor.
 template <typename Args>
 void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
@@ -220,7 +219,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   static constexpr size_t kSaved = kMembers<Args> + kKept;
   static constexpr size_t kOutputs = std::tuple_size_v<Results> - 1;
 
-  // Compiled autograd may trace backward, because backward reads only the context.
+  // Compiled autograd may trace backward, which reads only the context.
   static constexpr bool is_traceable = true;
 
   template <typename Run>
@@ -316,8 +315,7 @@ auto autograd(const typename Op::Args& args) {
   return record<Op, 1>({args})[0];
 }
 
-// Tracks the results of prepacked weights, so that backward raises an error instead of stopping
-// silently.
+// Backward through results of prepacked weights raises an error instead of stopping silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
       AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {

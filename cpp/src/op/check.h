@@ -17,7 +17,7 @@ void check_sequence_backward(const SequenceBackwardArgs& args);
 // The mask has any layout; an undefined mask passes. Messages begin with `op`.
 void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
 
-// Accepts any H and I. The dtype must be qint8 (quantizes them) or omitted.
+// H and I are arbitrary. The dtype must be qint8 (quantizes) or omitted.
 void check_prepack(
     const CellName& cell,
     const at::Tensor& weight_ih,

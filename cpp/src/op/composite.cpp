@@ -129,7 +129,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
   return {dz, cut(dh_before, reset), cut(dc_before, reset)};
 }
 
-// Returns h (N, H) as the recurrent GEMMs read it, in the order of input rows.
+// h (N, H) as the recurrent GEMMs read it, in the order of input rows.
 Tensor recurrent_rows(const StepBackwardArgs& args) {
   return widened(args.h);
 }
@@ -184,7 +184,7 @@ Gradients gradients_of(
     if (cell.parameters == 0) return biases;
     return at::cat({biases, columns(cell, dz, {cell.slots, cell.grad_columns()}).sum(0)});
   };
-  // A copy, because in a graph both bias gradients may be the same tensor.
+  // Cloned, because in a graph both bias gradients may be the same tensor.
   const auto of_bias_h = [&] { return h_blocks(dz_h.sum(0), cell).clone(); };
   const auto joined_weight = [&] { return join(cell, {of_weight_x(), of_weight_h()}); };
   const auto& mask = args.output_mask;
@@ -232,8 +232,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
-  // Without steps, runs a step with no rows, so that in autograd every result depends on every
-  // argument, as in the kernels.
+  // Without steps, runs a step without rows: in autograd every result depends on every argument, as
+  // in the kernels.
   const bool none = steps.empty();
   if (none) steps.push_back({0, 0});
 
@@ -477,8 +477,8 @@ TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_sequence_gradients", TORCH_FN(sequence_gradients));
 }
 
-// Under torch.vmap, the training operators run as ATen operations, which have vmap rules; the
-// others have rules in vmap.cpp.
+// Under torch.vmap, the training operators run as ATen operations, which have vmap rules. vmap.cpp
+// has the other rules.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   register_training<Mapped>(m);
 }

@@ -1,4 +1,4 @@
-// Kernels that accept a struct of operator_args.h, and dispatcher calls with a struct.
+// Kernels and dispatcher calls with a struct of operator_args.h.
 #pragma once
 
 #include "common/operator_args.h"
