@@ -3,10 +3,10 @@
 // For each block of hidden units, a thread computes in a step
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// Each grid position (schedule.h) has some batch rows and some blocks. Rows are independent, so
-// threads synchronize after each step only if they share rows.
+// A grid position (schedule.h) has some batch rows and some blocks. Threads synchronize after each
+// step only if they share rows.
 //
-// A value out of range stops the run in bf16x3. int8 records the row and continues.
+// An out-of-range value stops the run in bf16x3. int8 records the row and continues.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -43,7 +43,6 @@ class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
-  // Out-of-range rows are recorded instead of stopping the run.
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
   BlockedForward(
@@ -67,7 +66,7 @@ class BlockedForward {
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
-    // A merged projection needs a group's rows without gaps, unlike the input's rows.
+    // Unlike the input's rows, a group's rows for a merged projection have no gaps.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
@@ -96,7 +95,7 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // Returns batch rows in ascending order.
+  // Batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {
@@ -109,8 +108,8 @@ class BlockedForward {
 
  private:
   struct Slot : Part {
-    float* z;     // for one block, or for all blocks in a chunk
-    bool* notes;  // per batch row: true if out of range
+    float* z;     // for a block, or for all blocks in a chunk
+    bool* notes;  // per batch row, out of range
   };
 
   void allocate() {
@@ -178,16 +177,16 @@ class BlockedForward {
     return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
   }
 
-  // Out-of-range flags, one per batch row, separate for threads that share rows.
+  // One flag per batch row, separate for threads that share rows.
   bool* notes(int64_t index) const {
     return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
   }
 
-  // Packs the batch rows `rows`; x begins at the first. Returns false to stop the run.
+  // Packs the batch rows `rows`, of which x is the first. Returns false to stop the run.
   bool pack(
       int64_t index, Range rows, int64_t k, Matrix<const Source> x, Matrix<Operand> to) const {
     if (Format::pack_a(rows.size(), k, x, to)) return true;
-    if constexpr (kNotesRows) {  // Pack row by row, because the other rows are still needed.
+    if constexpr (kNotesRows) {  // The other rows are still needed.
       for (int64_t r = 0; r < rows.size(); ++r) {
         if (!Format::pack_a(1, k, x.from(r), to.from(r))) notes(index)[rows.begin + r] = true;
       }
@@ -292,8 +291,7 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // A group's packed input for step k. Groups have separate memory, because one can be a chunk
-  // ahead of others.
+  // A group's packed input for step k. Groups have separate memory, because some are a chunk ahead.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
@@ -329,7 +327,7 @@ class BlockedForward {
   const Grid grid_;
   Plan plan_;
   bool merge_projection_, input_in_place_, output_is_operand_;
-  // Steps whose input is packed together or multiplied in one GEMM.
+  // Steps whose input is packed or multiplied together.
   std::vector<Chunk> chunks_;
   int64_t chunk_steps_;  // maximum per chunk
 

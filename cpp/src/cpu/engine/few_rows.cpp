@@ -1,10 +1,10 @@
-// The small-batch engine, forward only: float32 sequences for which has_few_elements is true.
+// The small-batch engine: forward of float32 sequences with has_few_elements.
 //
 // c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
-// and z are float32. Short chains with packed weights are accumulated in float64 for up to four
-// rows.
+// and z are float32. With packed weights and up to four rows, short chains are accumulated in
+// float64.
 //
-// Threads divide either the batch rows or, with a barrier after each step, the blocks.
+// Threads divide the batch rows or, with a barrier after each step, the blocks.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -26,7 +26,7 @@ namespace {
 
 using at::Tensor;
 
-// Computes, for a block: z = x W_x^T, then z += h W_h^T.
+// For a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -43,7 +43,7 @@ class PackedFewRowsWeights {
   }
 
  private:
-  // Accumulates up to four rows in float64, because their errors are not averaged out.
+  // Up to four rows are accumulated in float64, because their errors are not averaged out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
@@ -58,7 +58,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// Used for few steps, when packing would dominate the time.
+// For few steps, when packing would dominate the time.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -134,12 +134,12 @@ class FewRowsForward {
   }
 
  private:
-  // One allocation, in doubles, because allocations are noticeable in a streaming step.
+  // One allocation, because allocations are noticeable in a streaming step.
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t c = round_up(batch_ * state_columns_, kLine);
-    const int64_t rows = grid_.rows * chunk_rows_;  // of x and z; groups have separate rows
+    const int64_t rows = grid_.rows * chunk_rows_;  // for x and z; groups have separate rows
     const int64_t x = round_up(rows * input_size_, kLine);
     const int64_t z = round_up(rows * cell_.slots * hidden_, kLine);
     const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
@@ -186,7 +186,7 @@ class FewRowsForward {
     }
   }
 
-  // Returns float32, as the operator returns it.
+  // The operator's result is float32.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
@@ -270,14 +270,14 @@ class FewRowsForward {
     }
   }
 
-  // A group's input rows, and their pre-activations in a block: (rows, block columns).
+  // A group's input rows, and a block's pre-activations of these rows.
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
     const int64_t units = group * hidden_ + blocks_.begin(block);
     return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
-  // The state after step k.
+  // After step k.
   Matrix<const float> operand(size_t k) const {
     return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
   }
@@ -301,11 +301,11 @@ class FewRowsForward {
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
   Tensor output_, activations_;
-  // Tensor access is noticeable in short steps.
+  // Accessing tensors is noticeable in short steps.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   Matrix<const float> mask_;  // recurrent mask, or null
-  // Parts of the workspace; two steps alternate in masked_h_.
+  // Parts of the workspace. Two steps alternate in masked_h_.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

@@ -24,7 +24,7 @@ using RowSpan = std::span<const int64_t>;
 
 class Resets {
  public:
-  // `reset` is a bool tensor, (T, B) or (N), or undefined.
+  // `reset` is bool, (T, B) or (N), or undefined.
   Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
     if (!reset.defined()) return;
     const at::Tensor flat = reset.contiguous();
@@ -38,7 +38,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // Returns reset rows in ascending order, within the batch rows `rows`.
+  // Reset rows, ascending, within the batch rows `rows`.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -51,7 +51,7 @@ class Resets {
   std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
-// Rounds to T, a storage or compute type.
+// T is a storage or compute type.
 template <typename T>
 T stored(double value) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -63,13 +63,12 @@ T stored(double value) {
   }
 }
 
-// Fills columns [0, columns) in the given rows.
 template <typename T>
 void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// Each state k in the given rows is value(k), for units [unit, unit + units).
+// State k in the given rows is value(k), for units [unit, unit + units).
 template <typename T, typename Value>
 void fill_states(
     const CellInfo& cell,
@@ -94,8 +93,8 @@ void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidde
   fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
-// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z, for
-// which h counts as zero: h itself is part of the output.
+// Calls change(), which adds h W_h^T to z (., columns), then restores the given rows, for which h
+// counts as zero: h itself is part of the output.
 template <typename T, typename Change>
 void except_rows(RowSpan rows, Matrix<T> z, int64_t columns, const Change& change) {
   std::vector<T> kept;

@@ -86,7 +86,7 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
 
 namespace {
 
-// A GEMM into part of `out`: through a buffer unless `out` is float32 and N is not padded.
+// A GEMM into part of `out`, through a buffer unless `out` is float32 and N is not padded.
 template <typename Format, typename T>
 class OutputBlock {
  public:
@@ -110,7 +110,7 @@ class OutputBlock {
   std::vector<float> copy_;
 };
 
-// A task multiplies kMaxRows rows by a packed panel with kGemmBand columns.
+// A task: kMaxRows rows by a packed panel with kGemmBand columns.
 template <typename Format>
 class PackedGemmOf {
  public:

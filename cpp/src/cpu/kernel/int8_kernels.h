@@ -33,8 +33,8 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
   return (Int8Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 }
 #elif defined(__SSE2__)
-// Without VNNI, the 8-bit instruction saturates, so bytes 0 and 2, then 1 and 3, are multiplied in
-// 16 bits. The compiler hoists conversions from inner loops.
+// Without VNNI, the 8-bit instruction saturates: bytes 0 and 2, then 1 and 3, are multiplied in 16
+// bits. The compiler hoists conversions from inner loops.
 #if defined(__AVX512BW__)
 #define LLTM_SIMD(name) _mm512_##name
 using Int8Register = __m512i;
@@ -57,7 +57,7 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
 }
 #undef LLTM_SIMD
 #elif defined(__aarch64__)
-// Four A bytes, for all lanes.
+// Four A bytes for all lanes.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 using Int8Elements = uint8x8_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
@@ -79,7 +79,7 @@ using Int8Elements = int8x16_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
   return veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(bytes)), vdupq_n_s8(-kInt8Offset));
 }
-// The sum of two products up to 127 * 127 fits in 16 bits.
+// Two products up to 127 * 127 fit in 16 bits.
 LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Elements a, Int8Sums b) {
   const int8x16_t bytes = vreinterpretq_s8_s32(b);
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(bytes));
@@ -102,15 +102,15 @@ LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
   return Int8Sums{} + bytes;
 }
 #endif
-// True if A is used as stored, plus 128. If the instruction multiplies only signed bytes, 128 is
-// subtracted from A instead of from the sums.
+// A is used as stored, plus 128. If the instruction multiplies only signed bytes, 128 is subtracted
+// from A instead of from the sums.
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kInt8OffsetInSums = false;
 #else
 constexpr bool kInt8OffsetInSums = true;
 #endif
 
-// The sums, a weight vector and the A elements fit in the registers.
+// Sums, a weight vector and A elements fit in the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kInt8Rows = 6;
 constexpr int kInt8Panels = 4;
@@ -146,7 +146,7 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
-// Scales from column v * kInt8Lanes in a panel on.
+// Scales from a panel's column v * kInt8Lanes on.
 struct Int8ColumnScales {
   Int8Scales scale;
   Int8Sums offset;
@@ -243,17 +243,17 @@ void gemm_int8(
 
 // ---- quantization -------------------------------------------------------------
 
-// Rounds ties to even, and adds kInt8Offset, for |x| <= kInt8Largest.
+// Rounds ties to even and adds kInt8Offset, for |x| <= kInt8Largest.
 LLTM_CELL_INLINE Int8 quantize(float x) {
-  // With 1.5 * 2^23 added, the sum's last place is 1, and its low byte is the integer.
+  // With 1.5 * 2^23 added, the last place is 1, and the low byte is the integer.
   const float sum = x + (0x1.8p23f + static_cast<float>(kInt8Offset));
   return {static_cast<std::uint8_t>(math::bit_cast<std::uint32_t>(sum))};
 }
 
 bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a) {
-  // Finite magnitudes are compared as bits.
+  // Finite magnitudes compare as bits.
   constexpr std::uint32_t kInfinity = 0x7F800000u;
-  // Smaller rows are zero, because 1 / largest could overflow.
+  // Smaller rows are zero: 1 / largest could overflow.
   constexpr float kSmallest = 0x1p-100f;
   for (std::int64_t r = 0; r < m; ++r) {
     const float* const from = x.row(r);

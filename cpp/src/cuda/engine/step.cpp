@@ -28,7 +28,7 @@ StepResult step_forward(const StepArgs& args) {
       args.save ? at::empty({batch, cell.saved * hidden}, options) : Tensor();
   const Tensor gates = at::empty({batch, cell.slots * hidden}, compute_options(args.input));
 
-  // Each weight is used only once, so a GEMM per contiguous part costs less than reordering.
+  // Each weight is used once: a GEMM per contiguous part costs less than reordering.
   const Gemm gemm(dtype);
   const auto multiply = [&](const Tensor& tensor,
                             const Tensor& weights,

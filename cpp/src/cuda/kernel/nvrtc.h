@@ -1,4 +1,4 @@
-// NVRTC, CUDA's compiler as a library from PyTorch's packages, loaded when a kernel is compiled. No
+// NVRTC, CUDA's compiler as a library from PyTorch's packages, loaded at the first compilation. No
 // torch or CUDA header.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace lltm::cuda {
 
-// Returns null if NVRTC can be loaded, otherwise the reason.
+// Null if NVRTC can be loaded, otherwise the reason.
 const char* why_no_nvrtc();
 
 // Compiles a source to machine code for a compute capability (90 for 9.0), or to PTX if NVRTC does

@@ -8,8 +8,8 @@
 namespace lltm::cuda {
 namespace {
 
-// The same layout as c10's types, whose headers NVRTC cannot compile. Conversions round to nearest,
-// ties to even.
+// Laid out as c10's types, whose headers NVRTC cannot compile. Conversions round to nearest, ties
+// to even.
 struct Half {
   std::uint16_t bits;
 
