@@ -29,7 +29,7 @@
 #define LLTM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// Constant array indices keep the arrays in registers.
+// Constant indices keep arrays in registers.
 #if defined(LLTM_FAST_COMPILE)
 #define LLTM_UNROLL
 #elif defined(__CUDACC__)
@@ -175,7 +175,7 @@ LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
-// exp(x) for x <= 0. Scaling by two factors rounds subnormal results correctly.
+// For x <= 0. Scaling by two factors rounds subnormal results correctly.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
   using F = Format<T>;
@@ -200,8 +200,7 @@ LLTM_CELL_INLINE float quotient_by(float a, float b, float reciprocal) {
   return __builtin_fmaf(__builtin_fmaf(-b, q, a), reciprocal, q);
 }
 
-// A GPU division calls about twenty instructions, with a branch for values of b that do not occur
-// here.
+// A GPU division calls about twenty instructions, with a branch for b that does not occur here.
 template <typename T>
 LLTM_CELL_INLINE T quotient(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -217,14 +216,14 @@ LLTM_CELL_INLINE T quotient(T a, T b) {
 #endif
 }
 
-// 1 / (1 + exp(-x)), from exp(-|x|) so that nothing overflows.
+// Nothing overflows in exp(-|x|).
 template <typename T>
 LLTM_CELL_INLINE T sigmoid(T x) {
   const T e = exp_nonpositive(minus_abs(x));
   return quotient(x < T(0) ? e : T(1), T(1) + e);
 }
 
-// tanh(|x|) = -d / (2 + d) with d = exp(-2|x|) - 1, which is accurate near 0.
+// -d / (2 + d) with d = exp(-2|x|) - 1 is accurate near 0.
 LLTM_CELL_INLINE float tanh(float x) {
   const float d = expm1_nonpositive(2 * minus_abs(x));
   return with_sign_of(quotient(d, 2 + d), x);
@@ -251,7 +250,7 @@ LLTM_CELL_INLINE T elu(T x) {
   return x > T(0) ? x : e;
 }
 
-// Scales by two factors, for results near overflow and subnormal results.
+// Two factors, for results near overflow and subnormal results.
 template <typename T>
 LLTM_CELL_INLINE T exp(T x) {
   using F = Format<T>;
@@ -268,7 +267,7 @@ LLTM_CELL_INLINE T exp(T x) {
          power_of_two<T>(static_cast<Bits>(rest));
 }
 
-// exp(x) - 1, with full relative accuracy near 0.
+// Full relative accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T expm1(T x) {
   using F = Format<T>;
@@ -328,7 +327,7 @@ LLTM_CELL_INLINE T log(T x) {
   return log_at_edges(x, log_of_parts(n, parts.m - T(1)));
 }
 
-// log(1 + x), accurate near 0: adds the rounding error of 1 + x to m.
+// Adds the rounding error of 1 + x to m, for accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T log1p(T x) {
   using F = Format<T>;
@@ -340,7 +339,7 @@ LLTM_CELL_INLINE T log1p(T x) {
   return with_sign_of(log_at_edges(y, log_of_parts(parts.n, (parts.m - T(1)) + lost)), x);
 }
 
-// log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)).
+// max(x, 0) + log1p(exp(-|x|))
 template <typename T>
 LLTM_CELL_INLINE T softplus(T x) {
   const T e = exp_nonpositive(minus_abs(x));
@@ -377,7 +376,7 @@ LLTM_CELL_INLINE T sign(T x) {
   return x == T(0) ? T(0) : x != x ? x : one;
 }
 
-// NaN if either operand is NaN.
+// NaN if either operand is.
 template <typename T>
 LLTM_CELL_INLINE T maximum(T a, T b) {
   const T larger = a > b ? a : b;  // b if either is NaN

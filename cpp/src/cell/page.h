@@ -57,7 +57,6 @@ LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
   }
 }
 
-// Adapts a cell definition to program registers (program.h).
 template <typename Page>
 struct PageRegisters {
   static constexpr CellInfo kCell = Page::kCell;

@@ -20,8 +20,6 @@ namespace {
 using std::string;
 using std::string_view;
 
-// ---- lines and words --------------------------------------------------------
-
 [[noreturn]] void wrong_text(int line, const string& expected, const string& got) {
   throw std::invalid_argument(
       "cell program, line " + std::to_string(line) + ": expected " + expected + ", got " + got);
@@ -67,7 +65,6 @@ class TextLines {
     next();
   }
 
-  // At the end of the text there are no words.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -86,7 +83,6 @@ class TextLines {
     }
   }
 
-  // Advances if the current line is `line`.
   bool take(string_view line) {
     const bool taken = !words_.empty() && line_ == line;
     if (taken) next();
@@ -137,8 +133,6 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
   return value;
 }
 
-// ---- operations -------------------------------------------------------------
-
 std::optional<Op> op_of(string_view word) {
   static const std::vector<string_view> names = words_of(  // in the order of Op
       "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not detach "
@@ -152,8 +146,6 @@ std::optional<Op> op_of(string_view word) {
 int operands_of(Op op) {
   return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
 }
-
-// ---- forward and backward ---------------------------------------------------
 
 using Names = std::set<string, std::less<>>;
 
@@ -169,7 +161,6 @@ class Section {
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
-  // Reads up to a line that begins with `last`.
   void assignments(const string& last) {
     const auto is_assignment = [&] {
       return lines_.words().size() > 1 && lines_.words()[1] == "=";
@@ -271,8 +262,6 @@ class Section {
   std::map<string, int, std::less<>> known_;
   std::vector<string> outputs_;
 };
-
-// ---- the text ---------------------------------------------------------------
 
 // FNV-1a, the same on every system: packed weights are saved with the hash.
 uint64_t hash(string_view text) {

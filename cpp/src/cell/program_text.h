@@ -63,7 +63,7 @@ struct CellText {
   // 1 or -1. If h is the only state and only GEMMs read it, a finite range of h' suffices.
   CellInfo info = {};
   CellPrograms programs = {};
-  ProgramCode forward, backward;  // code of the programs
+  ProgramCode forward, backward;
 };
 
 // Throws std::invalid_argument if the format is wrong or a limit is exceeded:

@@ -11,7 +11,7 @@
 
 namespace lltm {
 
-// Range of a value, ignoring NaN.
+// Ignores NaN.
 struct ValueRange {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();

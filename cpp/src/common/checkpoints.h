@@ -19,7 +19,7 @@ Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   return (steps + (apart - 1)) / apart;
 }
 
-// True if a checkpoint precedes step k; never if `every` is 0.
+// Never if `every` is 0.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
 }
@@ -38,7 +38,6 @@ class Checkpoints {
 
   bool has(size_t k) const { return has_checkpoint(k, every_); }
 
-  // Saves c (B, H) before step k.
   void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }
 
   // Rows [row, row + rows) and hidden units [unit, unit + units) of tensors with elements T.

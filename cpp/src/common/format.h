@@ -21,7 +21,6 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
   return text.str();
 }
 
-// For example float32.
 inline std::string dtype_text(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
 }

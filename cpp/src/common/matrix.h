@@ -30,8 +30,8 @@ LLTM_CELL_INLINE Matrix<const T> as_const(const Matrix<T>& matrix) {
   return {matrix.data, matrix.row_stride, matrix.col_stride};
 }
 
-// B (K, N) in a GEMM format (cpu/gemm/formats.h), k and n padded. ld: distance of rows in elements,
-// if row-major.
+// B (K, N) in a GEMM format (cpu/gemm/formats.h), k and n padded. ld: row stride in elements, if
+// row-major.
 template <typename Operand>
 struct PackedB {
   Operand* data;

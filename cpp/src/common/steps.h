@@ -89,7 +89,6 @@ inline int64_t most_rows(const std::vector<Chunk>& chunks) {
   return most;
 }
 
-// Rows that step k continues from the previous step.
 inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }

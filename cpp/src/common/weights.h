@@ -33,7 +33,7 @@ inline Weights weights_of(
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }
-// Concatenates the weights in new memory.
+// In new memory.
 inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   const int rows = cell.joined_blocks();
   const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// The weights in the form of the cell's layer, in new memory.
+// In the form of the cell's layer, in new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {
@@ -86,7 +86,6 @@ inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from)
   }
   return at::cat(parts);
 }
-// Reorder blocks to pre-activations.
 inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.x.count(), cell.x_blocks + cell.x.begin);
 }
@@ -94,7 +93,6 @@ inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
-// Reorders pre-activations to blocks.
 inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
   int slots[CellInfo::kMostSlots];
   for (int k = 0; k < range.count(); ++k) slots[blocks[range.begin + k]] = k;
@@ -154,7 +152,7 @@ inline std::pair<at::Tensor, at::Tensor> bias_gradients(
   return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
 }
 
-// Tensors with the arguments' shapes, undefined unless requested, and the two matrices to write.
+// The arguments' shapes, undefined unless requested, and the two matrices to write.
 struct WeightGradients {
   template <typename Args>
   WeightGradients(const Args& args, const at::TensorOptions& options)

@@ -6,7 +6,7 @@
 
 namespace lltm::cpu {
 
-// Kernels for the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with
+// Kernels of the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with
 // this CPU's extensions. Selected once.
 const Kernels& kernels();
 

@@ -8,7 +8,7 @@
 
 namespace lltm::cpu {
 
-// Into the L2 cache, ahead of the GEMM.
+// Prefetches into L2, ahead of the GEMM.
 template <typename Operand>
 void prefetch_rows(Matrix<const Operand> operand, Range rows, int64_t k) {
   constexpr int64_t kLine = 64;

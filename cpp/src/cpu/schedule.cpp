@@ -8,8 +8,6 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- the grid ---------------------------------------------------------------
-
 // Minimum multiply-adds per step for a second thread: 10 us on one core, about twice a barrier.
 constexpr int64_t kSerialStep = 150000;
 
@@ -69,8 +67,6 @@ bool prefer_bf16x3(const Grid& grid, int64_t batch) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
   return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
 }
-
-// ---- blocks -----------------------------------------------------------------
 
 // Largest block width: pre-activations (forward) or dh (backward) of all rows in a step stay in L2
 // between GEMM and element-wise kernel. Narrower blocks read A more often.
@@ -142,9 +138,7 @@ constexpr int64_t kSideBySideProducts = 1 << 17;
 // Rows per step from which weights are reused often enough, whichever cache holds them.
 constexpr int64_t kSideBySideRows = 16;
 
-// ---- chunks -----------------------------------------------------------------
-
-// Rows in x W_x^T per pass over W_x.
+// Rows per pass over W_x.
 constexpr int64_t kMergedRows = 64;
 constexpr int64_t kPackedInputRows = 256;
 
@@ -181,7 +175,6 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
-// Formats for forward only.
 template <typename Body>
 decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
   return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
@@ -255,7 +248,7 @@ GradientGemmSchedule schedule_gradient_gemm(
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
   // C rows whose part in A^T stays in L2 while all column panels pass.
   constexpr int64_t kGroupRows = 512;
-  // All accumulators together.
+  // Bytes of all accumulators.
   constexpr int64_t kAccumulatorBytes = 32 << 20;
   GradientGemmSchedule schedule = {};
   const bool bf16x3 = format == GemmFormat::kBf16x3;
@@ -288,8 +281,6 @@ FewRowsSchedule schedule_few_rows(
   schedule.in_place = shape.batch <= kMostProductRows && steps <= kFewSteps && !prepacked;
   return schedule;
 }
-
-// ---- one step ---------------------------------------------------------------
 
 namespace {
 
@@ -325,8 +316,6 @@ StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   schedule.blocks = even_blocks(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }
-
-// ---- logging ----------------------------------------------------------------
 
 std::string to_string(GemmFormat format) {
   switch (format) {

@@ -47,16 +47,15 @@ class Blocks {
   static constexpr int kFraction = 32;
 
   int64_t align_ = 1;
-  int64_t step_ = 0;  // of block starts, in multiples of align; a binary fraction
+  int64_t step_ = 0;  // distance of block starts in multiples of align, a binary fraction
 };
 
 // `rows` groups divide the batch rows; the `columns` threads in a group divide the blocks. A slot
-// is a grid position: the share of the work that one thread runs.
+// is a grid position: one thread's share of the work.
 struct Grid {
   int64_t rows = 1;
   int64_t columns = 1;
   int64_t slots() const { return rows * columns; }
-  // Threads that share rows synchronize after each step.
   bool needs_barrier() const { return columns > 1; }
   // At most one column per block.
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
@@ -70,7 +69,6 @@ constexpr SlotCounts slots_of(const CellInfo& cell) {
   return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide by it
 }
 
-// One layer and direction; rows over all steps.
 struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16;  // GEMM operands may be bfloat16
@@ -84,7 +82,7 @@ struct ForwardSchedule {
   Blocks blocks;
   // For steps with few rows: one GEMM computes x W_x^T for a chunk.
   bool merge_projection;
-  // For that GEMM, or for packing the input if it cannot be read in place.
+  // Rows for that GEMM, or for packing the input if it cannot be read in place.
   int64_t chunk_rows;
 };
 
@@ -92,7 +90,7 @@ struct BackwardSchedule {
   GemmFormat format;
   Grid grid;
   Blocks blocks;
-  int64_t chunk_rows;          // between updates of weight and input gradients
+  int64_t chunk_rows;          // rows between updates of weight and input gradients
   GemmFormat gradient_format;  // for the GEMMs over a chunk's rows
 };
 
@@ -109,7 +107,6 @@ int64_t prepack_batch(GemmFormat format);
 Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape);
 int64_t max_forward_block_width(GemmFormat format);
 
-// The split-K GEMM for weight gradients: C (M, N) += A^T B over all rows.
 struct GradientGemmSchedule {
   int64_t slice_rows;    // K rows per pass over C
   int64_t group_rows;    // C rows per pass over the column panels
@@ -136,7 +133,6 @@ struct FewRowsSchedule {
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
 
-// For a single step (step_forward.cpp, step_backward.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // tensor dtype
 struct StepShape {
   int64_t batch, input, hidden;
@@ -153,17 +149,17 @@ struct StepSchedule {
 };
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
 // Tiles of a single step: batch rows per pass over the weights, columns per weight-gradient tile,
-// columns per tile for the h and input gradients.
+// columns per tile for h and input gradients.
 constexpr int64_t kStepRows = 64;
 constexpr int64_t kStepWeightColumns = 256;
 constexpr int64_t kStepColumns = 64;
 // Batch rows per weight-gradient GEMM, whose operands stay in the cache.
 constexpr int64_t kStepChunkRows = 512;
 
-// Per task in a GEMM over many rows.
+// Rows per task in a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
 
-// Per weight-gradient GEMM in the per-step engine.
+// Rows per weight-gradient GEMM in the per-step engine.
 constexpr int64_t kGradientChain = 256;
 
 // Columns per packed panel of B in a GEMM over many rows. Unpacked rows with a power-of-two stride

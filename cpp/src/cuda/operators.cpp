@@ -13,7 +13,6 @@
 namespace lltm::cuda {
 namespace {
 
-// Null if the custom cell can be compiled.
 const char* why_no_nvrtc_for(const CellInfo& cell) {
   const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
   if (why_not != nullptr) {

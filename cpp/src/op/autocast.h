@@ -14,7 +14,7 @@ class Autocast {
         off_(at::autocast::get_autocast_dispatch_key_from_device_type(device)),
         dtype_(at::autocast::get_autocast_dtype(device)) {}
 
-  // Casts floating-point tensors of the device, except float64.
+  // Floating-point tensors of the device, except float64.
   template <typename Flat>
   TensorArgument<Flat> operator()(const TensorArgument<Flat>& tensor) const {
     if (!tensor.defined()) return tensor;

@@ -86,7 +86,6 @@ void for_each_tensor(const Args& args, const Visit& visit) {
 template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
-// The passed tensors, which autograd tracks.
 template <typename Args, size_t calls>
 auto given_tensors(const std::array<Args, calls>& args) {
   c10::SmallVector<Tensor, calls * kMembers<Args>> given;
@@ -160,7 +159,6 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-// The arguments refer to the saved variables from `first` on.
 template <typename Args>
 Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
@@ -192,7 +190,6 @@ void check_is_differentiable(const CellInfo& cell) {
       " transform of torch.func");
 }
 
-// Appends a gradient, perhaps undefined, for each passed tensor.
 template <typename Args>
 void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
@@ -230,7 +227,6 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     for (size_t k = 0; k < calls; ++k) run(k);
   }
 
-  // `given` are the tensors among the arguments.
   static variable_list forward(
       AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -77,7 +77,7 @@ class Segments {
   const Tensor output_rows_;
 };
 
-// Gradients of weights and biases, summed over segments in the compute dtype.
+// Summed over segments in the compute dtype.
 class ParameterGradients {
  public:
   explicit ParameterGradients(const SequenceBackwardArgs& args) {

@@ -76,7 +76,6 @@ Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor
       1);
 }
 
-// Columns of dz, the gradient of pre-activations and parameters.
 Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   if (slots.count() == cell.grad_columns()) return dz;
   const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
@@ -87,12 +86,11 @@ Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
-// (rows) of (T, B) or (N), or undefined.
+// (rows), or undefined.
 Tensor reset_of(const Tensor& reset, const Step& step) {
   return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
 }
 
-// Stops the gradient of a state at resets.
 Tensor cut(const Tensor& gradient, const Tensor& reset) {
   return reset.defined() ? restarted_h(gradient, reset) : gradient;
 }
@@ -158,7 +156,6 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
-// Gradients from dz of all rows and the gradients of the initial states.
 template <typename Args>
 Gradients gradients_of(
     const Args& args,
@@ -354,8 +351,6 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
   m.impl("_unpack", TORCH_FN(unpack_joined));
 }
-
-// ---- operators for decompositions ---------------------------------------------
 
 std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, bool, int64_t, int64_t>
 describe(std::string_view name) {

@@ -65,7 +65,6 @@ class Samples {
     return at::functorch::makeBatched(at::stack(tensors), 0, level_);
   }
 
-  // `rows` per sample.
   Tensor unfold(const Tensor& tensor, const SymInt& rows) const {
     const bool outer = dim_ == -3;
     const Tensor value =
@@ -81,7 +80,6 @@ class Samples {
     return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
   }
 
-  // The tensor of all samples, and its sample dimension if it is mapped.
   std::tuple<Tensor, std::optional<int64_t>> unwrap(const Tensor& tensor) const {
     if (!tensor.defined()) return {};
     return at::functorch::unwrapTensorAtLevel(tensor, level_);

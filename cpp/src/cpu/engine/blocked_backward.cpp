@@ -3,8 +3,8 @@
 // Each step computes, block by block,
 //     dh = dz' W_h        GEMM, with dz' from the next step
 //     dz, dc from dh      element-wise, while dh is in the cache
-// The gradients for input, weights and biases are independent of step order: one GEMM each per
-// chunk, while dz is in the cache. The thread grid is as in blocked_forward.cpp.
+// The gradients for input, weights and biases are one GEMM each per chunk, while dz is in the
+// cache. The thread grid is as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -83,7 +83,7 @@ class BlockedBackward {
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
     const int64_t columns = cell_.grad_columns() * hidden_;
-    // The operand begins at the first pre-activation that depends on h; its K is padded.
+    // Begins at the first pre-activation that depends on h; K is padded.
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
         kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor)
@@ -115,7 +115,6 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
-  // W_h as B (h pre-activations * H, H), in column blocks.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
@@ -192,7 +191,6 @@ class BlockedBackward {
     return in_range;
   }
 
-  // The mask scales the gradient of the GEMM operand.
   void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
     if (factor.data == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {

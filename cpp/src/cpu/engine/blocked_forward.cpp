@@ -95,7 +95,6 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // Batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {
@@ -207,7 +206,6 @@ class BlockedForward {
     return true;
   }
 
-  // z = x W_x^T
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;

@@ -17,10 +17,7 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- selection ---------------------------------------------------------------
-
-// True if PyTorch may compute float32 recurrent layers in bfloat16, by
-// torch.backends.mkldnn.rnn.fp32_precision or a more general setting.
+// Allowed by torch.backends.mkldnn.rnn.fp32_precision or a more general setting.
 bool reduces_float32() {
   at::Context& context = at::globalContext();
   const auto precision = context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
@@ -59,7 +56,7 @@ Result run(
   return engine(args, schedule);
 }
 
-// Runs again in float32 if values are out of the range of bf16x3.
+// Falls back to float32 if values are out of the range of bf16x3.
 template <typename Result, typename Args, typename Schedule>
 Result run_or_fall_back(
     std::optional<Result> (*engine)(const Args&, const Schedule&),
@@ -81,7 +78,7 @@ SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   return sequence_forward(unpacked);
 }
 
-// Recomputes batch elements that cannot be quantized with the dequantized weights.
+// Recomputes batch elements that cannot be quantized, with the dequantized weights.
 SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   if (args.input->numel() == 0 || args.h_0->numel() == 0)
     return forward_with_unpacked_weights(args);
@@ -93,7 +90,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-// With mask and reset applied.
+// Mask and reset are applied.
 StepInputs only_step(const SequenceInputs& args) {
   StepInputs step = {
       args.cell,
@@ -113,7 +110,7 @@ StepInputs only_step(const SequenceInputs& args) {
   return step;
 }
 
-// Reading the weights in place is faster than packing them for a step.
+// For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
   auto [h_next, c_next, activations] = step_forward(step);
   const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0->size(1)));

@@ -28,7 +28,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args);
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 
 // blocked_forward.cpp, blocked_backward.cpp: the blocked engine, without float64 or empty sizes.
-// Returns nullopt if values are out of range of the schedule's format.
+// nullopt if values are out of range of the format.
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
 std::optional<Gradients> blocked_backward(
@@ -36,8 +36,8 @@ std::optional<Gradients> blocked_backward(
 
 struct Int8Result {
   SequenceResult result;
-  // Batch rows that cannot be quantized, ascending. Their results are invalid and do not affect
-  // other rows.
+  // Batch rows that cannot be quantized, ascending. Their results are invalid; other rows are
+  // valid.
   std::vector<int64_t> out_of_range;
 };
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule);

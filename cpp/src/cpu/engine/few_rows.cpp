@@ -26,7 +26,6 @@ namespace {
 
 using at::Tensor;
 
-// For a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -43,7 +42,7 @@ class PackedFewRowsWeights {
   }
 
  private:
-  // Up to four rows are accumulated in float64, because their errors are not averaged out.
+  // Up to four rows are accumulated in float64: their errors are not averaged out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
@@ -58,7 +57,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// For few steps, when packing would dominate the time.
+// For few steps: packing would dominate.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -134,7 +133,7 @@ class FewRowsForward {
   }
 
  private:
-  // One allocation, because allocations are noticeable in a streaming step.
+  // One allocation: allocations are noticeable in a streaming step.
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
@@ -186,7 +185,6 @@ class FewRowsForward {
     }
   }
 
-  // The operator's result is float32.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
@@ -270,14 +268,14 @@ class FewRowsForward {
     }
   }
 
-  // A group's input rows, and a block's pre-activations of these rows.
+  // A group's input rows, and their pre-activations in a block.
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
     const int64_t units = group * hidden_ + blocks_.begin(block);
     return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
-  // After step k.
+  // The state after step k.
   Matrix<const float> operand(size_t k) const {
     return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
   }
@@ -305,7 +303,7 @@ class FewRowsForward {
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   Matrix<const float> mask_;  // recurrent mask, or null
-  // Parts of the workspace. Two steps alternate in masked_h_.
+  // Parts of the workspace; masked_h_ alternates between two steps.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

@@ -38,7 +38,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // Reset rows, ascending, within the batch rows `rows`.
+  // Reset rows within `rows`, ascending.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -51,7 +51,6 @@ class Resets {
   std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
-// T is a storage or compute type.
 template <typename T>
 T stored(double value) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -68,7 +67,7 @@ void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// State k in the given rows is value(k), for units [unit, unit + units).
+// State k becomes value(k), for units [unit, unit + units).
 template <typename T, typename Value>
 void fill_states(
     const CellInfo& cell,

@@ -12,7 +12,7 @@
 
 namespace lltm::cpu {
 
-// Accumulates the required gradients chunk by chunk, so that dz is never stored for all steps.
+// Accumulates gradients chunk by chunk, so that dz is never stored for all steps.
 class SequenceGradients {
  public:
   // `weights` are in pre-activation order, with dz's dtype.
@@ -23,8 +23,8 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // Adds steps [first, last), with dz (rows, (S + P) * H) in the input's row order. Returns false
-  // if values are out of range.
+  // dz (rows, (S + P) * H) of steps [first, last), in the input's row order. False if values are
+  // out of range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
   // dc is the c_0 gradient.

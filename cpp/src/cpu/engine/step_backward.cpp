@@ -45,7 +45,7 @@ void backward_by_aten(
 }
 
 // For each block: the element-wise part, then its rows in the weight gradients, dz^T X, while dz is
-// in the cache. The input and state gradients need all of dz and are last.
+// in the cache. Input and state gradients, which need all of dz, are last.
 template <typename T, typename Format>
 class BlockedStepBackward {
  public:
@@ -67,7 +67,7 @@ class BlockedStepBackward {
     if constexpr (std::is_same_v<Operand, float>) {
       dz_operand_.rows = dz_;
     } else {
-      // The GEMM for dh begins at the first pre-activation that depends on h; its K is padded.
+      // Begins at the first pre-activation that depends on h; K is padded.
       const int64_t before = cell_.h.begin * hidden_;
       const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
@@ -89,7 +89,6 @@ class BlockedStepBackward {
  private:
   using Operand = typename Format::Operand;
   using B = typename Format::B;
-  // h or the input, with its weights' gradient.
   struct Source {
     Tensor tensor;
     Matrix<T> out;
@@ -167,7 +166,6 @@ class BlockedStepBackward {
     }
   }
 
-  // dz^T h and dz^T x for a pre-activation and some units.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
@@ -200,7 +198,6 @@ class BlockedStepBackward {
     }
   }
 
-  // Columns of dh = dz W_h or dx = dz W_x.
   struct Tile {
     Matrix<const T> weights;
     Matrix<float> out;
@@ -228,7 +225,6 @@ class BlockedStepBackward {
     });
   }
 
-  // One GEMM for pre-activations with adjacent weight blocks.
   void multiply_tile(const Tile& tile, Tensor& memory) const {
     const auto [begin, end] = tile.columns;
     for_each_run(tile.slots, tile.blocks, [&, begin = begin, end = end](int slot, int count) {

@@ -32,7 +32,7 @@ void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
   });
 }
 
-// `width` units from `unit` on and `rows` rows from `first` on, from z (rows, S * width).
+// `width` units from `unit` on and `rows` rows from `first` on.
 template <typename T>
 void finish_block(
     const CellInfo& cell,
@@ -55,7 +55,7 @@ void finish_block(
   elementwise<T, float>(cell).forward(part, 0, rows * width);
 }
 
-// For few rows, for which reading the weights dominates the time.
+// For few rows: reading the weights dominates.
 template <typename T>
 void step_by_products(
     const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
@@ -122,7 +122,6 @@ class BlockedStep {
   static constexpr int64_t kVector = 16;  // alignment of z^T rows
 
   int64_t z_size() const { return cell_.slots * blocks_.width * columns_; }
-  // X^T = [h, x]^T
   PackedB<T> x_transposed() const { return rows_of_x(0, k_); }
   PackedB<T> rows_of_x(int64_t k, int64_t count) const {
     return {reinterpret_cast<T*>(floats_) + k * columns_, count, columns_, columns_};
@@ -148,7 +147,6 @@ class BlockedStep {
     finish_block<T>(cell_, step_, bias_, {z, z_columns}, first, rows, unit, width);
   }
 
-  // z^T for a pre-activation and some units.
   void multiply(int slot, int64_t unit, int64_t width, Matrix<float> out) const {
     const bool x = cell_.x.contains(slot), h = cell_.h.contains(slot);
     const auto rows = [&](Matrix<const T> w, const int* blocks) {

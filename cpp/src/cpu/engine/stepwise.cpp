@@ -39,7 +39,6 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  // In the GEMM dtype; each step updates its rows.
   const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -165,7 +164,6 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
         elementwise<T, C>(cell).backward(step, begin, end);
       });
-      // Overwrites gradients that are no longer needed.
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
       if (args.recurrent_mask.defined()) {
         dh.narrow(0, 0, rows).mul_(args.recurrent_mask->narrow(0, 0, rows));

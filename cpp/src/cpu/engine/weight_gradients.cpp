@@ -127,7 +127,6 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Packs rows `own` in A^T, for rows [first, first + k) in A.
   static bool pack_slice(
       const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;

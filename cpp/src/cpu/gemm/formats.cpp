@@ -10,8 +10,6 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- packing ----------------------------------------------------------------
-
 Transpose<float> transpose_of(float) {
   return kernels().transpose_f32;
 }
@@ -19,8 +17,8 @@ Transpose<BFloat16> transpose_of(BFloat16) {
   return kernels().transpose_bf16;
 }
 
-// x(n, k) to element (k, n), and zeros from row k_size on. A few rows at a time keep the strides on
-// both sides small.
+// x(n, k) to element (k, n), and zeros from row k_size on. Handling a few rows at a time keeps both
+// strides small.
 template <int64_t vnni, typename Operand>
 void pack_elements(
     PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
@@ -105,8 +103,6 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
 template struct RowFormat<float, 1>;
 template struct RowFormat<BFloat16, 2>;
 
-// ---- int8 -------------------------------------------------------------------
-
 void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
   const float scale = 1 / kInt8Largest;
   for (int64_t r = 0; r < m; ++r) std::memcpy(a.row(r) + int8_depth(k), &scale, sizeof(scale));
@@ -114,7 +110,6 @@ void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
 
 namespace {
 
-// Bytes in groups that are kInt8Panel groups apart, scale and sum.
 template <typename Byte>
 struct Int8Column {
   Int8Column(const PackedB<Byte>& b, int64_t n) {

@@ -54,7 +54,6 @@ struct RowFormat {
   // Columns between pre-activations if A is dz.
   static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
 
-  // True if rows (., k) with this stride, in elements, can be A.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
     return padded_k(k) == k && stride % kVnniFactor == 0;
   }
@@ -146,7 +145,6 @@ struct Bf16x3Format : PackedFormat {
   }
 
  private:
-  // B panels from row k0 and column n0 on.
   static Matrix<Operand> panels(PackedB<Operand> b, int64_t k0, int64_t n0) {
     const Matrix<Operand> all = {b.data, b.k * kBf16x3Panel};
     return all.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
@@ -171,7 +169,6 @@ struct Int8Format : PackedFormat {
   // k0 is 0 (all K rows in one call), and n0 a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // Dequantized.
   static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
 
   static void gemm(
@@ -184,7 +181,7 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// B has storage type T and is not packed: the kernel widens rows as it reads them. Available with
+// B has storage type T, unpacked: the kernel widens rows as it reads them. Available with
 // F32Format.
 template <typename T>
 struct F32InPlaceFormat : F32Format {

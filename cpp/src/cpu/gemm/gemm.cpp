@@ -15,8 +15,6 @@ namespace lltm::cpu {
 
 using at::Tensor;
 
-// ---- through ATen -----------------------------------------------------------
-
 Linear::Linear(const CellInfo& cell, const Weights& weights, Tensor bias)
     : cell_(cell), bias_(std::move(bias)) {
   const at::ScalarType dtype = compute_dtype(weights.hh.scalar_type());
@@ -110,7 +108,6 @@ class OutputBlock {
   std::vector<float> copy_;
 };
 
-// A task: kMaxRows rows by a packed panel with kGemmBand columns.
 template <typename Format>
 class PackedGemmOf {
  public:

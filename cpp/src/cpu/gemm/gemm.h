@@ -16,9 +16,7 @@
 
 namespace lltm::cpu {
 
-// ---- through ATen -----------------------------------------------------------
-
-// GEMMs between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
+// GEMMs between a cell's inputs and pre-activations. 16-bit weights are widened to float32:
 // pre-activations are not rounded, and CPUs without float16 arithmetic are faster.
 class Linear {
  public:
@@ -61,7 +59,6 @@ class Linear {
 // h, pre-activations of only h do not change.
 template <typename T>
 struct WeightsInPlace {
-  // x or h may be null.
   void multiply(
       int64_t rows,
       Matrix<const float> x,
@@ -99,9 +96,7 @@ struct WeightsInPlace {
   int64_t hidden, input_size;
 };
 
-// ---- operands ---------------------------------------------------------------
-
-// Copies if rows are not contiguous or overlap.
+// Copies if rows overlap or are not contiguous.
 at::Tensor with_contiguous_rows(const at::Tensor& tensor);
 
 template <typename Format>
@@ -122,7 +117,6 @@ OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& op
   return {memory, {static_cast<Operand*>(memory.mutable_data_ptr()), stride, 1}};
 }
 
-// For combinations that schedules select.
 template <typename Body>
 auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body& body) {
   if (format == GemmFormat::kBf16) {
@@ -145,10 +139,8 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
   kernels().convert_bf16.store(x, y, n);
 }
 
-// ---- with our own kernels ---------------------------------------------------
-
-// C (rows, N) = A B, with B (K, N) packed once. Tensors have the format's Source type, or float32
-// for `out`, and contiguous rows. Returns false if values are out of range.
+// C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Source type,
+// or float32 for `out`. False if values are out of range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

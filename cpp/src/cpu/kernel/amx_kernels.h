@@ -50,7 +50,7 @@ LLTM_CELL_INLINE __mmask16 too_large(Group x) {
   return too_large(x.low) | too_large(x.high);
 }
 
-// `low` becomes the lower 16 elements in each part.
+// `low` becomes the lower half of each part.
 LLTM_CELL_INLINE void decompose(Group x, __m512i (&parts)[3]) {
   for (int part = 0; part < 3; ++part) {
     parts[part] = (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low);
@@ -124,7 +124,6 @@ bool pack_a_transposed_bf16x3(
 
 bool pack_b_bf16x3(
     std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
-  // Interleaves two rows to pairs.
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -151,7 +150,6 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Zeroes the rest of the last group.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -428,7 +426,7 @@ void gemm_one_tile(const Bf16x3Block& p) {
 // in L1 for the next rows.
 constexpr std::int64_t kSliceGroups = 4;
 
-// Calls body(block, panels) for each K slice and at most `most` panels.
+// Calls body(block, panels) for each K slice and up to `most` panels.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block_of_panels(
     const Bf16x3Block& whole, std::int64_t n, std::int64_t most, Body body) {

@@ -1,4 +1,3 @@
-// Arguments for the element-wise kernels. No torch header.
 #pragma once
 
 #include "cell/cell.h"

@@ -17,13 +17,10 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- blocks ---------------------------------------------------------------
-
 constexpr std::int64_t padded(std::int64_t n) {
   return (n + 15) / 16 * 16;
 }
 
-// True if `load` can return n elements of the matrix in place.
 template <typename T>
 LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n, bool is_padded) {
   return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
@@ -50,7 +47,7 @@ __attribute__((noinline)) void gather(
 }
 
 // n elements from (row, col) on, contiguous in the compute type and readable up to padded(n): in
-// place if possible, otherwise in `buffer`. Null matrices read as zero.
+// place or in `buffer`. Null matrices read as zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -113,7 +110,7 @@ LLTM_CELL_INLINE void store(
   scatter(values, n, y);
 }
 
-// Returns false if values are out of range (int8, bf16x3). amx_kernels.h has the bf16x3 overload.
+// False if values are out of range (int8, bf16x3). amx_kernels.h has the bf16x3 overload.
 template <typename G>
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<G>& matrix,
@@ -157,10 +154,8 @@ LLTM_CELL_INLINE void for_each_block(
   }
 }
 
-// ---- kernels --------------------------------------------------------------
-
-// h' as output and as operand of the next GEMM, equally rounded, so that a sequence and single
-// steps agree.
+// The output and the next GEMM's operand, equally rounded, so that a sequence and single steps
+// agree.
 template <typename T, typename G>
 LLTM_CELL_INLINE void store_h(
     const ForwardArgs<T, G>& a,

@@ -66,10 +66,10 @@ struct FewRowsGemm {
   bool accumulate;
 };
 
-// Products are summed in float32, in kChains chains of kChain each, whose sum is added to float64
-// accumulators. Rounding errors stay far below a float32 GEMM's, and widening takes little time.
+// Products are summed in float32, in kChains chains of kChain, whose sum is added to float64
+// accumulators: rounding errors stay far below a float32 GEMM's, and widening takes little time.
 constexpr std::int64_t kChain = 8, kChains = 4;
-// In B rows.
+// Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
 
 template <int kRows, int kVectors>
@@ -122,7 +122,6 @@ struct FewRowsAccumulators {
   }
 };
 
-// Stores or adds a vector of sums, without its first `skip` elements.
 LLTM_CELL_INLINE void store_sums(
     Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
@@ -210,9 +209,7 @@ void gemm_few_rows(
   if (m == 1) gemm_few_rows_band<1>(p);
 }
 
-// ---- weights in place -------------------------------------------------------
-
-// Halves, because rounding errors grow with the additions per element.
+// Adds halves: rounding errors grow with the additions per element.
 LLTM_CELL_INLINE float sum_of(Floats x) {
   float values[kLanes];
   __builtin_memcpy(values, &x, sizeof(x));
@@ -258,11 +255,10 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
 }
 #endif
 
-// Per lane and chain; rounding errors grow with it.
+// Limit per lane and chain; rounding errors grow with it.
 constexpr std::int64_t kLaneChain = 16;
 
-// Dot products between kRows rows in A and kColumns rows in B from row n on, which read B along its
-// rows.
+// Dot products between kRows rows in A and kColumns rows in B from row n on, along B's rows.
 template <int kRows, int kColumns, typename B>
 LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
   constexpr int kSums = kRows * kColumns;
@@ -315,7 +311,7 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many sums as fit in the registers, with a vector per A row and a B vector.
+  // As many sums as fit in registers, with a vector per A row and a B vector.
 #if defined(__AVX512F__) || defined(__aarch64__)
   constexpr int kRegisters = 32;
 #else
@@ -341,11 +337,10 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
-// float if rounding errors in the states decay.
 template <typename Page>
 using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
-// In a row.
+// Units in a row.
 constexpr std::int64_t kSomeUnits = 64;
 template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(

@@ -14,8 +14,6 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- single values ----------------------------------------------------------
-
 template <typename To, typename From>
 LLTM_CELL_INLINE To bits(From from) {
   return math::bit_cast<To>(from);
@@ -79,8 +77,6 @@ LLTM_CELL_INLINE Half narrow<Half>(float x) {
   const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   return {static_cast<std::uint16_t>(sign | (x != x ? 0x7E00u : finite))};
 }
-
-// ---- vectors ----------------------------------------------------------------
 
 #if defined(__AVX512F__)
 using Floats = __m512;

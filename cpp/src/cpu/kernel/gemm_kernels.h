@@ -22,7 +22,6 @@ namespace {
 // order. With 6 or 12 sums, the BF16 instruction is twice as fast by columns (Zen 4). AVX2 has too
 // few registers for an A column.
 
-// B is widened when it is read.
 template <typename Storage>
 struct F32Product {
   using A = float;
@@ -104,7 +103,6 @@ struct GemmTile {
   std::int64_t b_stride, k, n;
   Matrix<float> c;
   bool accumulate;
-  // B rows to prefetch for a later tile of this width.
   const B* next_b;
   std::int64_t next_rows;
 };
@@ -253,7 +251,7 @@ LLTM_CELL_INLINE void gemm_panel(
   }
 }
 
-// The panel width, in vectors, with the fewest tiles.
+// In vectors, with the fewest tiles.
 template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
@@ -268,7 +266,6 @@ LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors
   return best;
 }
 
-// Pieces of K have at most `longest` interleaved B rows.
 template <typename Product>
 LLTM_CELL_INLINE void gemm_rows(
     std::int64_t m,

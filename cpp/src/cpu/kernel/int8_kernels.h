@@ -14,8 +14,6 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- dot products of four bytes, per lane --------------------------------------
-
 #if defined(__AVX512BW__)
 constexpr int kInt8Lanes = 16;
 #elif defined(__AVX2__)
@@ -57,7 +55,6 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
 }
 #undef LLTM_SIMD
 #elif defined(__aarch64__)
-// Four A bytes for all lanes.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 using Int8Elements = uint8x8_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
@@ -129,8 +126,6 @@ constexpr int kInt8Panels = 1;
 constexpr int kInt8PanelsOfOneRow = 2;
 #endif
 
-// ---- GEMM -------------------------------------------------------------------
-
 struct Int8Gemm {
   Matrix<const Int8> a;
   const Int8* panels;
@@ -146,7 +141,6 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
-// Scales from a panel's column v * kInt8Lanes on.
 struct Int8ColumnScales {
   Int8Scales scale;
   Int8Sums offset;
@@ -175,7 +169,6 @@ LLTM_CELL_INLINE void store_scaled(
   __builtin_memcpy(c, &y, sizeof(y));
 }
 
-// kRows rows by kPanels panels, from panel number `panel` on.
 template <int kRows, int kPanels>
 LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
   constexpr int kVectors = kPanels * kInt8Vectors;
@@ -217,7 +210,6 @@ LLTM_CELL_INLINE void gemm_int8_band(
   }
 }
 
-// The last m rows, at most kRows.
 template <int kRows>
 LLTM_CELL_INLINE void gemm_int8_rest(const Int8Gemm& p, std::int64_t m, std::int64_t panels) {
   if constexpr (kRows > 0) {
@@ -240,8 +232,6 @@ void gemm_int8(
     m -= rows;
   }
 }
-
-// ---- quantization -------------------------------------------------------------
 
 // Rounds ties to even and adds kInt8Offset, for |x| <= kInt8Largest.
 LLTM_CELL_INLINE Int8 quantize(float x) {

@@ -11,8 +11,8 @@
 namespace lltm::cpu {
 namespace {
 
-// One pass of a program: pieces with n units. The first begins at (row, col), the next are
-// `row_step` rows below or `col_step` columns to the right.
+// A program's pass: pieces with n units. The first begins at (row, col), the next are `row_step`
+// rows below or `col_step` columns to the right.
 struct Part {
   std::int64_t row, col, pieces, n, row_step, col_step;
 
@@ -23,7 +23,7 @@ struct Part {
   }
 };
 
-// Per part, for this many elements in a matrix with `hidden` columns.
+// Pieces per part, for this many elements in a matrix with `hidden` columns.
 LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
   const std::int64_t rows = elements / hidden;
   return rows > 1 ? rows : pieces_of(elements);
@@ -267,7 +267,6 @@ void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   Registers<C> registers(program, most_pieces(a.hidden, rows * a.hidden));
   for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
     const std::int64_t n = part.n, size = padded(n);
-    // y = x, plus the bias if not null
     const auto load_to = [&](Block<C>& y, const auto* x, const float* bias) {
       if (bias == nullptr) {
         for (std::int64_t j = 0; j < n; ++j) y.values[j] = static_cast<C>(x[j]);

@@ -28,7 +28,7 @@ struct Block {
   alignas(64) T values[kBlock];
 };
 
-// `step` values apart.
+// Pieces that are `step` values apart.
 template <typename C>
 struct Pieces {
   C* values;

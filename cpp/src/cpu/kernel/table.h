@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// Also used by tests.
+// Tests also use these conversions.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
@@ -90,7 +90,6 @@ struct GemmsF32 {
 // The same in bfloat16 with float32 accumulation. B has VNNI layout. b.k and A's stride are even.
 using GemmBf16 = Gemm<BFloat16>*;
 
-// elementwise_of() selects by type.
 struct CellKernels : Elementwise<double, double>,
                      Elementwise<float, float>,
                      Elementwise<Half, float>,
@@ -109,7 +108,6 @@ constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
   return cell;
 }
 
-// gemms_f32_of() selects by B's type.
 struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
   CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells
@@ -135,7 +133,7 @@ const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
-// AVX-512 with BF16; null if not compiled.
+// Null if not compiled.
 GemmBf16 kernels_bf16();
 
 }  // namespace lltm::cpu

@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// In a later call, because no call waits for its kernels.
+// Called later, because no call waits for its kernels.
 void check_earlier_calls() {
   TORCH_CHECK(
       !take_failure(),

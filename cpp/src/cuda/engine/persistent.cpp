@@ -27,8 +27,6 @@ namespace {
 
 using at::Tensor;
 
-// ---- whether it runs, and with how many launches ----------------------------
-
 // Successive launches with at most `groups` groups each.
 struct RowPlan {
   int tiles;  // per group
@@ -81,8 +79,6 @@ const char* refused() {
   return "the GPU refused a launch";
 }
 
-// ---- launches -----------------------------------------------------------------
-
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
 
 // Adds as many of steps [first, last), in kernel order, as fit in one launch. Returns the first
@@ -107,7 +103,6 @@ size_t take_steps(
   return last;
 }
 
-// Queues the entire batch. Returns false if a launch was rejected.
 template <typename Args>
 bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
@@ -132,7 +127,6 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// Contiguous and aligned to 16 bytes.
 Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());
@@ -148,13 +142,10 @@ T* mutable_data(const Tensor& tensor) {
   return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
-// ---- forward ----------------------------------------------------------------
-
 struct PersistentTensors {
   Tensor output, h, c, activations;
 };
 
-// Returns false if a launch was rejected.
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
@@ -206,8 +197,6 @@ bool launch_forward_steps(
   return true;
 }
 
-// ---- backward ---------------------------------------------------------------
-
 template <typename T>
 StepMatrix<const T> step_matrix(const Tensor& tensor) {
   if (!tensor.defined()) return {};
@@ -217,7 +206,6 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
-// Returns false if a launch was rejected.
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,

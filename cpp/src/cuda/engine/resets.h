@@ -12,7 +12,7 @@ namespace lltm::cuda {
 
 class Resets {
  public:
-  // `reset` is bool, (T, B) or (N), or undefined.
+  // (T, B) or (N), bool, or undefined.
   explicit Resets(const at::Tensor& reset) {
     if (reset.defined()) flat_ = reset.reshape(-1);
   }
@@ -41,7 +41,6 @@ inline void restart(
   }
 }
 
-// No gradient flows to the state before a reset.
 inline void clear_gradients(const at::Tensor& dh, const at::Tensor& dc, const at::Tensor& anew) {
   dh.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);
   dc.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);

@@ -120,7 +120,6 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
   return "";
 }
 
-// Without autocast, autograd and warnings.
 class Apart {
  public:
   Apart() { state_.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }

@@ -9,7 +9,6 @@
 
 namespace lltm::cuda {
 
-// A single step, or a sequence with one of two engines.
 enum class Kernels { step, stepwise, persistent };
 
 // Null if the kernels match the ATen fallback, otherwise, after a warning, the reason not to use

@@ -1,4 +1,3 @@
-// Gradients after the backward steps, by GEMMs over all rows.
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,7 +14,6 @@ struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
 
-// Contiguous columns.
 inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
   return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
 }

@@ -46,7 +46,7 @@ Tensor padded_state(
   return padded;
 }
 
-// Outputs of the forward steps. States (B, H) are updated in place.
+// States (B, H) are updated in place.
 struct ForwardTensors {
   Tensor output, c, activations;
   Checkpoints checkpoints;

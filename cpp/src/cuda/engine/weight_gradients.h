@@ -22,7 +22,6 @@ class WeightGradientGemm {
       std::int64_t b_row,
       std::int64_t rows);
 
-  // After the last add().
   void finish();
 
  private:
@@ -31,8 +30,8 @@ class WeightGradientGemm {
   const Gemm& gemm_;
   at::Tensor c_;
   std::int64_t rows_per_product_, products_per_sum_;
-  at::Tensor sum_;             // partial sum, if C adds up partial sums
-  std::int64_t products_ = 0;  // added so far
+  at::Tensor sum_;  // partial sum, if C adds up partial sums
+  std::int64_t products_ = 0;
 };
 
 }  // namespace lltm::cuda

@@ -24,8 +24,6 @@ constexpr int kAccessBytes = 16;
 template <typename T>
 constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
-// ---- the index space --------------------------------------------------------
-
 // Few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
 // Allows 128 registers per thread: by default, the compiler targets more blocks and spills
@@ -36,7 +34,6 @@ constexpr int kResidentBlocks = 4;
 constexpr std::int64_t blocks_for(std::int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }
-// May exceed the number of pieces.
 LLTM_CELL_INLINE std::int64_t piece_of(std::int64_t block, int thread) {
   return block * kThreads + thread;
 }
@@ -57,8 +54,6 @@ LLTM_CELL_INLINE Position position(std::int64_t n, std::int64_t per_row) {
   const std::int64_t row = n / per_row;
   return {row, n - row * per_row};
 }
-
-// ---- memory -----------------------------------------------------------------
 
 // Moved by one instruction.
 template <typename T>
@@ -136,9 +131,6 @@ LLTM_CELL_INLINE void store(
   for (int j = 0; j < kWidth; ++j) y[j] = static_cast<T>(values[j]);
 }
 
-// ---- kernels ----------------------------------------------------------------
-
-// Arguments that support 16-byte accesses.
 struct ForwardAccess {
   bool gates, bias_ih, bias_hh, parameters, c, h_next, h_operand, c_next, activations;
 };
@@ -243,7 +235,6 @@ LLTM_CELL_INLINE void forward_at(
   });
 }
 
-// grad_c_prev may be grad_c.
 template <typename Cell, int kWidth, typename T, typename D>
 LLTM_CELL_INLINE void backward_at(
     const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {

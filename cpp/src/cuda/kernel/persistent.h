@@ -57,7 +57,7 @@ struct LaunchSteps {
   bool ascending;
   std::int64_t edge;  // start of the first step's rows, or their end if descending
   std::int64_t time;  // the first step's time step
-  // In an earlier launch; 0 rows if there is none.
+  // The step before, in an earlier launch; 0 rows if none.
   std::int64_t previous_offset, previous_rows;
   int runs;
   StepRun run[kMostRuns + 1];  // backward adds a step without rows
@@ -130,8 +130,6 @@ std::uint32_t* failure_word();
 bool take_failure();
 
 bool has_persistent_kernels(const CellInfo& cell);
-
-// Args is one of the two structs.
 
 // Thread blocks that the current device can run concurrently; 0 if it cannot run the kernel. A
 // launch with more blocks would never end and is rejected.

@@ -8,7 +8,6 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-// Polls before a timeout.
 #if !defined(LLTM_MOST_POLLS)
 #define LLTM_MOST_POLLS (1 << 21)
 #endif
@@ -122,7 +121,6 @@ auto page_of(CellList<Page, Others...>) {
   }
 }
 
-// Calls run(kernel, shared memory in bytes).
 template <int kId, typename Args, typename Run>
 auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
   using Page = decltype(page_of<kId>(PersistentCells()));

@@ -61,7 +61,7 @@ LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
-// The word for this lane's unit and the next lane's; valid in even lanes. Called by full warps.
+// This lane's and the next lane's units; valid in even lanes. Called by full warps.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
@@ -214,7 +214,7 @@ template <int kUnitsK>
 struct Weights {
   std::uint32_t a[kUnitsK][2][4];
 
-  // `units` rows, `k_size` elements apart; the remaining rows are zero.
+  // The remaining rows are zero.
   template <typename T>
   LLTM_CELL_INLINE void load(
       const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
@@ -458,7 +458,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
       for (int k = 0; k < kOfX; ++k) z[n][k] = gates[k * hidden];
     }
 
-    // From the previous step, or from h_0 if the row is new.
+    // The previous step's row, or h_0 if the row is new.
     const auto source = [&](int tile) -> Source<T> {
       const std::int64_t row = first_row + tile * kTileRows + lane / 4;
       if (row < step.previous_rows && row < step.rows) {
@@ -621,7 +621,7 @@ using BackwardUnitsK = std::conditional_t<
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
-// Calls body with the smallest sufficient number, as a constant.
+// The smallest sufficient number, as a constant.
 template <int... kUnitsK, typename Body>
 void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
   const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
@@ -638,7 +638,6 @@ void visit_tiles(int tiles, const Body& body) {
   }(std::make_index_sequence<std::size(kTileCounts)>());
 }
 
-// Calls body(units of K, tiles), both as constants.
 template <typename Page, typename Args, typename Body>
 void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
   using UnitsK = std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;

@@ -94,8 +94,6 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
       data, 0xFF, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.handle)));
 }
 
-// ---- kernels of a cell ------------------------------------------------------
-
 bool has_persistent_kernels(const CellInfo& cell) {
   return visit_persistent_cell(cell, [](auto) {});
 }

@@ -1,4 +1,3 @@
-// A custom cell's kernels for NVRTC.
 #pragma once
 
 #include "cuda/kernel/elementwise_kernels.h"

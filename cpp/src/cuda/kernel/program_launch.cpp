@@ -82,8 +82,6 @@ int compute_capability() {
          attribute(cudaDevAttrComputeCapabilityMinor);
 }
 
-// ---- the kernels ------------------------------------------------------------
-
 using Form = std::tuple<const CellPrograms*, ProgramType, ProgramType, int>;
 struct Kernels {
   CUfunction forward = nullptr, backward = nullptr;
