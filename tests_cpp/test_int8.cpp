@@ -1,5 +1,5 @@
-// GEMM of floats quantized to 8 bits, for each instruction set: quantization, exact products and
-// scales. Links only the kernels, without PyTorch.
+// GEMM of floats quantized to 8 bits: quantization, exact products and scales. Links only the
+// kernels.
 #include "cpu/kernel/int8.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -18,7 +18,7 @@
 namespace lltm::cpu {
 
 #if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();  // amx_emulation.h
+const Kernels* kernels_emulated_amx();
 #endif
 
 namespace {
@@ -57,8 +57,6 @@ INSTANTIATE_TEST_SUITE_P(
     Int8Kernel,
     testing::Values("default", "avx2", "avx512", "vnni", "amx", "emulated_amx", "dotprod", "i8mm"),
     [](const auto& info) { return info.param; });
-
-// ---- quantization -----------------------------------------------------------
 
 constexpr std::uint8_t kUntouched = 0x5A;
 
@@ -134,8 +132,6 @@ TEST_P(Int8Kernel, ValuesThatAreNotFiniteAreReportedWhereverTheyAre) {
   }
 }
 
-// ---- GEMMs ------------------------------------------------------------------
-
 // Random bytes, or the extreme values, for the largest sums.
 enum class Fill { kRandom, kLargest, kSmallest };
 
@@ -190,8 +186,7 @@ struct Problem {
   std::vector<Int8> b;
 };
 
-// C = A B or C += A B; the gaps are unchanged. Sums are exact: only the scales and the last
-// addition round.
+// Sums are exact: only the scales and the last addition round. The gaps must not change.
 void check_product(
     const Int8Kernels& kernels,
     std::int64_t rows,
@@ -258,7 +253,7 @@ TEST_P(Int8Kernel, TheLargestSumsDoNotOverflow) {
   }
 }
 
-// Excludes accumulation: CPUs without fused multiply-add round twice.
+// Without accumulation: CPUs without fused multiply-add round twice.
 TEST_P(Int8Kernel, ProductsAreTheSameBitsOnEveryCpu) {
   const Int8Kernels& others = kernels_default()->int8;
   for (const std::int64_t rows : {1, 5, 37}) {
