@@ -45,7 +45,6 @@ def engines(case: Case, chosen: Sequence[str]) -> list[str]:
     return [engine for engine in chosen if two or engine == "stepwise"]
 
 
-
 def timed(run: Callable[[], object], training: bool = False, engine: str = "stepwise") -> Sampler:
     """Times runs with events; a sample returns after the runs."""
 
@@ -100,7 +99,6 @@ def card(settings: Settings) -> Row:
         builds[f"product, {str(dtype).removeprefix('torch.')}"] = partial(product, dtype)
     amounts = {name: 2.0 * (size if name == "copy" else n**3) for name in builds}
     return measure("the card: copy of 1 GiB, products of 8192", builds, settings, amounts, "")
-
 
 
 def results(layer: Layer) -> dict[str, torch.Tensor]:
@@ -159,7 +157,6 @@ def faults(case: Case, engine: str) -> Iterator[str]:
         yield "other bits in a second run"
     if ran != engine:
         yield f"kernels that ran: {ran}"
-
 
 
 def compare(case: Case, settings: Settings, chosen: Sequence[str]) -> Row:

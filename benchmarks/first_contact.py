@@ -98,7 +98,6 @@ def stages(results: Path) -> list[Stage]:
     ]
 
 
-
 def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> Iterator[str]:
     """Yields output immediately; raises TimeoutError if the process takes too long."""
     assert process.stdout is not None
@@ -190,7 +189,6 @@ def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: boo
             print(f"{stage.name}: {', '.join(map(str, entry.values()))}", flush=True)
     good = ("done", "needs a GPU")
     return [stage.name for stage in chosen if known[stage.name]["state"] not in good]
-
 
 
 def main() -> None:

@@ -138,7 +138,7 @@ def gru_goal(case: Case, against: str) -> float | None:
 
 
 def chunk_goal(case: Case, against: str) -> float | None:
-    """For a chunk of a stream with prepacked weights."""
+    """The goal for a chunk of a stream with prepacked weights."""
     steps, batch = case.shape[:2]
     if against == READ and steps == batch == 1:
         return 0.80

@@ -130,7 +130,7 @@ def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
 
 
 def as_json(run: Run) -> str:
-    """A line per case."""
+    """JSON with a line per case."""
 
     def lines(entries: Mapping[str, object]) -> str:
         return ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())

@@ -95,7 +95,7 @@ def on_threads(count: int, build: Build) -> Sampler:
 
 
 def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
-    """With one thread and with all threads."""
+    """Measures one thread and all threads."""
     counts = thread_counts().items()
     for dtype in dtypes:
         products: dict[str, Build] = {

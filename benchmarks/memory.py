@@ -113,7 +113,6 @@ def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
     yield f"peak memory, {case}", text, Check(f"{OURS} / {PLAIN}", ratio, 0.5)
 
 
-
 def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iterator[str]:
     makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}

@@ -100,7 +100,7 @@ def by_baseline(measured: Mapping[Case, Row]) -> dict[tuple[str, str, str, str],
 
 
 def schedule(case: Case) -> list[str]:
-    """From a new process, because LLTM_SCHEDULE is read once per process."""
+    """Runs a new process, because LLTM_SCHEDULE is read once per process."""
     program = f"""
 import torch
 from lltm.benchmark.cases import Case

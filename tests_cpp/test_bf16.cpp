@@ -39,7 +39,7 @@ GemmBf16 find_gemm(const std::string& isa) {
   return kernels == nullptr ? nullptr : kernels->gemm_bf16_operands;
 }
 
-// Exact.
+// bfloat16 represents x exactly.
 BFloat16 bfloat16(float x) {
   return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
 }

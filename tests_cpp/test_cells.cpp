@@ -262,7 +262,7 @@ TEST_P(CellDtype, InferenceAndTrainingGiveTheSameValues) {
   EXPECT_TRUE(identical(cell(arguments), training));
 }
 
-// Enough for several threads.
+// Sizes for several threads.
 TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const Sizes& sizes : {Sizes{1, 33, 17, 70}, Sizes{1, 1, 17, 300}, Sizes{1, 500, 3, 10}}) {
     for (const int count : {2, 3}) check_threads(cell, count, of_.step(sizes)(1));
@@ -710,7 +710,7 @@ TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
   }
 }
 
-// By rows and by hidden units.
+// Threads divide rows or hidden units.
 TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const int count : {2, 3}) {
     for (const Sizes& sizes :

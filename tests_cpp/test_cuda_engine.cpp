@@ -264,7 +264,7 @@ class CudaStepwise : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
 
-// A step per chunk, several, and all.
+// Chunks of one step, of several, and of all.
 TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);

@@ -39,7 +39,7 @@ testing::AssertionResult is_near(T x, double expected) {
 
 constexpr float kUntouched = -77;
 
-// Gaps between rows; random or filled.
+// A matrix with gaps between rows, random or filled.
 template <typename T>
 class Values {
  public:

@@ -80,7 +80,7 @@ class PackedF32 : public F32Kernels {
       GTEST_SKIP() << "the baseline has none";
   }
 
-  // In chains of `chain` terms, with B in each storage type.
+  // Products in chains of `chain` terms, with B in each storage type.
   void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
     check_of<float>(m, n, k, chain, accumulate);
     check_of<Half>(m, n, k, chain, accumulate);

@@ -85,7 +85,7 @@ struct AlignedArray {
   std::vector<unsigned char> memory;
 };
 
-// Relative to the sum of the terms' magnitudes.
+// Error relative to the sum of the terms' magnitudes.
 double error_of(F32Format, int64_t k) {
   return static_cast<double>(k + 2) * 0x1p-24;
 }

@@ -44,7 +44,7 @@ Pair draw_pair(const std::string& cell) {
       draw(cell, /*reverse=*/false, /*bias=*/true), draw(cell, /*reverse=*/true, /*bias=*/false)};
 }
 
-// Without the second call's c_n.
+// Omits the second call's c_n.
 at::Tensor loss_of(const std::array<SequenceOutputs, 2>& results) {
   const auto& [output, h_n, c_n] = results[0];
   const auto& [other_output, other_h_n, other_c_n] = results[1];

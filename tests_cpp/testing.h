@@ -63,7 +63,7 @@ using Tensors = std::vector<at::Tensor>;
 // Returns a step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// In gradient order: of the LLTM, and of any cell.
+// Names in gradient order: of the LLTM, and of any cell.
 constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
 std::vector<const char*> argument_names(const Arguments& arguments);
 
@@ -76,7 +76,7 @@ Tensors sequence_of_packed(const Arguments& arguments, const at::Tensor& packed_
 
 using Stack = std::vector<c10::IValue>;
 Stack call(const char* name, Stack stack);
-// In schema order.
+// Arguments in schema order.
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
@@ -103,7 +103,7 @@ inline const std::type_info& kValueError = typeid(c10::ValueError);
 inline const std::type_info& kTypeError = typeid(c10::TypeError);
 inline const std::type_info& kRuntimeError = typeid(c10::Error);
 
-// Exactly this class and message.
+// Requires exactly this class and message.
 void expect_error(
     const std::function<void()>& call, const std::type_info& error, const std::string& text);
 
@@ -113,7 +113,7 @@ bool has_jumps(const Arguments& arguments);
 
 double epsilon(at::ScalarType dtype);
 
-// In PyTorch operations. torch.nn cells use ATen functions such as at::lstm_cell.
+// The same in PyTorch operations. torch.nn cells use ATen functions such as at::lstm_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
@@ -155,7 +155,7 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
-// Normally distributed.
+// Normally distributed values.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
@@ -252,7 +252,7 @@ Function against_the_steps(const Function& sequence);
 
 using Scalar = std::function<at::Tensor(const Tensors&)>;
 
-// Of the differentiable arguments and one weight per output.
+// A function of the differentiable arguments and one weight per output.
 Scalar weighted_sum(const Function& function, const Arguments& arguments);
 
 // The differentiable arguments and random weights.
@@ -262,7 +262,7 @@ Tensors weighted_sum_point(const Function& function, const Arguments& arguments,
 double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
 constexpr double kDerivativeTolerance = 1e-7;
 
-// Along a random direction. Apply twice for third derivatives.
+// The derivative along a random direction. Apply twice for third derivatives.
 Scalar derivative(const Scalar& function, uint64_t seed);
 
 // The same for forward mode: absolute error over all outputs.

@@ -137,7 +137,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def build_program(folder: Path) -> Path:
-    """With CMake, against the installed package."""
+    """Builds with CMake against the installed package."""
     configure = ["cmake", "-S", os.path.relpath(Path(__file__).parent), "-B", str(folder)]
     configure.append(f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}")
     if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():

@@ -75,7 +75,7 @@ class Results:
         ]
 
     def models(self, task: str) -> list[str]:
-        """In the order of timing."""
+        """Models in the order of timing."""
         return [model for model in self.seconds_per_update[task] if self.reported(task, model)]
 
     def test_values(self, task: str, model: str, updates: float | None = None) -> list[float]:

@@ -48,7 +48,7 @@ class Task:
     test: Batch
 
     def batch(self, seed: int, update: int) -> Batch:
-        """The same for every model."""
+        """The batch is the same for every model."""
         raise NotImplementedError
 
     def continues(self, update: int) -> bool:
@@ -59,7 +59,7 @@ class Task:
         raise NotImplementedError
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
-        """By default the loss."""
+        """The metric is the loss by default."""
         return self.loss(outputs, targets).item()
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def sources() -> list[str]:
-    """All in CMakeLists.txt except CUDA, and the bindings."""
+    """All sources in CMakeLists.txt except CUDA, and the bindings."""
     listed = re.findall(
         r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
     )

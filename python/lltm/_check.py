@@ -15,7 +15,7 @@ from torch.fx import Proxy
 
 from ._C import ArgumentError
 
-# In a call that torch.fx traces, a Proxy replaces a tensor.
+# A Proxy replaces a tensor in a call that torch.fx traces.
 TENSORS: Any = (Tensor, Proxy)
 
 # The product of two such sizes and the element size fits 64 bits.
@@ -74,7 +74,6 @@ def probability(where: str, name: str, value: Any) -> float:
 
 
 def no_projection(where: str, value: Any) -> None:
-    """Checks that proj_size is 0."""
     if any_integer(where, "proj_size", value) != 0:
         raise ArgumentError(
             f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
@@ -125,7 +124,7 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
 
 
 def like(where: str, name: str, value: Any, other_name: str, other: Any) -> None:
-    """Checks that a tensor has the shape, dtype and device of another tensor."""
+    """Checks for the shape, dtype and device of another tensor."""
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # proxies
         return
     shape(where, name, value, tuple(other.shape))
@@ -172,7 +171,7 @@ def of_operator(error: ValueError) -> ValueError:
     """Converts an operator's error to ArgumentError.
 
     Up to PyTorch 2.14, the binding has already converted it. From 2.15 on, PyTorch translates C++
-    errors before the binding can, and raises a plain ValueError.
+    errors first, to a plain ValueError.
     """
     if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
         return error

@@ -148,9 +148,6 @@ def _steps(
     return torch.cat(outputs).view(*input.shape[:-1], states[0].shape[1]), states
 
 
-# ---- functions ----------------------------------------------------------------------
-
-
 def step(
     cell: str,
     input: Tensor,
@@ -209,9 +206,6 @@ def _parameters(cell: str, *parameters: Any) -> Sequence[Any]:
 
 def _returned(states: Sequence[Tensor]) -> Any:
     return tuple(states) if len(states) > 1 else states[0]
-
-
-# ---- the modules --------------------------------------------------------------------
 
 
 class _Cell:

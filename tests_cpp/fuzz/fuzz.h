@@ -75,6 +75,6 @@ extern "C" {
 int LLVMFuzzerInitialize(int* argc, char*** argv);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed);
-// From libFuzzer.
+// Defined by libFuzzer.
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 }

@@ -175,7 +175,7 @@ LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
-// For x <= 0. Scaling by two factors rounds subnormal results correctly.
+// exp(x) for x <= 0. Scaling by two factors rounds subnormal results correctly.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
   using F = Format<T>;

@@ -19,14 +19,14 @@ Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   return (steps + (apart - 1)) / apart;
 }
 
-// Never if `every` is 0.
+// False if `every` is 0.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
 }
 
 class Checkpoints {
  public:
-  // For states like c (B, H).
+  // Allocates for states like c (B, H).
   Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
     if (every == 0) return;
     const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);

@@ -33,7 +33,7 @@ inline Weights weights_of(
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }
-// In new memory.
+// Concatenates in new memory.
 inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   const int rows = cell.joined_blocks();
   const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// In the form of the cell's layer, in new memory.
+// The weights in the layer's form, in new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {

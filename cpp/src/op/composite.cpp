@@ -86,7 +86,7 @@ Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
-// (rows), or undefined.
+// A reset mask (rows), or undefined.
 Tensor reset_of(const Tensor& reset, const Step& step) {
   return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
 }

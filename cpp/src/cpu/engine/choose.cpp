@@ -17,7 +17,7 @@
 namespace lltm::cpu {
 namespace {
 
-// Allowed by torch.backends.mkldnn.rnn.fp32_precision or a more general setting.
+// True if torch.backends.mkldnn.rnn.fp32_precision or a more general setting allows bfloat16.
 bool reduces_float32() {
   at::Context& context = at::globalContext();
   const auto precision = context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);

@@ -57,7 +57,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// For few steps: packing would dominate.
+// Used for few steps: packing would dominate.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)

@@ -55,7 +55,7 @@ void finish_block(
   elementwise<T, float>(cell).forward(part, 0, rows * width);
 }
 
-// For few rows: reading the weights dominates.
+// Used for few rows: reading the weights dominates.
 template <typename T>
 void step_by_products(
     const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {

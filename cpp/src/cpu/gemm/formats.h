@@ -67,8 +67,8 @@ struct RowFormat {
   // A (m, padded_k) from x (k, m).
   static bool pack_a_transposed(
       int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
-  // x (k, n) into B from row k0 and column n0 on, with zeros up to a multiple of 32 rows or to the
-  // end of B.
+  // Packs x (k, n) into B from row k0 and column n0 on, with zeros up to a multiple of 32 rows or
+  // to the end of B.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
   static bool pack_b_transposed(

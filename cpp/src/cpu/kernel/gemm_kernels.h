@@ -251,7 +251,7 @@ LLTM_CELL_INLINE void gemm_panel(
   }
 }
 
-// In vectors, with the fewest tiles.
+// The width, in vectors, with the fewest tiles.
 template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;

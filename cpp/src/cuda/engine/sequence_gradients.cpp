@@ -21,7 +21,7 @@ Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const 
   return d_input;
 }
 
-// In the compute dtype. h is the state before each step: rows in the output and in h_0.
+// Gradients have the compute dtype. h is the state before each step: rows in the output and in h_0.
 WeightGradients weight_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,

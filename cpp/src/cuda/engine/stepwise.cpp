@@ -29,7 +29,7 @@ namespace {
 
 using at::Tensor;
 
-// In a step's GEMM: for H, and for pre-activations or their gradients.
+// Row lengths in a step's GEMM: for H, and for pre-activations or their gradients.
 struct PaddedSizes {
   int64_t hidden, gates;
 

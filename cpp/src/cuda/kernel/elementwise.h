@@ -47,7 +47,7 @@ struct Stream {
   void* handle;
 };
 
-// Of the current device; both must stay current. Costs more than a launch: call it once per
+// The current device's stream; both must stay current. Costs more than a launch: call it once per
 // operator.
 Stream current_stream();
 

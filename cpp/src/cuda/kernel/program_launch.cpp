@@ -71,7 +71,7 @@ void need_context() {
   if (context == nullptr) C10_CUDA_CHECK(cudaSetDevice(c10::cuda::current_device()));
 }
 
-// 90 for 9.0.
+// Returns 90 for 9.0.
 int compute_capability() {
   const auto attribute = [](cudaDeviceAttr which) {
     int value = 0;
