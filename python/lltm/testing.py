@@ -116,7 +116,6 @@ def _problem(
     scale: float,
     seed: int,
 ) -> tuple[CustomLayer, Any, Any]:
-    """Returns a layer, its input and its initial state."""
     steps, batch, inputs, hidden = shape
     generator = torch.Generator().manual_seed(seed)
 

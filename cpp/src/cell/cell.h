@@ -50,7 +50,7 @@ struct CellInfo {
   const char* state_names[kMostStates] = {};
   const char* parameter_names[kMostParameters] = {};
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
-  bool forgets = false;                    // rounding errors in the states decay
+  bool forgets = false;                    // rounding errors in the states are known to decay
   const CellPrograms* programs = nullptr;  // of a custom cell, else null
   bool own_gradient = false;               // backward is not the derivative of forward
 

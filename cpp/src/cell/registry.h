@@ -29,7 +29,6 @@ class CellName {
 // Throws if unknown; the message begins with `op`.
 const CellInfo& get_cell(const char* op, const CellName& name);
 
-// Programs of a built-in cell are recorded from its definition.
 const CellPrograms& programs_of(const CellInfo& cell);
 
 }  // namespace lltm

@@ -1,4 +1,4 @@
-// The two matrices of cell.h for any form of weights, and their order of blocks and
+// The two matrices of cell.h for any form of weights, and reordering between blocks and
 // pre-activations.
 #pragma once
 

@@ -21,10 +21,10 @@ constexpr int64_t kElementwiseProducts = 100;
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
-// Maximum packed weights that every thread reads completely; for larger weights, threads have
-// separate blocks and a barrier per step, unless they have many rows. Three quarters of L2 leave
-// room for a step's rows. The minimum is measured with 1 MiB L2 (Zen 4): barriers cost 5 to 20 %
-// more than reading the rest from L3.
+// Maximum bytes of packed weights that every thread reads completely; for larger weights, threads
+// have separate blocks and a barrier per step, unless they have many rows. Three quarters of L2
+// leave room for a step's rows. The minimum is measured with 1 MiB L2 (Zen 4): barriers cost 5 to
+// 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }

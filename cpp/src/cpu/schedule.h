@@ -115,8 +115,8 @@ struct GradientGemmSchedule {
 GradientGemmSchedule schedule_gradient_gemm(
     const Machine& machine, GemmFormat format, int64_t m, int64_t n);
 
-// With so few elements, errors of the steps are not averaged out: unless they decay in the state,
-// accumulators are float64.
+// Rounding errors in the state need float64 accumulators: with so few elements, they are not
+// averaged out.
 inline bool has_few_elements(int64_t batch, int64_t hidden) {
   return batch <= 4 || hidden <= 16;
 }

@@ -68,8 +68,6 @@ struct SequenceOperator {
   }
 };
 
-// ---- the arguments of a call, and the saved state of its node -------------------
-
 template <typename Args, typename Visit>
 void for_each_member(const Args& args, const Visit& visit) {
   std::apply([&](const auto&... members) { (visit(members), ...); }, args.flat());
@@ -206,8 +204,6 @@ void append(std::tuple<Results...> results, variable_list& all) {
   std::apply([&](auto&... tensors) { (all.push_back(std::move(tensors)), ...); }, results);
 }
 
-// ---- the node of a call, or of two concurrent calls ------------------------------
-
 template <typename Op, size_t calls>
 struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op, calls>> {
   using Args = typename Op::Args;
@@ -293,8 +289,6 @@ auto record(const std::array<typename Op::Args, calls>& args) {
   }
   return outputs;
 }
-
-// ---- the kernels under the Autograd key ------------------------------------------
 
 template <typename Op>
 auto autograd(const typename Op::Args& args) {

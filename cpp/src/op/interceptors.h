@@ -49,7 +49,7 @@ class Interceptors {
   bool autograd() const { return autograd_; }
   // True in a torch.func transform or forward mode, for which the kernels have no derivatives.
   bool transform() const { return transform_; }
-  // Also false in dispatch mode, a tracer, autocast or with a Tensor subclass.
+  // False in a transform, dispatch mode, tracer or autocast, or with a Tensor subclass.
   bool at_most_autograd() const { return !transform_ && !other_; }
   bool none() const { return at_most_autograd() && !autograd_; }
 

@@ -1,4 +1,3 @@
-// AMX kernels: bf16x3 (bf16x3.h) and bfloat16 GEMM.
 #pragma once
 
 #include "cell/math.h"
@@ -17,8 +16,6 @@ LLTM_CELL_INLINE std::uint16_t* words(BFloat16x3* x) {
 LLTM_CELL_INLINE const std::uint16_t* words(const BFloat16x3* x) {
   return reinterpret_cast<const std::uint16_t*>(x);
 }
-
-// ---- packing ----------------------------------------------------------------
 
 // 32 floats, or a part of each.
 struct Group {
@@ -189,8 +186,6 @@ bool pack_b_transposed_bf16x3(
   return out_of_range == 0;
 }
 
-// ---- tiles ------------------------------------------------------------------
-
 constexpr std::int64_t kTileRows = 16;
 
 // The intrinsics accept only literal tile numbers; these wrappers accept constants.
@@ -286,8 +281,6 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
     body(TileRows{1, rest, 0});
   }
 }
-
-// ---- GEMM of bf16x3 -----------------------------------------------------------
 
 // A and B tiles hold one part of a group: 16 rows in A, a panel in B. Both have 1 KiB and are
 // addressed by their first part. Distances are in 16-bit words.
@@ -502,8 +495,6 @@ void gemm_bf16x3(
 
 constexpr Bf16x3Kernels kBf16x3Kernels = {
     gemm_bf16x3, pack_a_bf16x3, pack_a_transposed_bf16x3, pack_b_bf16x3, pack_b_transposed_bf16x3};
-
-// ---- GEMM of bfloat16 ---------------------------------------------------------
 
 // Groups have a tile's depth; strides are in bytes.
 struct Bf16Block {

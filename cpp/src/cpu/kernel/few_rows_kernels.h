@@ -1,4 +1,3 @@
-// Kernels of the small-batch engine and for weights in place.
 #pragma once
 
 #include "cell/cell.h"

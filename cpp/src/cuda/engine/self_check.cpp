@@ -35,7 +35,6 @@ double epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
 }
 
-// A test problem's results and gradients with a backend's functions.
 struct Problem {
   const CellInfo& cell;
   const at::TensorOptions options;
@@ -49,7 +48,7 @@ struct Problem {
   const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1);
   const OutputMask all = {true, true, true, true, true, true, true};
 
-  // Deterministic values between -scale and scale: the user's random generator is not used.
+  // Deterministic, without the user's random generator.
   Tensor values(at::IntArrayRef sizes, double scale) const {
     const Tensor numbers = at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble);
     return numbers.square().sin().mul(scale).view(sizes).to(options);

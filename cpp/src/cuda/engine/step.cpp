@@ -1,5 +1,4 @@
-// A single step. Forward: one or two GEMMs each for the input and h, then a kernel. Backward: a
-// kernel, then one or two GEMMs per gradient.
+// A single step: GEMMs, then a kernel; in backward, a kernel, then GEMMs.
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"

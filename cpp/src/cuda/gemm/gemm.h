@@ -45,7 +45,7 @@ Operand operand(const at::Tensor& tensor);
 Operand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 Operand transposed(const Operand& operand);
 
-// As above, with contiguous rows.
+// A 2-d tensor with contiguous rows, or its rows [begin, begin + count).
 Result result(const at::Tensor& tensor);
 Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 

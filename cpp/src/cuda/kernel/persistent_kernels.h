@@ -37,8 +37,6 @@ constexpr int kRecurrent = Page::kCell.h.count();
 template <typename Page, typename Args>
 constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Page> : 1;
 
-// ---- words ------------------------------------------------------------------
-
 // An absent word; a word holds two adjacent units.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
 
@@ -67,8 +65,6 @@ LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
   return bits | m.neighbor(bits) << 16;
 }
-
-// ---- steps ------------------------------------------------------------------
 
 struct StepCursor {
   bool ascending;
@@ -105,8 +101,6 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
     }
   }
 }
-
-// ---- work of a thread -------------------------------------------------------
 
 // Partial sums for two adjacent units, over a warp's K.
 struct alignas(8) Sums {
@@ -175,8 +169,6 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
 }
 
-// ---- timeouts -------------------------------------------------------------------
-
 // Limits how long a lane waits for a word, so that a lost word ends the kernel instead of hanging
 // it. Counts polls, because a clock continues while another process or a debugger interrupts the
 // kernel. Blocks may begin arbitrarily late if another stream occupies multiprocessors: a lane
@@ -199,8 +191,6 @@ struct Patience {
     return true;
   }
 };
-
-// ---- the recurrent GEMM -----------------------------------------------------
 
 // Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
 // B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a row of B are operands for two mma.
@@ -358,8 +348,6 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
   return (rows - first_row + kTileRows - 1) / kTileRows;
 }
 
-// ---- forward ----------------------------------------------------------------
-
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_bias(
     const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Page::kSlots]) {
@@ -486,8 +474,6 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   }
 }
 
-// ---- backward ---------------------------------------------------------------
-
 // Inputs that do not depend on other thread blocks.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_step(
@@ -606,10 +592,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   }
 }
 
-// ---- available kernels ------------------------------------------------------
-
-// Supported K per warp, in units of kWarpUnits. Forward (K is H) has a kernel for each number.
-// Backward's K is a multiple of H.
+// Supported K per warp, in units of kWarpUnits. Forward (K is H) has a kernel for each number,
+// backward, whose K is a multiple of H, only for some.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
