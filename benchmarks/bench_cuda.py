@@ -45,9 +45,6 @@ def engines(case: Case, chosen: Sequence[str]) -> list[str]:
     return [engine for engine in chosen if two or engine == "stepwise"]
 
 
-# ---- times -------------------------------------------------------------------
-
-
 def timed(run: Callable[[], object], training: bool = False, engine: str = "stepwise") -> Sampler:
     """Times runs with events; a sample returns after the runs."""
 
@@ -70,7 +67,7 @@ def layer_timer(make: Make, case: Case, engine: str = "stepwise") -> Sampler:
 
 
 def graph_timer(make: Make, case: Case) -> Sampler:
-    """Times the replay of a CUDA graph of a run."""
+    """Times the replay of a CUDA graph."""
     layer, graph = Layer(make, case), torch.cuda.CUDAGraph()
     current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
     stream.wait_stream(current)
@@ -87,7 +84,7 @@ def graph_timer(make: Make, case: Case) -> Sampler:
 
 
 def card(settings: Settings) -> Row:
-    """Measures the rates of the GPU: a copy, and GEMMs."""
+    """Measures the GPU's rates: a copy, and GEMMs."""
     size, n = 1 << 30, 8192
     # Random bytes, because the GPU compresses zeros.
     source = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
@@ -104,11 +101,7 @@ def card(settings: Settings) -> Row:
     return measure("the card: copy of 1 GiB, products of 8192", builds, settings, amounts, "")
 
 
-# ---- results -----------------------------------------------------------------
-
-
 def results(layer: Layer) -> dict[str, torch.Tensor]:
-    """Returns the output of a sequence and all gradients."""
     layer.forget_gradients()
     (output,) = layer.forward()
     layer.backward([output])
@@ -118,7 +111,7 @@ def results(layer: Layer) -> dict[str, torch.Tensor]:
 
 
 def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.Tensor]:
-    """Returns the results of another implementation with the same arguments and weights."""
+    """Results of another implementation with the same arguments and weights."""
     assert like.gradient is not None
     layer = Layer(make, like.case)
     layer.module.load_state_dict(like.module.state_dict())
@@ -131,7 +124,6 @@ def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.
 
 
 def engine_that_ran(run: Callable[[], object]) -> str:
-    """Returns the engine whose kernels ran."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
     names = [event.key for event in profile.key_averages() if "lltm_" in event.key]
@@ -140,7 +132,7 @@ def engine_that_ran(run: Callable[[], object]) -> str:
 
 
 def faults(case: Case, engine: str) -> Iterator[str]:
-    """Checks the results of an engine, and yields the errors."""
+    """Yields the errors of an engine's results."""
     case = replace(case, training=True)
     makes = contenders(case)
     theirs = makes[PLAIN if case.cell == "lltm" else f"nn.{case.yardstick}"]
@@ -167,11 +159,7 @@ def faults(case: Case, engine: str) -> Iterator[str]:
         yield f"kernels that ran: {ran}"
 
 
-# ---- the program -------------------------------------------------------------
-
-
 def compare(case: Case, settings: Settings, chosen: Sequence[str]) -> Row:
-    """Measures a case with the chosen engines."""
     makes = contenders(case, settings.compile)
     ours = makes.pop(OURS)
     builds: dict[str, Callable[[], Sampler]] = {

@@ -35,8 +35,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0  # limit for the first line: loading torch from a cold disk is slow
 
-# ---- the stages --------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -100,11 +98,8 @@ def stages(results: Path) -> list[Stage]:
     ]
 
 
-# ---- running them ------------------------------------------------------------
-
-
 def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> Iterator[str]:
-    """Yields the output of a process immediately; raises TimeoutError if it takes too long."""
+    """Yields output immediately; raises TimeoutError if the process takes too long."""
     assert process.stdout is not None
     end, heard_by, rest = time.monotonic() + limit, time.monotonic() + START_SECONDS, b""
     with selectors.DefaultSelector() as selector:
@@ -123,7 +118,7 @@ def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process group. Does not wait for processes that a driver blocks."""
+    """Does not wait for processes that a driver blocks."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -133,7 +128,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tests(said: Sequence[str]) -> dict[str, Any]:
-    """Returns the number of started tests of GoogleTest or pytest, and the tests without a pass."""
+    """The number of started tests of GoogleTest or pytest, and the tests without a pass."""
     words = "RUN|OK|PASSED|SKIPPED|FAILED|ERROR"
     named = re.compile(rf"\b({words})(?: +\] ([^\s,]+\.[^\s,]+)| (\S+\.py.*?) *(?: - .*)?$)")
     found = [(m[1], m[2] or m[3]) for m in map(named.search, said) if m]
@@ -143,7 +138,7 @@ def tests(said: Sequence[str]) -> dict[str, Any]:
 
 
 def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any]:
-    """Runs a stage, and returns its state and printed values."""
+    """Returns the stage's state and printed values."""
     figures: dict[str, Any] = {}
     said, begin, state = ["nothing"], time.monotonic(), "done"
     try:
@@ -175,7 +170,7 @@ def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any
 
 
 def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: bool) -> list[str]:
-    """Runs the stages in order, and returns the names of the failed stages."""
+    """Returns the names of the failed stages."""
     summary, end_at = results / "summary.json", time.monotonic() + seconds
     known: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
     with (results / "log.txt").open("a", buffering=1) as file:
@@ -194,9 +189,6 @@ def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: boo
             print(f"{stage.name}: {', '.join(map(str, entry.values()))}", flush=True)
     good = ("done", "needs a GPU")
     return [stage.name for stage in chosen if known[stage.name]["state"] not in good]
-
-
-# ---- the program -------------------------------------------------------------
 
 
 def main() -> None:

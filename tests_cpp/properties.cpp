@@ -83,8 +83,6 @@ void FormTest::check(
   }
 }
 
-// ---- all forms --------------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Properties);
 
 TEST_P(Properties, MatchesItsBaseline) {
@@ -136,7 +134,6 @@ Tensors in_double(Tensors tensors) {
   return tensors;
 }
 
-// Requires NaNs and infinities at the same positions.
 void expect_equally_finite(const Tensors& ours, const Tensors& expected, const char* what) {
   for (size_t k = 0; k < ours.size(); ++k) {
     EXPECT_TRUE(identical(ours[k].isnan(), expected[k].isnan())) << what << ' ' << k;
@@ -146,9 +143,9 @@ void expect_equally_finite(const Tensors& ours, const Tensors& expected, const c
 
 }  // namespace
 
-// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on.
-// Includes large batches, where an infinity can change every partial product. Uses double, because
-// PyTorch's 16-bit GEMMs may spread a NaN to the row above.
+// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on. In
+// large batches, an infinity can change every partial product. In double, because PyTorch's 16-bit
+// GEMMs may spread a NaN to the row above.
 TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
@@ -171,8 +168,6 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
     }
   }
 }
-
-// ---- sequences --------------------------------------------------------------
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SequenceProperties);
 
@@ -221,8 +216,6 @@ TEST_P(SequenceProperties, PackedArgumentsMayBeStridedInAnyWay) {
     });
   }
 }
-
-// ---- gradients --------------------------------------------------------------
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GradientProperties);
 
@@ -334,8 +327,6 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
   }
 }
 
-// ---- memory layouts ---------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostProperties);
 
 TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
@@ -396,8 +387,6 @@ TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
   });
 }
 
-// ---- higher-order derivatives, float64 --------------------------------------
-
 DerivativeProperties::DerivativeProperties() : form_(std::get<0>(GetParam())) {
   const auto [form, kind, reverse] = GetParam();
   const Sizes sizes = {4, 3, 2, 4};
@@ -430,7 +419,7 @@ TEST_P(DerivativeProperties, ThirdMatchesFiniteDifferences) {
   }
 }
 
-// Uses one result, so the gradients of others are undefined.
+// The other results' gradients are undefined.
 TEST_P(DerivativeProperties, SecondMatchesFiniteDifferencesForOneResult) {
   for (size_t used = 0; used < form_.baseline(arguments_).size(); ++used) {
     const Function one = [&](const Arguments& a) { return Tensors{form_.run(a)[used]}; };
@@ -461,8 +450,6 @@ TEST_P(DerivativeProperties, ForwardModeMatchesFiniteDifferences) {
   EXPECT_LT(forward_mode_error(form_.run, arguments_, 3), kDerivativeTolerance);
 }
 
-// ---- saved tensors ----------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AutogradProperties);
 
 namespace {
@@ -475,7 +462,7 @@ Arguments problem_of(const Form& form) {
 
 }  // namespace
 
-// Omits c, which is saved only in some calls.
+// Without c, which is saved only in some calls.
 TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
   const std::vector<const char*> names = argument_names(problem_of(GetParam()));
   for (size_t changed = 0; changed < names.size(); ++changed) {

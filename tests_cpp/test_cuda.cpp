@@ -1,5 +1,5 @@
-// Compares the operators on a GPU with the oracle; the baseline is PyTorch on the same GPU. A
-// separate program, skipped without a GPU.
+// The operators on a GPU; the baseline is PyTorch on the same GPU. A separate program, skipped
+// without a GPU.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -15,8 +15,8 @@
 namespace lltm_test {
 namespace {
 
-// Copies to the GPU with the same strides. The gradient is copied by element, because the gradient
-// of a strided copy would sum repeated elements.
+// Keeps the strides. The gradient is copied by element, because the gradient of a strided copy
+// would sum repeated elements.
 struct ToCuda : torch::autograd::Function<ToCuda> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
     const at::Tensor memory = at::empty({0}, tensor.options()).set_(tensor.storage());
@@ -41,7 +41,7 @@ Function on_cuda(const Function& function) {
   };
 }
 
-// Saves the time for parameter gradients.
+// Saves time.
 Function without_parameter_gradients(const Function& function) {
   return [=](Arguments arguments) {
     arguments.weights = arguments.weights.detach();
@@ -65,8 +65,6 @@ void check_states(const Function& ours, const Function& eager, const Problem& pr
       /*problems=*/1);
 }
 
-// ---- properties -------------------------------------------------------------
-
 template <bool kPersistent>
 std::shared_ptr<void> persistent() {
   return std::make_shared<PersistentSetting>(kPersistent);
@@ -85,7 +83,7 @@ Form cell_form() {
   form.step = true;
   return form;
 }
-// For the persistent engine, includes sizes that only the per-step engine supports.
+// The persistent engine's sizes include some that only the per-step engine supports.
 template <bool kPersistent>
 Form sequence_form() {
   Form form = on_cuda(kPersistent ? "persistent" : "stepwise", sequence, eager_sequence);
@@ -109,8 +107,6 @@ INSTANTIATE_FOR_SEQUENCES(SequenceProperties);
 INSTANTIATE_FOR_SEQUENCES(GradientProperties);
 INSTANTIATE_FOR_SEQUENCES(CudaSequence);
 #undef INSTANTIATE_FOR_SEQUENCES
-
-// ---- other sizes ------------------------------------------------------------
 
 TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, Sizes{1, 17, 9, 33}, Sizes{1, 1, 130, 130}}) {

@@ -199,8 +199,6 @@ void for_each_cell(const Body& body) {
   }
 }
 
-// ---- kernels ----------------------------------------------------------------
-
 template <typename Types>
 class CudaElementwise : public testing::Test {};
 
@@ -218,7 +216,7 @@ using AllKinds = testing::Types<
     Kinds<c10::BFloat16, float>>;
 TYPED_TEST_SUITE(CudaElementwise, AllKinds);
 
-// Values of one hidden unit, H apart. Omitted values are zero.
+// Values of a hidden unit, H apart. Omitted values are zero.
 template <typename T>
 void append(
     std::vector<Real>& to,
@@ -411,8 +409,8 @@ std::vector<Error> check_backward(
   return errors;
 }
 
-// Checks errors per case for built-in cells. Other cells and cells with one pre-activation are
-// checked over all cases, because a single value may cancel.
+// Checks errors per case for built-in cells, and over all cases for other cells and cells with one
+// pre-activation, because a single value may cancel.
 class Errors {
  public:
   Errors(const CellInfo& cell, std::vector<double> bounds)

@@ -1,5 +1,5 @@
 // The CUDA backend on the CPU, with simulated cuBLAS and kernels (cuda_on_host.cpp,
-// persistent_on_host.cpp). Uses the persistent engine for supported problems. See also
+// persistent_on_host.cpp). The persistent engine computes supported problems. See also
 // test_cuda_persistent.cpp and test_cuda_custom_cells.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
@@ -19,8 +19,6 @@
 
 namespace lltm_test {
 namespace {
-
-// ---- properties -------------------------------------------------------------
 
 template <bool kPersistent>
 std::shared_ptr<void> persistent() {
@@ -59,7 +57,7 @@ std::vector<Form> checkpointed_sequences() {
        .setting = persistent<false>});
 }
 constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
-// Omits float64, in which PyTorch is the oracle of other cells.
+// In float64, PyTorch is the other cells' oracle.
 constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr std::array kFloat64 = {at::kDouble};
 
@@ -79,8 +77,6 @@ LLTM_FORMS_OF(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
 // LLTM only: the test memory holds three rows.
 LLTM_FORMS_OF(Cuda, HostProperties, sequences<false>().front(), kDtypes);
 LLTM_FORMS_OF(CudaStep, HostProperties, steps().front(), kDtypes);
-
-// ---- steps and sequences ----------------------------------------------------
 
 class CudaStep : public FormTest {};
 class CudaSequence : public FormTest {};
@@ -152,9 +148,7 @@ TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
   }
 }
 
-// ---- requested gradients, below the operators -------------------------------
-
-// backward(mask) computes only the requested gradients, with the same values.
+// Only requested gradients, with the same values.
 template <typename Backward>
 void check_masks(const lltm::OutputMask& all, const Backward& backward) {
   const Tensors expected = backward(all);
@@ -259,8 +253,6 @@ TEST_P(CudaStep, AJoinedMatrixGivesTheSame) {
   expect_the_same(results, gradients);
 }
 
-// ---- cuBLAS and ATen calls of the per-step engine ---------------------------
-
 class CudaStepwise : public FormTest {
  protected:
   static lltm::SequenceResult forward(
@@ -272,7 +264,7 @@ class CudaStepwise : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
 
-// One step per chunk, several steps, and all.
+// Chunks of one step, of several, and of all.
 TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);
@@ -333,7 +325,7 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
     EXPECT_EQ(backward_30.unaligned, backward_3.unaligned);
     EXPECT_EQ(backward_30.operators, backward_3.operators);
     EXPECT_GT(forward_3.operators, 0);
-    // The input is the only forward operand that the engine cannot pad.
+    // Forward's only operand that the engine cannot pad.
     if (I == 16) {
       EXPECT_EQ(forward_30.unaligned, 0);
     } else if (I == 3) {
@@ -343,7 +335,7 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
 }
 
 // A single sum over all rows would have several times the permitted error. The baseline is the
-// rounded oracle instead of PyTorch, because MKL sums as inaccurately on some CPUs.
+// rounded oracle, because MKL sums as inaccurately on some CPUs.
 class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }

@@ -1,5 +1,5 @@
 // The persistent CUDA engine on the CPU (persistent_on_host.h): every cell and class of sizes, with
-// random schedules. Each test checks that the engine was used. See also test_cuda_engine.cpp.
+// random schedules. Each test checks that the engine was used.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
@@ -29,14 +29,12 @@
 namespace lltm_test {
 namespace {
 
-// ---- mma.m16n8k16 -------------------------------------------------------------
-
 template <typename T>
 class PersistentMma : public testing::Test {};
 using Types = testing::Types<c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentMma, Types);
 
-// Element i of a lane's fragment: column of A, row of B, as documented in PTX.
+// Element i of a lane's fragment, as documented in PTX: column of A, row of B.
 int column_of_a(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
 }
@@ -47,7 +45,7 @@ int row_of_b(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
 }
 
-// Small integers make every sum exact.
+// Sums of small integers are exact.
 TYPED_TEST(PersistentMma, IsAMatrixProduct) {
   using T = TypeParam;
   std::mt19937 random(1);
@@ -82,9 +80,7 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
   }
 }
 
-// ---- polls ------------------------------------------------------------------
-
-// A row of K units whose words appear during waits. Counts reads and waits.
+// A row of K units whose words appear during waits.
 template <int kUnitsK>
 struct PolledRow {
   static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits / 2;
@@ -108,7 +104,7 @@ struct PolledRow {
     return true;
   }
 
-  // Polls like a lane of the second warp. Missing words become NaN.
+  // As a lane of the second warp. Missing words become NaN.
   void poll() {
     const auto* const row = reinterpret_cast<const c10::Half*>(words);
     constexpr int kWarp = 1, kLane = 6;
@@ -185,8 +181,6 @@ TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
   EXPECT_EQ(row.waits, 2);
 }
 
-// ---- timeouts ---------------------------------------------------------------
-
 struct Launch {
   bool begun = true;
   bool all_have_begun() const { return begun; }
@@ -220,9 +214,7 @@ TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
   EXPECT_LT(polls, 103 * (lltm::cuda::Patience::kMostCounts + 1));
 }
 
-// ---- thread mapping ---------------------------------------------------------
-
-// Second slice of units, first group of rows.
+// In the second slice of units and the first group of rows.
 struct Thread {
   int number;
 
@@ -291,9 +283,6 @@ TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
   EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
-// ---- engine -----------------------------------------------------------------
-
-// Sets a variable until destroyed.
 template <typename T>
 class Temporarily {
  public:
@@ -321,7 +310,7 @@ Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorks
           .value());
 }
 
-// Uses gradients of ones.
+// The output gradients are ones.
 lltm::Gradients backward(const Arguments& a, const Tensors& results) {
   const CellArguments of_cell = operands(a);
   const at::Tensor ones = at::ones_like(results[0]), none;
@@ -368,7 +357,7 @@ class PersistentEngine : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
 
-// Full and partial slices of units, full and partial tiles of rows.
+// Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
        {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
@@ -523,8 +512,6 @@ TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
   }
 }
 
-// ---- supported problems -----------------------------------------------------
-
 TEST_P(PersistentEngine, TheLimitsOfHAreTheCells) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   EXPECT_EQ(lltm::cuda::most_hidden_forward(cell), form_.cell == "lstm" ? 1024 : 1536);
@@ -581,8 +568,6 @@ TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
   const PersistentSetting persistent(true);
   EXPECT_TRUE(lltm::cuda_persistent());
 }
-
-// ---- timeouts and launch failures -------------------------------------------
 
 // The launch continues after a step that never ran.
 TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
@@ -753,8 +738,6 @@ TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
   }
 }
 
-// ---- all kernels ------------------------------------------------------------
-
 // All results must have many elements.
 void check_one(const Arguments& a, int64_t expected_launches) {
   const PersistentSetting persistent(true);
@@ -772,8 +755,8 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
-// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Includes
-// other cells, whose backward K is another multiple of H.
+// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Other
+// cells' backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
   const auto [cell, size, tiles] = info.param;
@@ -809,7 +792,7 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   check_one(a, /*expected_launches=*/2);
 }
 
-// Forward supports larger sizes than backward, which uses the per-step engine.
+// Backward of these sizes uses the per-step engine.
 class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 

@@ -1,5 +1,5 @@
-// Tests that the CUDA backend detects defective kernels (cuda/engine/self_check.h) and uses PyTorch
-// operations instead.
+// The CUDA backend detects defective kernels (cuda/engine/self_check.h) and uses PyTorch operations
+// instead.
 #include "cell_arguments.h"
 #include "cell_program.h"
 #include "cuda/engine/engine.h"

@@ -39,7 +39,6 @@ const char* const kPythonOperators[] = {
     "lltm::_version",
 };
 
-// Composed of other operators, without separate kernels.
 const char* const kCompositions[] = {
     "lltm::_cell",
     "lltm::_instructions",
@@ -108,12 +107,9 @@ TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
   }
 }
 
-// ---- errors -----------------------------------------------------------------
-
 enum class Op { kCell, kSequence, kPacked };
 
-// A call with a wrong argument, for each class of C++ errors. Only C++ can pass an undefined
-// tensor.
+// Only C++ can pass an undefined tensor.
 struct WrongCall {
   const char* name;
   Op op;
@@ -165,7 +161,7 @@ Arguments right_arguments(Op op) {
   }
 }
 
-// Calls the C++ function, and the operator used by Python and TorchScript.
+// The C++ function, and the operator, as Python and TorchScript call it.
 void call_function(Op op, const Arguments& a) {
   op == Op::kCell ? cell(a) : sequence(a);
 }
@@ -205,8 +201,6 @@ TEST(Errors, OfAnUnknownCellNameThoseThatThereAre) {
       "lltm::step: expected cell to be one of " + names +
           " or the text of a cell's program, got 'unknown'");
 }
-
-// ---- autocast ---------------------------------------------------------------
 
 TEST(DispatchAutocast, AppliesToTheModules) {
   at::manual_seed(1);

@@ -1,5 +1,5 @@
-// Compares the element-wise part of each cell with its cell definition in float64 and checks that
-// other memory is unchanged. Links only the kernels, without PyTorch.
+// Compares each cell's element-wise part with its cell definition in float64 and checks that other
+// memory is unchanged. Links only the kernels.
 #include "cell/cells.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/table.h"
@@ -61,7 +61,7 @@ class Values {
   std::vector<T> data_;
 };
 
-// An operand of the next GEMM. `holds` returns true if an element is the stored x.
+// The next GEMM's operand. `holds`: an element is the stored x.
 template <typename G>
 struct Operand {
   Operand(std::int64_t rows, std::int64_t columns) : values(rows, columns) {}
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512"),
     [](const auto& info) { return info.param; });
 
-// Hidden units of a layer: pre-activations are further apart than the block width.
+// Pre-activations are further apart than the block width.
 std::int64_t layer_hidden_of(std::int64_t hidden) {
   return hidden + 5;
 }

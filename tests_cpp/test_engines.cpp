@@ -57,7 +57,7 @@ std::vector<ForwardSchedule> forward_schedules(
   return schedules;
 }
 
-// If true, tests only AMX GEMMs: emulation changes nothing else.
+// Emulation changes nothing but AMX GEMMs.
 const bool kMatrixUnitOnly = std::getenv("LLTM_EMULATED_AMX") != nullptr;
 
 std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {

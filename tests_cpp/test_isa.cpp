@@ -1,4 +1,4 @@
-// Checks that each run per instruction set (CMakeLists.txt) uses the named CPU kernels.
+// Each run per instruction set (CMakeLists.txt) uses the named CPU kernels.
 #include "cpu_features.h"
 
 #include <lltm/version.h>

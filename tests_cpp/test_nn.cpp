@@ -37,7 +37,6 @@ using lltm::State;
 const lltm::Cell kDuo = lltm::Cell::parse(kDuoText);
 constexpr int64_t kInputSize = 3, kHiddenSize = 5;
 
-// True if the options contain a custom cell.
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
@@ -104,8 +103,6 @@ void expect_allclose(const Tensors& ours, const Tensors& expected, double tolera
   }
 }
 
-// ---- modules of every cell --------------------------------------------------
-
 template <typename LayerImpl, typename StepImpl>
 struct ModulesOf {
   using Layer = LayerImpl;
@@ -140,7 +137,6 @@ class Modules : public testing::Test {
   static lltm::CellOptions step_options() { return options_of<lltm::CellOptions, StepImpl>(); }
   static Layer layer(const lltm::LayerOptions& given = options()) { return Layer(given); }
 
-  // Layer options passed on by modules.
   static std::vector<lltm::LayerOptions> some_options() {
     return {
         options(),
@@ -159,7 +155,6 @@ class Modules : public testing::Test {
     return o.num_layers() * (o.bidirectional() ? 2 : 1);
   }
 
-  // Calls the operator `layer` with the module's parameters and options.
   Tensors by_operator(
       const Layer& layer,
       const Tensor& input,
@@ -623,8 +618,6 @@ TYPED_TEST(Modules, DropoutOfASingleLayerWarnsThatItDoesNothing) {
   EXPECT_EQ(warnings.texts.size(), 1);
 }
 
-// ---- single cells -----------------------------------------------------------
-
 TEST(ModuleParameters, HaveTheNamesAndShapesOfThePythonModules) {
   EXPECT_EQ(shapes_of(*lltm::LLTMCell(3, 5)), Named({{"weights", {15, 8}}, {"bias", {15}}}));
   lltm::LLTMCell without(lltm::CellOptions(3, 5).bias(false));
@@ -687,7 +680,7 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
-// Tests lltm/ops.h with several states, and errors in their number, shape and dtype.
+// lltm/ops.h with several states, and errors in their number, shape and dtype.
 TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   lltm::CustomCell cell(kDuo, kInputSize, kHiddenSize);
   lltm::CustomLayer layer(kDuo, kInputSize, kHiddenSize);
@@ -733,7 +726,7 @@ TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantized) {
   EXPECT_THROW(lltm::CustomLayer(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }
 
-// lltm's module loads the file saved by torch::nn's and returns the same results.
+// lltm's module loads torch::nn's file and returns the same results.
 template <typename Ours, typename Theirs>
 void expect_torch_nn(Ours ours, Theirs theirs, const Tensor& input) {
   ASSERT_EQ(shapes_of(*ours), shapes_of(*theirs));
@@ -791,8 +784,6 @@ TEST(TorchNn, WrongProjectionsAreNamed) {
       kValueError,
       "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got 0.5");
 }
-
-// ---- lltm::Cell -------------------------------------------------------------
 
 TEST(CustomCell, SaysWhatItsTextSays) {
   EXPECT_EQ(kDuo.name(), "duo");

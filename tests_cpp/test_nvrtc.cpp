@@ -1,5 +1,5 @@
-// Compiles the kernels of custom cells with NVRTC, as on a user's system; needs no GPU.
-// test_cuda_elementwise.cpp tests their results.
+// Compiles the kernels of custom cells with NVRTC, without a GPU. test_cuda_elementwise.cpp tests
+// their results.
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/elementwise_kernels.h"
@@ -47,7 +47,6 @@ class ProgramKernels : public testing::TestWithParam<std::tuple<std::string, Kin
  protected:
   const CellInfo& cell() const { return *find_cell(std::get<0>(GetParam())); }
   const Kind& kind() const { return std::get<1>(GetParam()); }
-  // Returns the hidden units per thread of the launched kernels.
   std::vector<int> widths() const {
     const int hidden = 64;  // any size whose rows consist of full accesses
     const bool fits = kind().width == 2   ? fits_wide<double>(cell(), hidden)
@@ -65,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::get<1>(info.param).name;
     });
 
-// Returns static assertions that the host and NVRTC use the same argument layout, for any tensors:
+// Static assertions that the host and NVRTC use the same argument layout, for any tensors:
 // signatures do not contain sizes.
 std::string layouts_of(const Kind& kind) {
   const auto same = [](const std::string& type, size_t size) {

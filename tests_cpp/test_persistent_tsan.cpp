@@ -1,6 +1,5 @@
-// The persistent kernels under the thread sanitizer, with a CPU thread per thread block. Without
-// ATen, so that the sanitizer instruments the entire program. Results must be bitwise identical
-// with a single thread's.
+// The persistent kernels under the thread sanitizer, with a CPU thread per thread block, compared
+// bitwise with a single thread. Without ATen, so that the sanitizer instruments the entire program.
 #include "persistent_on_host.h"
 
 #include <c10/util/BFloat16.h>

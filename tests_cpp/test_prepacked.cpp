@@ -31,7 +31,7 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
 
   static const char* cell() { return std::get<0>(GetParam()); }
 
-  // Copies to separate memory that ends after the bytes.
+  // Separate memory that ends after the bytes.
   static Tensor copy(const Tensor& bytes) { return bytes.clone(); }
 
   Header header() const {
@@ -45,7 +45,6 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
     return forged;
   }
 
-  // Returns true if a sequence accepts these weights. Checks the result shapes.
   bool takes(const Tensor& weights) const {
     try {
       EXPECT_EQ(sequence_of_packed(a_, weights)[0].sizes(), at::IntArrayRef({3, 5, 35}));

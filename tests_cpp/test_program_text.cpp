@@ -25,8 +25,6 @@ namespace {
 using lltm_test::run_program;
 using lltm_test::text_of_page;
 
-// ---- built-in cells ---------------------------------------------------------
-
 void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
   for (size_t k = 0; k < values.size(); ++k) {
@@ -112,8 +110,6 @@ TYPED_TEST(PageProgram, IsThatOfItsText) {
   expect_same(cell->programs.backward, recorded.programs().backward);
 }
 
-// ---- meaning of a text ------------------------------------------------------
-
 const std::string kBase =
     "lltm-cell 1\n"
     "name base\n"
@@ -146,8 +142,7 @@ std::string replaced(const std::string& from, const std::string& to) {
   return std::string(kBase).replace(at, from.size(), to);
 }
 
-// Reports whether a cell with z.i, h, c and p forgets. `value` is the next state; `before` precedes
-// it.
+// True if a cell with z.i, h, c and p forgets. `value` is the next state; `before` precedes it.
 bool forgets(const std::string& before, const std::string& value) {
   return parse_cell(
              "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\nstate c 0\nparameter p 0\n"
@@ -314,9 +309,7 @@ TEST(CellText, TakesEveryOperation) {
   }
 }
 
-// ---- code -------------------------------------------------------------------
-
-// Returns the code of base with this forward. h', c' are outputs 7, 8; constants follow.
+// The code of base with this forward. h', c' are outputs 7, 8; constants follow.
 std::vector<std::array<int, 5>> code_of(const std::string& assignments, const char* save = "save") {
   std::string text = replaced("a = sigmoid z.i\nb = multiply z.n_x z.n_h\nc' = multiply a c\n", "");
   text.replace(text.find("h' = add b p\n"), 13, assignments);
@@ -483,7 +476,7 @@ TEST(CellCode, UsesRegistersAgain) {
   EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
 }
 
-// Returns sums of `count` exponentials that are all live at once.
+// Sums of `count` exponentials that are all live at once.
 std::string wide(int count) {
   std::string text;
   for (int k = 0; k < count; ++k) {
@@ -505,8 +498,6 @@ TEST(CellCode, NeedsAtMostAllRegisters) {
   EXPECT_EQ(cell->programs.forward.registers, Program::kMostRegisters);
   EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [] { return -0.5; }), "");
 }
-
-// ---- wrong texts ------------------------------------------------------------
 
 std::string error_of(const std::string& text) {
   try {

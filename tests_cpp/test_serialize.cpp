@@ -95,8 +95,6 @@ class Serialize : public testing::Test {
 
 using StateDict = Serialize;
 
-// ---- round trips ------------------------------------------------------------
-
 class SerializeDtype : public Serialize, public testing::WithParamInterface<at::ScalarType> {};
 
 constexpr at::ScalarType kEveryDtype[] = {
@@ -205,8 +203,6 @@ TEST_F(Serialize, LoadedTensorsOwnTheirMemory) {
   EXPECT_TRUE(identical(loaded.at("y"), at::ones({3})));
 }
 
-// ---- file contents ----------------------------------------------------------
-
 TEST_F(Serialize, WritesWhatTheFormatSays) {
   lltm::save_safetensors(
       {{"a", at::tensor({1, 2, 3}, at::kByte)},
@@ -268,8 +264,6 @@ TEST_F(Serialize, ReadsAFileWithoutTensors) {
   write(contents("{}"));
   EXPECT_TRUE(lltm::load_safetensors(path()).empty());
 }
-
-// ---- write errors -----------------------------------------------------------
 
 TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   write("what was there before, which is longer than nothing");
@@ -344,7 +338,7 @@ TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
   EXPECT_EQ(files().size(), 1);
 }
 
-// Limits the file size. A large tensor is partly written, a small tensor not at all.
+// The file size is limited. A large tensor is partly written, a small tensor not at all.
 TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);
@@ -423,8 +417,6 @@ TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
   EXPECT_EQ(read(), before);
 }
 
-// ---- read errors ------------------------------------------------------------
-
 TEST_F(Serialize, LoadingNoFileNamesThePath) {
   expect_error(
       [&] { lltm::load_safetensors(path()); },
@@ -450,7 +442,6 @@ void PrintTo(const MalformedFile& file, std::ostream* stream) {
 
 class Malformed : public Serialize, public testing::WithParamInterface<MalformedFile> {};
 
-// Headers.
 std::string one_tensor(const std::string& value) {
   return contents("{\"x\":" + value + "}");
 }
@@ -532,7 +523,6 @@ const MalformedFile kMalformedFiles[] = {
      "expected an array as shape in tensor \"x\", got an object"},
     {"DeepShape", of_shape("[[1]]"), kNotASize + "an array"},
 
-    // Tensors and their fields.
     {"TensorOfNull", one_tensor("null"), kNotATensor + "null"},
     {"TensorOfTrue", one_tensor("true"), kNotATensor + "a boolean"},
     {"TensorOfANegativeNumber", one_tensor("-1"), kNotATensor + "a negative number"},
@@ -564,7 +554,6 @@ const MalformedFile kMalformedFiles[] = {
     {"DtypeThatIsNoText", one_tensor(R"({"dtype":32,"shape":[0],"data_offsets":[0,0]})"),
      "expected text as dtype in tensor \"x\", got the number 32"},
 
-    // Shapes.
     {"ShapeThatIsNoArray", contents(header_of("U8", "3", "[0,3]"), "123"),
      "expected an array as shape in tensor \"x\", got the number 3"},
     {"SizeBelowZero", of_shape("[-1]"), kNotASize + "a negative number"},
@@ -600,7 +589,6 @@ const MalformedFile kMalformedFiles[] = {
     {"EmptyTensorWithBytes", contents(header_of("F32", "[3,0]", "[0,4]"), "1234"),
      "expected 0 bytes of tensor \"x\", F32 of shape (3, 0), got data_offsets of 4"},
 
-    // Offsets.
     {"OneOffset", of_offsets("[0]"), kNoPair + "[0]"},
     {"NoOffset", of_offsets("[]"), kNoPair + "[]"},
     {"ThreeOffsets", of_offsets("[0,1,2]"), "expected two data_offsets of tensor \"x\", got more"},
@@ -616,7 +604,6 @@ const MalformedFile kMalformedFiles[] = {
      "expected 4 bytes after the header, got a file with 5"},
     {"EmptyTensorOutsideTheData", contents(header_of("U8", "[0]", "[7,7]")), not_next("x", 0, 7)},
 
-    // Metadata.
     {"MetadataThatIsNoObject", contents(R"({"__metadata__":null})"),
      "expected an object in __metadata__, got null"},
     {"MetadataOfANumber", contents(R"({"__metadata__":{"a":1}})"),
@@ -670,8 +657,6 @@ TEST_F(Serialize, AHeaderLongerThanTheLimitIsRefused) {
       "lltm::load_safetensors: " + path() +
           ": expected a header of at most 100000000 bytes, got a length of 100000001");
 }
-
-// ---- modules --------------------------------------------------------------
 
 lltm::LLTM layer_of(uint64_t seed) {
   torch::manual_seed(seed);

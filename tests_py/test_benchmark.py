@@ -39,8 +39,6 @@ CELLS = RUN / "layers.json"
 README = (support.ROOT / "README.md").read_text()
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
-# ----- Measuring ---------------------------------------------------------------
-
 
 def sampler() -> Sampler:
     return lambda iterations: {"": 1.0}
@@ -74,7 +72,7 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_a_turn_begins_when_no_other_thread_runs(
     spins: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses a simulated clock; another thread spins until a time on it."""
+    """The clock is simulated; another thread spins until a time on it."""
     now = 0.0
     calls: list[float] = []
 
@@ -91,9 +89,6 @@ def test_a_turn_begins_when_no_other_thread_runs(
     monkeypatch.setattr(timing, "others_run", lambda: now < spins)
     timing.wake(call)
     assert calls == [pytest.approx(min(spins, 1.0), abs=0.0011)]
-
-
-# ----- Implementations ----------------------
 
 
 @pytest.fixture
@@ -138,7 +133,7 @@ def test_a_runtime_that_is_not_installed_is_named(
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
 def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: Shape) -> None:
-    """Compares LLTM implementations only if their arithmetic matches."""
+    """Only implementations whose arithmetic matches are compared."""
     case = Case(shape, training=True, cell=cell)
     found = {name: Layer(make, case) for name, make in contenders(case).items()}
     ours = found[OURS]
@@ -190,9 +185,6 @@ def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: 
     torch.testing.assert_close(loop(x, None)[0], ours(x, None)[0])
 
 
-# ----- Bounds and goals ---------------------------------------------------------
-
-
 def test_the_bound_is_the_longer_of_both_times() -> None:
     products = 3 * 5 * (4 + 5)  # multiply-adds of a batch element; weight elements
     step, sequence = Case((3, 4, 5), training=True), Case((7, 3, 4, 5), training=True)
@@ -228,8 +220,6 @@ def test_ratios_and_shares_are_compared_with_goals() -> None:
     assert sequence_goal(Case((60, 33, 100, 200), cell="gru"), f"{ONNX_RUNTIME} GRU") == 0.42
     assert sequence_goal(Case((7, 2, 3, 4), cell="gru"), "nn.GRU") is None
 
-
-# ----- The programs -------------------------------------------------------------
 
 SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--json", "out.json"]
 
@@ -272,7 +262,7 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
 
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
-    """Models with several inputs and a shared GRU are included."""
+    """Includes several inputs and a shared GRU."""
     page = (support.ROOT / "docs/performance.md").read_text()
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
@@ -380,9 +370,6 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
 
 
-# ----- Documented results ---------------------------------------------------------
-
-
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
     """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
     pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
@@ -394,7 +381,6 @@ def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
-    """The tables include the stored figures."""
     page = (support.ROOT / "docs/benchmarks.md").read_text()
     command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
     options = parser("", None).parse_args(command.split())

@@ -23,7 +23,7 @@ from lltm.benchmark.cases import Case
 
 
 def saved(run: Callable[[], object]) -> list[Tensor]:
-    """Tensors saved by autograd, except parameters and arguments."""
+    """Excludes parameters and arguments."""
     found: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -68,9 +68,6 @@ def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> No
     plain = peak_memory("lltm", case)
     assert plain > 1000 * 16 * 4 * 128 * 4
     assert peak_memory("lltm", case, checkpoint_steps=32) < plain / 2
-
-
-# ----- a layer ---------------------------------------------------------------
 
 
 def test_a_layer_calls_the_operators() -> None:
@@ -121,12 +118,7 @@ def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None
     assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # both directions
 
 
-# ----- transforms and compilers -----------------------------------------------
-
-
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Function of the selected arguments."""
-
     def run(*values: Tensor) -> tuple[Tensor, ...]:
         given = a
         for name, value in zip(names, values, strict=True):

@@ -26,7 +26,7 @@ needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotl
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Imports the scripts; removes their generic module names afterwards."""
+    """Removes the scripts' generic module names afterwards."""
     monkeypatch.syspath_prepend(FOLDER)
     before = set(sys.modules)
     yield
@@ -40,8 +40,6 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-# ---- tasks and runs -------------------------------------------------------------
-
 TASKS = [
     "adding-200",
     "characters",
@@ -52,7 +50,6 @@ TASKS = [
 
 
 def perfect(task: Any, targets: Tensor) -> Tensor:
-    """Outputs of a perfect model."""
     if task.outputs == 1:
         return targets.unsqueeze(1)
     return 1e4 * torch.nn.functional.one_hot(targets, task.outputs).float()
@@ -165,11 +162,8 @@ def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
         assert ours.update() == pytest.approx(theirs.update(), rel=1e-5)
 
 
-# ---- sweep and stored results -------------------------------------------------
-
-
 def sweep(errors: dict[int, float]) -> list[int]:
-    """All rates that a sweep tries, in order."""
+    """The rates, in order."""
     compare = module("compare")
     tried: list[int] = []
     while new := compare.next_exponents({e: errors[e] for e in tried}, (-6, -5, -4), (-10, -2)):
@@ -223,9 +217,6 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     assert read.equal_seconds("adding-200") == 0.25
     read.save(path)
     assert results.Results.load(path) == read
-
-
-# ---- the command and the page ---------------------------------------------------
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def array(values: Tensor) -> str:
 
 
 def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
-    """Statements that print forward and backward results."""
+    """Prints forward and backward results."""
     header = Program.read(cell.text)
     states, own = numbers["states"], numbers["parameters"]
     plain = "StepForward" in cell.cpp_source
@@ -218,11 +218,8 @@ def test_a_page_is_built_in_as_contributing_says(
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- explain ------------------------------------------------------------------------------
-
-
 def sections(cell: lltm.Cell) -> dict[str, str]:
-    """Section texts without the first sentence."""
+    """Texts without the first sentence."""
     form = r"^==== (\w+): (\w+)\n(.*?)\n\n(.*?)\n(?=\n====|\Z)"
     found = re.findall(form, cell.explain(), re.MULTILINE | re.DOTALL)
     assert {name for _, name, _, _ in found} == {cell.name}

@@ -39,7 +39,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Parametrizes the sequence engine; float32 and float64 always use the per-step engine."""
+    """float32 and float64 always use the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 
@@ -49,7 +49,7 @@ def on_gpu(arguments: Arguments, device: str = "cuda") -> Arguments:
 
 
 def run(arguments: Arguments) -> tuple[Tensor, ...]:
-    """Outputs and gradients of a sequence, for output gradients of ones."""
+    """The output gradients are ones."""
     leaves = arguments.leaves()
     outputs = support.sequence_outputs(lltm.functional, leaves)
     gradients = torch.autograd.grad(
@@ -60,9 +60,6 @@ def run(arguments: Arguments) -> tuple[Tensor, ...]:
 
 def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
-
-
-# ---- values -----------------------------------------------------------------
 
 
 @each_dtype
@@ -140,7 +137,7 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
-    """Number of launches of each kernel."""
+    """Launches of each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
@@ -296,11 +293,8 @@ def test_second_derivatives_work() -> None:
     assert torch.autograd.gradgradcheck(function, a.tensors())
 
 
-# ---- custom cells ---------------------------------------------------------------
-
-
 def error(results: list[Tensor], exact: list[Tensor]) -> float:
-    """Largest error relative to the largest element."""
+    """Error relative to the largest element."""
     return max(
         ((y.detach().double().cpu() - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
         for y, e in zip(results, exact, strict=True)
@@ -309,7 +303,6 @@ def error(results: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def trained(module: Any, input: Tensor) -> list[Tensor]:
-    """Results and gradients of a layer or step."""
     input = input.detach().requires_grad_()
     output, *states = forms.tensors(module(input))
     loss = (output * output).sum() + sum(state.sum() for state in states)
@@ -318,7 +311,7 @@ def trained(module: Any, input: Tensor) -> list[Tensor]:
 
 
 def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Checks that the GPU is as accurate as the CPU."""
+    """The GPU is as accurate as the CPU."""
     module = module.to(dtype)
     input = torch.randn(shape, dtype=dtype)
     exact = trained(copy.deepcopy(module).double(), input.double())
@@ -390,9 +383,6 @@ def test_custom_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.Monke
     assert {"lltm_forward", "lltm_backward"} <= names.keys()
 
 
-# ---- registration -----------------------------------------------------------
-
-
 def opcheck(op: Any, *arguments: Any) -> None:
     pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
     assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
@@ -436,9 +426,6 @@ def test_errors_are_those_of_the_cpu() -> None:
     sizes = torch.full((5,), 3, device="cuda")
     with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
         ops.sequence(*replace(a, input=a.input.flatten(0, 1)).operands(), batch_sizes=sizes)
-
-
-# ---- streams, graphs, devices -----------------------------------------------
 
 
 @each_engine
@@ -502,7 +489,6 @@ def test_the_current_stream_is_used(dtype: torch.dtype) -> None:
 def captured(
     work: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """A CUDA graph of `work` and its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -116,7 +116,6 @@ def test_training_with_checkpoints_is_not_decomposed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
-    """Covers training outputs and gradients."""
     table, ops = support.decompositions(), torch.ops.lltm
     ours, eager = support.Errors(), support.Errors()
     for _ in range(4):

@@ -24,9 +24,6 @@ def pair(options: dict[str, Any]) -> tuple[lltm.LLTM, nn.LSTM]:
     return lltm.LLTM(3, 5, **options), nn.LSTM(3, 5, **options)
 
 
-# ----- arguments -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(lltm.LLTM, nn.LSTM), (lltm.LLTMCell, nn.LSTMCell)], ids=["layer", "cell"]
 )
@@ -94,9 +91,6 @@ def test_a_device_may_be_a_number() -> None:
         lltm.LLTM(3, 5, device=0)
 
 
-# ----- attributes ------------------------------------------------------------
-
-
 def test_attributes_say_what_it_is() -> None:
     for layer in (lltm.LLTM(3, 5), lltm.LLTM(3, 5).prepack()):
         assert (layer.mode, layer.proj_size) == ("LLTM", 0)
@@ -128,8 +122,6 @@ def test_slices_of_the_weights_multiply_the_state_and_the_input() -> None:
     torch.testing.assert_close(c_n[0], c_next)
     torch.testing.assert_close(h_n[0], c_next.tanh() * o.sigmoid())
 
-
-# ----- methods ---------------------------------------------------------------
 
 METHODS = [
     "check_forward_args",
@@ -197,9 +189,6 @@ def test_states_are_permuted_as_nn_lstm_s() -> None:
         ours.permute_hidden(state, order), lstm.permute_hidden(state, order), rtol=0, atol=0
     )
     assert ours.permute_hidden(state, None) is state
-
-
-# ----- packed sequences without steps ----------------------------------------
 
 
 def test_an_empty_packed_sequence_with_an_order_has_its_rows() -> None:

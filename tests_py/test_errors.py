@@ -162,7 +162,6 @@ Way = Callable[[str, dict[str, Any]], Any]
 
 
 def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """Uses autograd's kernel."""
     arguments = {
         key: value.clone().requires_grad_()
         if isinstance(value, Tensor) and value.is_floating_point() and not value.is_sparse
@@ -173,7 +172,6 @@ def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops
 
 
 def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """Arguments without data, as in a compiled graph."""
     arguments = {
         key: value.to("meta") if isinstance(value, Tensor) and key != "batch_sizes" else value
         for key, value in arguments.items()
@@ -201,7 +199,7 @@ def refuses(
 
 
 def function_rows() -> Iterator[Any]:
-    """All table entries, for all ways to call the function."""
+    """Entries for all ways to call the function."""
     with_data = [row for row in BAD_CELL if row[2] is not RuntimeError]
     for name, good, rows, ways in (
         ("step", CELL, BAD_CELL, WAYS),
@@ -226,8 +224,6 @@ def test_a_function_refuses(
     value_error = lltm.ArgumentError if way is in_functional else OF_TORCH_OPS
     refuses(lambda: way(name, arguments), error, name, text, value_error)
 
-
-# ----- one wrong shape --------------------------------------------------------
 
 # T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator; a majority determines each size.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
@@ -280,7 +276,6 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
 
 
 def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
-    """An operator and valid arguments."""
     op, letters, rest = SHAPES[name]
     arguments: dict[str, Any] = {
         argument: torch.zeros([LETTERS[letter] for letter in letters_of])
@@ -392,8 +387,6 @@ def test_batch_sizes_whose_sum_no_number_holds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected batch_sizes with a sum below 2\^63"):
         torch.ops.lltm.sequence("gru", randn(8, 4), h_0, None, *weights, batch_sizes=sizes)
 
-
-# ----- modules ---------------------------------------------------------------
 
 X, ROW = randn(6, 4, 3), randn(4, 3)
 STATE = randn(1, 4, 5), randn(1, 4, 5)
@@ -528,7 +521,7 @@ def prepacked(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
-    """Invalid calls and options of a class, with messages for its states."""
+    """The messages are for its states."""
     is_layer, has_c = not make.__name__.endswith("Cell"), len(make._STATES) > 1
     calls, without_c = (
         (BAD_LAYER, BAD_LAYER_WITHOUT_C) if is_layer else (BAD_STEP, BAD_STEP_WITHOUT_C)
@@ -541,7 +534,6 @@ def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
 
 
 def module_rows() -> Iterator[Any]:
-    """Invalid calls of lltm, reference and prepacked modules."""
     for name in (name for name in lltm.reference.__all__ if name[0].isupper()):
         calls, constructions = rows_of(getattr(lltm, name))
         for place in (lltm, lltm.reference):
@@ -703,9 +695,6 @@ def test_a_function_refuses_what_is_no_argument_of_an_operator(
     refuses(call, TypeError, op, text)
 
 
-# ----- the class of wrong shapes and values -----------------------------------
-
-
 def wrong_shapes(way: Way) -> dict[str, Callable[[], Any]]:
     h = randn(4, 6)
     arguments = {**CELL, "h": h}
@@ -805,9 +794,6 @@ def test_errors_of_pytorch_keep_their_class() -> None:
 def test_an_argument_error_is_pickled() -> None:
     error = pickle.loads(pickle.dumps(lltm.ArgumentError("a text")))
     assert (type(error), error.args) == (lltm.ArgumentError, ("a text",))
-
-
-# ----- the low-level pair ----------------------------------------------------
 
 
 def backward_arguments() -> dict[str, Tensor]:

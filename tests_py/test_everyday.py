@@ -47,9 +47,6 @@ def names_of(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_parameters()]
 
 
-# ----- parameters ------------------------------------------------------------
-
-
 def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> None:
     name = names_of(module)[0]
     x = input_of(module)
@@ -92,9 +89,6 @@ def test_shared_memory_holds_the_parameters(module: nn.Module) -> None:
     assert all(p.is_shared() for p in module.parameters())
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
     loss_of(module, x).backward()
-
-
-# ----- around the call -------------------------------------------------------
 
 
 def test_hooks_see_the_call_and_the_gradients(module: nn.Module) -> None:
@@ -158,9 +152,6 @@ def test_activation_checkpointing_gives_the_same_gradients(
     torch.testing.assert_close(leaf.grad, expected.grad)
     for p, q in zip(module.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
-
-
-# ----- looking at it ---------------------------------------------------------
 
 
 # PyTorch 2.11 warns once.
@@ -234,9 +225,6 @@ def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> 
     with torch.no_grad():
         assert count(lambda: layer(pack_sequence(rows))) == 9 * per_row
     assert count(lambda: layer(pack_sequence(rows))[0].data.sum().backward()) == 27 * per_row
-
-
-# ----- processes -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

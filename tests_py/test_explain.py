@@ -17,7 +17,7 @@ SMALL = ("--batch", "2", "--input-size", "3", "--hidden-size", "4")
 
 
 def sections(*options: str) -> dict[str, str]:
-    """Returns the program's output by stage."""
+    """Output by stage."""
     run = support.run_python("-m", "lltm.explain", *SMALL, *options)
     assert (run.returncode, run.stderr) == (0, "")
     found = re.findall(r"^==== ([\w-]+): .*\n((?:(?!====).*\n)*)", run.stdout, re.MULTILINE)

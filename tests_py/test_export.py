@@ -23,7 +23,7 @@ SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:
-    """Call targets in a graph and its subgraphs."""
+    """Includes subgraphs."""
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     return {node.target for g in graphs for node in g.graph.nodes if node.op == "call_function"}
 
@@ -81,11 +81,8 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
     torch.testing.assert_close(results, expected, **tolerance)  # type: ignore[arg-type]
 
 
-# ----- dynamic sizes ---------------------------------------------------------
-
-
 def dynamic_program(module: nn.Module, batch_first: bool = False) -> ExportedProgram:
-    """Program with dynamic T and B, for input (T, B, 3) or (B, T, 3)."""
+    """The input is (T, B, 3) or (B, T, 3)."""
     sizes = (
         {0: Dim("batch"), 1: Dim("steps")} if batch_first else {0: Dim("steps"), 1: Dim("batch")}
     )
@@ -115,8 +112,6 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
 
 
 class Transposed(nn.Module):
-    """A model without lltm."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 5)
@@ -178,8 +173,6 @@ def test_a_decomposed_program_can_be_differentiated() -> None:
 
 
 class Packed(nn.Module):
-    """Passes packed sequences as tensors."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = lltm.LLTM(3, 5)
@@ -216,9 +209,6 @@ def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -
         torch.export.export(Packing(), arguments)
 
 
-# ----- saving and moving -----------------------------------------------------
-
-
 # PyTorch 2.11 warns about its own buffers.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_a_program_can_be_saved_and_loaded() -> None:
@@ -247,9 +237,6 @@ def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
     assert (h_n.device.type, h_n.shape) == ("meta", (1, 2, 5))
 
 
-# ----- AOTInductor -----------------------------------------------------------
-
-
 @lltm.cell(gates=("i", "g"), states={"m": 0.5}, parameters={"p": 0.25})
 def exported_cell(z: Any, h: Tensor, m: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     m_next = m + torch.sigmoid(z.i) * (torch.tanh(z.g) - p * h)
@@ -275,7 +262,7 @@ class Model(nn.Module):
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:
-    """A model's compiled package, with dynamic B and T."""
+    """B and T are dynamic."""
     torch.manual_seed(0)
     model = Model(request.param).eval()
     path = tmp_path_factory.mktemp("aoti") / "model.pt2"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarnin
 
 
 class Model(nn.Module):
-    """A layer and a cell with states, and two calls with an input that is not a proxy."""
+    """The two calls have an input that is not a proxy."""
 
     def __init__(self, implementation: Any = lltm, prepacked: bool = False) -> None:
         super().__init__()
@@ -77,9 +77,6 @@ def test_a_model_without_a_state_is_traced() -> None:
     torch.testing.assert_close(graph(x), model(x))
 
 
-# ----- every kind of module ------------------------------------------------------
-
-
 def replaced(module: nn.Module) -> nn.Module:
     lltm.replace_(module)
     return module
@@ -114,8 +111,6 @@ TRACED_THROUGH = [name for name in KINDS if name not in ("projection", "referenc
 
 
 class Holder(nn.Module):
-    """Calls a module without a state, then with the returned state."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.inner = nn.Linear(3, 3)
@@ -168,7 +163,6 @@ def test_hooks_run_when_the_graph_does_and_once(kind: str) -> None:
 
 
 def around(module: nn.Module) -> nn.Module:
-    """Subclasses the module and wraps its forward."""
     base: Any = type(module)
 
     class Around(base):  # type: ignore[misc]

@@ -17,7 +17,6 @@ FOLDER, NAMES = support.GALLERY, support.GALLERY_CELLS
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
-# Cells with a custom backward.
 OWN_GRADIENT = {"lif", "rsynaptic"}
 
 

@@ -27,33 +27,29 @@ SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 20
 quantized = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
-# ---- values -----------------------------------------------------------------
-
-
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
-    """Rounds to multiples of `scale`, in float64."""
+    """Computes in float64."""
     rounded = (x.double() / scale).round()
     return torch.where(scale == 0, 0.0, rounded * scale)
 
 
-def by_rows(x: Tensor) -> Tensor:
-    """Quantizes each row by its largest magnitude."""
-    return quantize(x, x.double().abs().amax(-1, keepdim=True) / 127)
+def by_rows(x: Tensor, least: float = 0.0) -> Tensor:
+    return quantize(x, x.double().abs().amax(-1, keepdim=True).clamp(min=least) / 127)
 
 
 def weights_by_rows(x: Tensor) -> Tensor:
-    """Quantizes weights with 17-bit scales, which make products exact."""
+    """17-bit scales make products exact."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
     return quantize(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
 def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Emulates T steps of B rows with float64 sums and gates."""
+    """Sums and gates are float64."""
     hidden, dtype = a.h.shape[1], a.input.dtype
     w_h, w_x = (weights_by_rows(w) for w in (a.weights[:, :hidden], a.weights[:, hidden:]))
     bias = 0 if a.bias is None else a.bias.double()
     one = torch.ones((), dtype=torch.float64)
-    h, c = by_rows(a.h), a.c.double()
+    h, c = by_rows(a.h, least=1.0), a.c.double()
     outputs = [a.h] * len(a.input)
     steps = range(len(a.input))
     for t in reversed(steps) if a.reverse else steps:
@@ -138,7 +134,7 @@ BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)
 
 
 def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Arguments:
-    """Puts such a value into the last input step of these batch elements."""
+    """Changes the last input step."""
     tensor = getattr(a, argument).clone()
     for row in rows:
         if argument != "input":
@@ -152,7 +148,6 @@ def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Argume
 
 
 def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
-    """Results of these batch elements, flattened."""
     if a.batch_sizes is None:
         return sequence[:, rows].flatten(0, 1)
     begins = (a.batch_sizes.cumsum(0) - a.batch_sizes).tolist()
@@ -205,6 +200,17 @@ def test_values_that_cannot_be_quantized_stay_in_their_rows(
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("module", [lltm.LLTM, lltm.LSTM, lltm.GRU, lltm.RNN])
+def test_a_sequence_in_chunks_is_the_whole_sequence(module: Any, dtype: torch.dtype) -> None:
+    int8 = module(24, 40, num_layers=2, dtype=dtype).prepack(torch.qint8)
+    x = torch.randn(12, 9, 24, dtype=dtype)
+    expected, state = int8(x)[0], None
+    for chunk, part in zip(x.split(5), expected.split(5), strict=True):
+        output, state = int8(chunk, state)
+        assert torch.equal(output, part)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_streams_go_on_beside_one_that_has_failed(threads: int) -> None:
     before = torch.get_num_threads()
@@ -240,9 +246,6 @@ def test_rows_and_weights_of_zeros_are_taken() -> None:
     x[1] = 0
     a = a.with_argument("weights", weights).with_argument("input", x)
     is_emulated(a.with_argument("h", torch.zeros_like(a.h)))
-
-
-# ---- the layer --------------------------------------------------------------
 
 
 def layer(**options: Any) -> lltm.LLTM:
@@ -332,9 +335,6 @@ def test_saved_rows_of_other_shapes_are_refused() -> None:
     ):
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             torch.ops.lltm._prepack_int8("lltm", *damaged)
-
-
-# ---- errors -----------------------------------------------------------------
 
 
 def test_other_dtypes_are_refused() -> None:

@@ -31,13 +31,10 @@ MODULES: dict[str, Make] = {
 
 
 def arguments(name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An input, and states with reversed strides."""
+    """The states' strides are reversed."""
     x, layers = torch.randn(6, B, INPUT), 3 if name == "layers" else 1
     h, c = torch.randn(2, H, B, layers).permute(0, 3, 2, 1)
     return (x[0], (h[0], c[0])) if name == "cell" else (x, (h, c))
-
-
-# ----- Interception --------------------------------------
 
 
 class Functions(TorchFunctionMode):
@@ -116,11 +113,7 @@ def test_a_lazily_negated_tensor_is_read_right(name: str) -> None:
     )
 
 
-# ----- Attributes --------------------------------
-
-
 def twice_the_weights(name: str) -> list[Any]:
-    """Modules that double the registered weights, in several ways."""
     base, weights = CLASSES[name], WEIGHTS[name]
 
     class Twice(nn.Module):

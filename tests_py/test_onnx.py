@@ -23,8 +23,6 @@ pytestmark = pytest.mark.xdist_group("compilers")
 
 
 class Tagger(nn.Module):
-    """Model with a layer."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 3)
@@ -37,8 +35,6 @@ class Tagger(nn.Module):
 
 
 class OneState(nn.Module):
-    """Uses one tensor for both states."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cell = lltm.LLTMCell(3, 5)
@@ -83,7 +79,7 @@ def each_of(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def operators(program: Any) -> set[tuple[str, str]]:
-    """Domains and names of all calls, including loop bodies."""
+    """Includes loop bodies."""
     model = program.model_proto
     assert {opset.domain for opset in model.opset_import} <= STANDARD
     assert len(model.functions) == 0

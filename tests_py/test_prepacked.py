@@ -65,9 +65,6 @@ def test_packed_with_other_threads_than_it_is_used_with(threads: int) -> None:
     torch.testing.assert_close((output, *state), expected)
 
 
-# ---- the layer --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_gives_what_the_layer_gives_in_evaluation(options: dict[str, Any]) -> None:
     layer = lltm.LLTM(**SIZES, **options).eval()
@@ -191,9 +188,6 @@ def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> No
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
-# ---- saving -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
@@ -288,8 +282,6 @@ def test_its_text_names_its_sizes() -> None:
     )
 
 
-# ---- another CPU ------------------------------------------------------------
-
 # Simulates another CPU: runs weights and modules packed here, and packs weights for here.
 ELSEWHERE = """
 import sys, torch, lltm
@@ -359,9 +351,6 @@ def test_is_compiled_and_exported_whole() -> None:
     torch.testing.assert_close(core.module()(x), expected)  # keeps the operator
     assert set(program.state_dict) == {"rnn.bias_l0", "head.weight", "head.bias"}
     assert [*program.constants] == ["rnn.packed_weights_l0"]
-
-
-# ---- errors -----------------------------------------------------------------
 
 
 def test_refuses_what_is_not_a_matrix_of_weights() -> None:

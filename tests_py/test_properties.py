@@ -60,7 +60,7 @@ def leaves(values: Values) -> Values:
 def gradients(
     results: list[Tensor], values: Values, cotangents: list[Tensor] | None = None
 ) -> Values:
-    """Gradients of every value, for output gradients of ones."""
+    """The output gradients are ones."""
     pairs = [
         (y, torch.ones_like(y) if cotangents is None else cotangents[k])
         for k, y in enumerate(results)
@@ -71,9 +71,6 @@ def gradients(
     ys, grads = zip(*pairs, strict=True)
     found = torch.autograd.grad(ys, list(values.values()), grads, materialize_grads=True)
     return dict(zip(values, found, strict=True))
-
-
-# ----- values ----------------------------------------------------------------
 
 
 @each_form(SINGLE_AND_DOUBLE)
@@ -133,7 +130,7 @@ def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
 
 @each_form(SINGLE_AND_DOUBLE, is_module)
 def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> None:
-    """Compares batched, packed and unbatched calls."""
+    """Calls are batched, packed and unbatched."""
     of_states = 1 if form.steps else 0  # batch dimension
     for s in filter(Sample.is_plain, form.each(dtype)):
         input, *hx = s.arguments(s.values)
@@ -160,9 +157,6 @@ def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> Non
         alone = zip(rows_of(input, of_input), by_row(run(input, states)), strict=True)
         for k, (row, expected) in enumerate(alone):
             assert_close(run(row, [state.select(of_states, k) for state in states]), expected)
-
-
-# ----- empty input -----------------------------------------------------------
 
 
 def check_shapes(form: Form, s: Sample, sizes: Sizes, results: list[Tensor]) -> None:
@@ -215,9 +209,6 @@ def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dty
             for name, gradient in gradients([y], values).items():
                 is_its_own = k > 0 and name == s.states[k - 1]
                 same(gradient, torch.full_like(values[name], float(is_its_own)))
-
-
-# ----- strides ---------------------------------------------------------------
 
 
 def transposed(t: Tensor) -> Tensor:
@@ -325,9 +316,6 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
         assert strides[0] == strides[1]
 
 
-# ----- NaN and infinity ------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize(
     ("form", "dtype"),
@@ -340,7 +328,7 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
 def test_nan_and_infinity_spread_as_in_plain_pytorch(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
-    """One element is NaN or infinite; unrelated batch elements stay finite."""
+    """Unrelated batch elements stay finite."""
     for s in form.each(dtype, every=False):
         for name in s.values:
             values = dict(s.values)
@@ -360,9 +348,6 @@ def test_nan_and_infinity_spread_as_in_plain_pytorch(
                     (y == -math.inf, expected == -math.inf),
                 ):
                     assert torch.equal(found, wanted), name
-
-
-# ----- gradients -------------------------------------------------------------
 
 
 @each_form(SINGLE_AND_DOUBLE, is_trainable)
@@ -473,9 +458,6 @@ def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
         for name in rounded:
             assert_close(found.pop(name, None), wanted.pop(name, None), rtol=eps, atol=eps)
         same(found, wanted)
-
-
-# ----- devices and dtypes ----------------------------------------------------
 
 
 @each_form((torch.float32, torch.bfloat16))
@@ -591,9 +573,6 @@ def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> 
         s.module.to_empty(device="cpu")
         load(s.module, weights)
         same(s.call(), expected)
-
-
-# ----- modules: copies, parameters, repr -------------------------------------
 
 
 def _saved_and_loaded(module: nn.Module) -> nn.Module:

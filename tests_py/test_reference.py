@@ -63,8 +63,6 @@ def test_the_packed_sequence_is_the_oracle_s(
 
 
 class Record(TorchDispatchMode):
-    """Records operators."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.namespaces: set[str] = set()

@@ -66,7 +66,7 @@ TOLERANCE = {
 
 
 class Problem:
-    """Arguments with random resets and a mask; packed if `shape` is LENGTHS."""
+    """Resets are random; packed if `shape` is LENGTHS."""
 
     def __init__(
         self,
@@ -125,10 +125,7 @@ class Problem:
         return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """Defines resets by single steps.
-
-        With a mask, each batch element has separate weights.
-        """
+        """With a mask, each batch element has separate weights."""
         x, h, c, weight_ih, weight_hh, *biases = tensors
         assert x is not None
         assert h is not None
@@ -272,9 +269,6 @@ def test_int8(cell: str, dtype: torch.dtype) -> None:
     assert torch.allclose(output[5:, 1], after[:, 1], atol=0.05)
 
 
-# ---- modules ------------------------------------------------------------------------
-
-
 def test_layers_of_custom_cells() -> None:
     layer = own.Layer(4, 7, batch_first=True)
     x = torch.randn(3, 6, 4)
@@ -312,12 +306,8 @@ def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
     torch.testing.assert_close(layer.eval()(x, h), without(x, h))
 
 
-# ---- transforms, compilers ----------------------------------------------------------
-
-
 @each_cell
 def test_derivatives(cell: str) -> None:
-    """Includes mask derivatives."""
     problem = Problem(cell, (3, 2, 2, 2), torch.float64, share=0.3, masked=True)
     leaves = problem.leaves()
     given = [t for t in leaves if t is not None]
@@ -365,7 +355,7 @@ def test_vmap(shape: tuple[int, ...]) -> None:
 
 
 class Operator(nn.Module):
-    """A problem with a given mask, so that results do not depend on a generator."""
+    """A given mask: results do not depend on a generator."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()

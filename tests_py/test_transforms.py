@@ -29,11 +29,10 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass
 class Case:
-    """A module and inputs: `inputs[k]` is one sample, results are flat tuples."""
+    """`inputs[k]` is one sample, results are flat tuples."""
 
     module: nn.Module
     inputs: Tensor
-    # Function of the parameters and one sample.
     run: Callable[[Parameters, Tensor], tuple[Tensor, ...]]
     calls: int  # operator calls per sample
 
@@ -46,7 +45,6 @@ class Case:
         return sum((y.square().sum() for y in results), torch.zeros((), dtype=sample.dtype))
 
     def like(self) -> nn.Module:
-        """Same shapes, other values."""
         other = type(self.module)(**self.arguments)
         return other.to(self.inputs.dtype)
 
@@ -110,11 +108,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def stacked(results: list[Any]) -> Any:
-    """Calls samples one by one, and stacks results like vmap."""
+    """Results are stacked like vmap's."""
     return torch.utils._pytree.tree_map(lambda *ys: torch.stack(ys), *results)
-
-
-# ----- vmap over inputs ------------------------------------------------------
 
 
 def test_vmap_over_inputs_is_one_call_of_the_kernels(case: Case) -> None:
@@ -220,9 +215,6 @@ def test_vmap_compiles_without_a_graph_break() -> None:
     torch.testing.assert_close(compiled(case.inputs), function(case.inputs))
 
 
-# ----- vmap over weights -----------------------------------------------------
-
-
 @pytest.mark.parametrize("shared_input", [True, False], ids=["one input", "an input each"])
 def test_an_ensemble_is_its_models(case: Case, shared_input: bool) -> None:
     models = [case.like() for _ in range(3)]
@@ -273,9 +265,6 @@ def test_vmap_over_biases_alone(kind: str) -> None:
     torch.testing.assert_close(torch.vmap(run)(biases), stacked([run(bias) for bias in biases]))
 
 
-# ----- derivatives -----------------------------------------------------------
-
-
 def test_per_sample_gradients_are_those_of_a_loop(case: Case) -> None:
     parameters = case.parameters
     mapped = torch.vmap(grad(case.loss), in_dims=(None, 0))(parameters, case.inputs)
@@ -303,7 +292,6 @@ def test_vjp_and_jvp_agree(case: Case) -> None:
 
 
 def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The same function with lltm.reference."""
     reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
     plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
     plain.load_state_dict(case.module.state_dict())
@@ -444,9 +432,6 @@ def test_a_sequence_of_no_steps_depends_on_every_argument(
         assert torch.equal(gradient, torch.zeros_like(weights))
     (gradient,) = pull_back(tuple(torch.ones_like(y) for y in results))
     assert torch.equal(gradient, torch.ones_like(a.h))
-
-
-# ----- unsupported -----------------------------------------------------------
 
 
 def test_batch_sizes_of_each_sample_are_refused() -> None:

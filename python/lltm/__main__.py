@@ -57,7 +57,7 @@ def _cuda_kernels(major: int, minor: int) -> str:
     """Returns the kernels that CUDA selects for a device of this capability.
 
     These are binaries with the same major version, up to the device's minor version, or else PTX up
-    to the device's version, which the driver compiles.
+    to the device's version.
     """
     match = re.search(r"^CUDA kernels: (.*)$", _C.build_info(), re.MULTILINE)
     built = re.findall(r"(sm|compute)_(\d+)(\d)\b", match[1] if match else "")

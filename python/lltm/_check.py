@@ -15,7 +15,7 @@ from torch.fx import Proxy
 
 from ._C import ArgumentError
 
-# In a call that torch.fx traces, a Proxy replaces a tensor.
+# A Proxy replaces a tensor in a call that torch.fx traces.
 TENSORS: Any = (Tensor, Proxy)
 
 # The product of two such sizes and the element size fits 64 bits.
@@ -74,7 +74,6 @@ def probability(where: str, name: str, value: Any) -> float:
 
 
 def no_projection(where: str, value: Any) -> None:
-    """Checks that proj_size is 0."""
     if any_integer(where, "proj_size", value) != 0:
         raise ArgumentError(
             f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
@@ -131,11 +130,12 @@ def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any
     """
     if not all(isinstance(value, Tensor) for value in (input, *states)):  # proxies
         return
-    autocasts = torch.is_autocast_enabled(input.device.type)
     # If only h differs, its shape is the wrong one.
     expected = states[states[1].shape == states[2].shape].shape
     for name, state in zip(names, states, strict=True):
-        if state.dtype != input.dtype and not (autocasts and state.is_floating_point()):
+        if state.dtype != input.dtype and not (
+            state.is_floating_point() and torch.is_autocast_enabled(input.device.type)
+        ):
             raise TypeError(
                 f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, that of the input,"
                 f" got {dtype(state.dtype)}"
@@ -179,7 +179,7 @@ def of_operator(error: ValueError) -> ValueError:
     """Converts an operator's error to ArgumentError.
 
     Up to PyTorch 2.14, the binding has already converted it. From 2.15 on, PyTorch translates C++
-    errors before the binding can, and raises a plain ValueError.
+    errors first, to a plain ValueError.
     """
     if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
         return error

@@ -1,5 +1,3 @@
-"""Layers with prepacked weights, which save unpacked weights."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,11 +86,10 @@ class Prepacked(Recurrent):
 
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
-        """Name stems for the saved matrices."""
         return self._INT8 if self._quantized else self._MATRICES
 
     def _saved(self) -> dict[str, Tensor]:
-        """Returns the layer's tensors by name. int8 weights are quantized rows and scales."""
+        """Tensors by name. int8 weights are quantized rows and scales."""
         saved: dict[str, Tensor] = {}
         for packed, suffix, others in self._directions():
             matrices: list[Tensor] = torch.ops.lltm._unpack(self._CELL, self._buffers[packed])
@@ -174,7 +171,7 @@ class Prepacked(Recurrent):
 
 
 def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """Packs a concatenated matrix [W_hh, W_ih], or weight_ih and weight_hh."""
+    """`matrices` are [W_hh, W_ih], or weight_ih and weight_hh."""
     _check.optional_dtype("prepack", "dtype", dtype)
     try:
         packed: Tensor = torch.ops.lltm.prepack(cell, *matrices, dtype=dtype)

@@ -148,9 +148,6 @@ def _steps(
     return torch.cat(outputs).view(*input.shape[:-1], states[0].shape[1]), states
 
 
-# ---- functions ----------------------------------------------------------------------
-
-
 def step(
     cell: str,
     input: Tensor,
@@ -209,9 +206,6 @@ def _parameters(cell: str, *parameters: Any) -> Sequence[Any]:
 
 def _returned(states: Sequence[Tensor]) -> Any:
     return tuple(states) if len(states) > 1 else states[0]
-
-
-# ---- the modules --------------------------------------------------------------------
 
 
 class _Cell:
@@ -275,7 +269,6 @@ for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
 
 
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
-    """Implements forward of a single-step module."""
     where = module._where
     parameters = [getattr(module, name) for name in module._parameter_names]
     _check.of_parameters(where, input, parameters[0])
@@ -382,7 +375,7 @@ def _initial_states(
 
 
 def _projected(equations: Equations, weight_hr: Tensor) -> Equations:
-    """Returns equations that also project h, for proj_size."""
+    """Equations that also project h, for proj_size."""
 
     def projected(*args: Any) -> tuple[Tensor, ...]:
         h, *others = equations.function(*args)

@@ -47,8 +47,6 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
     return _recurrent.layer_of(layer, input, hx, None, run)
 
 
-# ---- the check ------------------------------------------------------------------------
-
 # T, B, I, H. They cover the small-batch engine and the other engines, odd sizes and one step.
 _SHAPES = ((6, 3, 4, 5), (5, 40, 24, 72), (12, 2, 16, 32), (1, 4, 8, 16))
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -118,7 +116,6 @@ def _problem(
     scale: float,
     seed: int,
 ) -> tuple[CustomLayer, Any, Any]:
-    """Returns a layer, its input and its initial state."""
     steps, batch, inputs, hidden = shape
     generator = torch.Generator().manual_seed(seed)
 

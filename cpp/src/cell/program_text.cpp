@@ -20,8 +20,6 @@ namespace {
 using std::string;
 using std::string_view;
 
-// ---- lines and words --------------------------------------------------------
-
 [[noreturn]] void wrong_text(int line, const string& expected, const string& got) {
   throw std::invalid_argument(
       "cell program, line " + std::to_string(line) + ": expected " + expected + ", got " + got);
@@ -42,7 +40,7 @@ string quoted_text(string_view text) {
   return quoted + (text.size() > kLongest ? "...'" : "'");
 }
 
-// Splits at every space, so adjacent spaces give empty words.
+// Adjacent spaces give empty words.
 std::vector<string_view> words_of(string_view line) {
   std::vector<string_view> words;
   for (size_t space = line.find(' '); space != string_view::npos; space = line.find(' ')) {
@@ -67,7 +65,6 @@ class TextLines {
     next();
   }
 
-  // The current line, without words at the end of the text.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -86,7 +83,6 @@ class TextLines {
     }
   }
 
-  // Advances if the current line is `line`.
   bool take(string_view line) {
     const bool taken = !words_.empty() && line_ == line;
     if (taken) next();
@@ -137,8 +133,6 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
   return value;
 }
 
-// ---- operations -------------------------------------------------------------
-
 std::optional<Op> op_of(string_view word) {
   static const std::vector<string_view> names = words_of(  // in the order of Op
       "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not detach "
@@ -153,23 +147,20 @@ int operands_of(Op op) {
   return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
 }
 
-// ---- forward and backward ---------------------------------------------------
-
 using Names = std::set<string, std::less<>>;
 
 class Section {
  public:
-  // Begins at the line with the section's name. Local values must not have a name in `taken`.
+  // Begins at the section's name. Local values must not have a name in `taken`.
   Section(TextLines& lines, const string& name, const Names& taken)
       : lines_(lines), name_(name), taken_(taken), begin_(lines.number()) {
     lines.expect(name);
   }
 
-  // Adds inputs and outputs in the order of registers. The text cannot use an input without a name.
+  // In the order of registers. The text cannot use an input without a name.
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
-  // Reads up to a line that begins with `last`.
   void assignments(const string& last) {
     const auto is_assignment = [&] {
       return lines_.words().size() > 1 && lines_.words()[1] == "=";
@@ -272,9 +263,7 @@ class Section {
   std::vector<string> outputs_;
 };
 
-// ---- the text ---------------------------------------------------------------
-
-// FNV-1a, because packed weights are saved with the hash: it is the same on every system.
+// FNV-1a, the same on every system: packed weights are saved with the hash.
 uint64_t hash(string_view text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -327,7 +316,7 @@ void read_gates(TextLines& lines, CellText& cell) {
   lines.next();
 }
 
-// Lines such as `state c 0`. If `may_lack`, nan means that the text does not contain the value.
+// Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored.
 std::vector<CellText::Named> read_named(
     TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
   std::vector<CellText::Named> all;

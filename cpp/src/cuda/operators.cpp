@@ -13,7 +13,6 @@
 namespace lltm::cuda {
 namespace {
 
-// Returns the reason why a custom cell cannot be compiled; null if it can.
 const char* why_no_nvrtc_for(const CellInfo& cell) {
   const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
   if (why_not != nullptr) {
@@ -23,7 +22,6 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
   return why_not;
 }
 
-// Uses the ATen fallback if the kernels do not work.
 template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
   const char* why_not = why_no_nvrtc_for(*args.cell);

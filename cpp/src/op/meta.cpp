@@ -17,12 +17,10 @@ Tensor empty(const Tensor& like, std::vector<SymInt> shape) {
   return at::empty_symint(shape, like.options());
 }
 
-// Independent of the argument's strides.
 Tensor contiguous_like(const Tensor& tensor) {
   return empty(tensor, tensor.sym_sizes().vec());
 }
 
-// Width of the engines' c.
 SymInt c_columns(const CellInfo& cell, const Tensor& h) {
   return h.sym_size(1) * cell.state_columns();
 }

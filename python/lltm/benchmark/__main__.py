@@ -39,7 +39,6 @@ from .user_model import compare_model, function
 
 
 def compare(case: Case, settings: Settings) -> Row:
-    """Measures every implementation of a case."""
     makes = contenders(case, settings.compile)
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     return measure(str(case), builds, settings, {OURS: case.flops})
@@ -98,7 +97,6 @@ def written(text: str) -> Path:
 
 
 def earlier(text: str) -> Path:
-    """Checks that a file has samples of --json."""
     try:
         samples(Path(text))
     except OSError as error:
@@ -138,7 +136,7 @@ def parser(
 
 
 def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
-    """Sets the number of threads, prints versions and CPU, and reports a missing Matplotlib."""
+    """Also prints versions and CPU, and reports a missing Matplotlib."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
@@ -168,7 +166,6 @@ def finish(
     pictured: Sequence[Row],
     omit: Sequence[str] = (),
 ) -> None:
-    """Compares with an earlier run, writes the samples and draws the picture."""
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:

@@ -85,7 +85,7 @@ def cpp_source(text: str) -> str:
 
 
 class _Cell:
-    """Properties of a cell definition other than its arithmetic."""
+    """Properties other than the arithmetic."""
 
     def __init__(self, header: Program) -> None:
         self.header = header
@@ -103,7 +103,7 @@ class _Cell:
 
 
 def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
-    """Returns forward, and the name of the state of a plain cell."""
+    """Also returns the name of a plain cell's state."""
     function, of_c = _Function(), ""
     function.known |= {f"z.{gate}": f"z[{k}]" for k, gate in enumerate(cell.slots)}
     if cell.plain:
@@ -119,7 +119,7 @@ def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
 
 
 def _backward(text: str, cell: _Cell) -> tuple[_Function, str]:
-    """Returns backward, and the name of the gradient of the next state or states."""
+    """Also returns the name of the gradient of the next state or states."""
     function, of_dc = _Function(), "dstates"
     function.known["d.h'"] = "dh"
     if cell.plain and cell.header.states:
@@ -158,7 +158,7 @@ def _head(cell: _Cell) -> list[str]:
 
 
 def _descriptor(cell: _Cell) -> list[str]:
-    """Returns the lines of kCell (cell.h)."""
+    """The lines of kCell (cell.h)."""
     header, slots = cell.header, cell.slots
     x_blocks, h_blocks = (
         ", ".join(str(given.index(gate)) if gate in given else "-1" for gate in slots)
@@ -232,8 +232,6 @@ def _written(
 
 
 class _Function:
-    """The statements of a C++ function."""
-
     def __init__(self) -> None:
         self.known: dict[str, str] = {}  # C++ variables by serialized name
         self.bound: list[str] = []  # argument declarations
@@ -243,7 +241,6 @@ class _Function:
         self.inlined: dict[str, tuple[int, str]] = {}
 
     def name(self, value: str, wanted: str | None = None) -> str:
-        """Returns a new variable for a value."""
         stem = wanted or value
         names = (stem + "_" * k for k in itertools.count())
         self.known[value] = next(n for n in names if n not in self.used)
@@ -255,7 +252,6 @@ class _Function:
         self.bound.append(f"const V& {self.name(value, wanted)} = {place};")
 
     def add(self, text: str, section: str, results: Mapping[str, str]) -> None:
-        """Adds the assignments of a section."""
         lines = list(assignments(text, section))
         uses = Counter(itertools.chain.from_iterable(operands for _, _, operands in lines))
         final = {*results, *(Program.read(text).saved if section == "forward" else ())}
@@ -273,7 +269,7 @@ class _Function:
                 self.statements.append(f"const V {name} = {expression};")
 
     def operand(self, word: str, level: int = 0) -> str:
-        """Returns an operand of an expression with this precedence."""
+        """Operand of an expression with this precedence."""
         if word in self.known:
             return self.known[word]
         if word in self.inlined:

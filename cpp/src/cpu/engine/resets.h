@@ -24,7 +24,7 @@ using RowSpan = std::span<const int64_t>;
 
 class Resets {
  public:
-  // `reset` is a bool tensor, (T, B) or (N), or undefined.
+  // `reset` is bool, (T, B) or (N), or undefined.
   Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
     if (!reset.defined()) return;
     const at::Tensor flat = reset.contiguous();
@@ -38,7 +38,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // Returns reset rows in ascending order, within the batch rows `rows`.
+  // Reset rows within `rows`, ascending.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -53,7 +53,6 @@ class Resets {
   std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
-// Rounds to T, a storage or compute type.
 template <typename T>
 T stored(double value) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -65,13 +64,12 @@ T stored(double value) {
   }
 }
 
-// Fills columns [0, columns) in the given rows.
 template <typename T>
 void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// Each state k in the given rows is value(k), for units [unit, unit + units).
+// State k becomes value(k), for units [unit, unit + units).
 template <typename T, typename Value>
 void fill_states(
     const CellInfo& cell,

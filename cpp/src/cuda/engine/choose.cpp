@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// Checked in a later call, because no call waits for its kernels.
+// Called later, because no call waits for its kernels.
 void check_earlier_calls() {
   TORCH_CHECK(
       !take_failure(),
@@ -20,7 +20,6 @@ void check_earlier_calls() {
       "NaN; lltm.backends.cuda.persistent = False avoids it");
 }
 
-// Uses the persistent engine if it supports the call.
 template <typename Result, typename Args>
 Result run(
     const char* direction,

@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// A toolkit may lack nvrtc.h. Functions return 0 on success.
+// A toolkit may lack nvrtc.h. 0 means success.
 using NvrtcProgram = struct NvrtcProgramOfIts*;
 struct Nvrtc {
   int (*nvrtcGetNumSupportedArchs)(int* count);
@@ -120,7 +120,7 @@ class Compilation {
   NvrtcProgram program_ = nullptr;
 };
 
-// The largest that NVRTC supports up to `capability`; if there is none, `capability`.
+// The largest that NVRTC supports up to `capability`; without any, `capability`.
 int known_capability(int capability) {
   const Nvrtc& nvrtc = loaded().nvrtc;
   int count = 0;
