@@ -335,7 +335,7 @@ TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (!at::cuda::is_available() && !testing::FLAGS_gtest_list_tests) {
-    std::cout << "skipped: no GPU here\n";
+    std::cout << "skipped: no GPU found\n";
     return 77;  // SKIP_RETURN_CODE in CMakeLists.txt
   }
   return RUN_ALL_TESTS();

@@ -542,27 +542,28 @@ TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
     return sequence_problem(sizes, dtype, 1);
   };
   EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "float32 or float64");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "dtype is float32 or float64");
   for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
     EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
   }
-  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is no multiple of 8");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoints");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoint_steps is given");
   Arguments a = problem({2, 3, 4, 16});
   a.reset = random_reset(a, 1);
-  EXPECT_EQ(why_not(a), "a reset");
+  EXPECT_EQ(why_not(a), "reset is given");
   a.reset = std::nullopt;
   a.recurrent_mask = random_mask(a, 1);
-  EXPECT_EQ(why_not(a), "a recurrent mask");
+  EXPECT_EQ(why_not(a), "recurrent_mask is given");
   const Temporarily small(multiprocessors, int64_t{3});
   EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
-  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is so large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 56})), "too few thread blocks run at once on this device");
+  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
+  EXPECT_EQ(
+      why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
   const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU refused a launch");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU rejected a launch");
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
@@ -615,7 +616,7 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
       ADD_FAILURE() << "no error";
     } catch (const c10::Error& error) {
       EXPECT_NE(
-          std::string(error.what()).find("lltm::sequence: the persistent engine waited in vain"),
+          std::string(error.what()).find("lltm::sequence: the persistent kernel timed out"),
           std::string::npos);
     }
     call();

@@ -83,8 +83,8 @@ TEST_P(CudaSelfCheck, KernelsThatDoNotWorkAreLeftToTheCompositePathFromThenOn) {
   ASSERT_EQ(warnings.all.size(), 1);
   EXPECT_EQ(
       warnings.all[0].find(
-          "lltm: the kernels of a sequence of the cell lstm in Float do not work on cpu, and are "
-          "not used: "),
+          "lltm: the sequence kernels of the cell lstm in Float failed their self-check on cpu and "
+          "are disabled: "),
       0)
       << warnings.all[0];
   // Other kernels are checked separately.

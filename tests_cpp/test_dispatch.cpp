@@ -202,8 +202,7 @@ TEST(Errors, OfAnUnknownCellNameThoseThatThereAre) {
   expect_error(
       [&] { cell(a); },
       kValueError,
-      "lltm::step: expected cell to be one of " + names +
-          " or the text of a cell's program, got 'unknown'");
+      "lltm::step: expected cell to be one of " + names + " or a serialized cell, got 'unknown'");
 }
 
 // ---- autocast ---------------------------------------------------------------

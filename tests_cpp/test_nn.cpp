@@ -520,9 +520,9 @@ TYPED_TEST(Modules, NameWrongOptions) {
   refuse(sizes(3, -1), "hidden_size to be positive, got -1");
   refuse(sizes(3, 5).num_layers(0), "num_layers to be positive, got 0");
   refuse(sizes(3, 5).num_layers(INT64_MAX), "num_layers of at most 65536, got 9223372036854775807");
-  refuse(sizes(3, 5).dropout(1.5), "dropout to lie in [0, 1], got 1.5");
-  refuse(sizes(3, 5).dropout(std::nan("")), "dropout to lie in [0, 1], got nan");
-  refuse(sizes(3, 5).recurrent_dropout(2), "recurrent_dropout to lie in [0, 1], got 2");
+  refuse(sizes(3, 5).dropout(1.5), "dropout to be in [0, 1], got 1.5");
+  refuse(sizes(3, 5).dropout(std::nan("")), "dropout to be in [0, 1], got nan");
+  refuse(sizes(3, 5).recurrent_dropout(2), "recurrent_dropout to be in [0, 1], got 2");
   refuse(sizes(3, 5).checkpoint_steps(-1), "checkpoint_steps to be at least 0, got -1");
   if (this->cell_ != "lstm") {
     refuse(sizes(3, 5).proj_size(2), "proj_size to be 0, got 2: only an LSTM has a projection");
@@ -591,7 +591,7 @@ TYPED_TEST(Modules, NameWrongArguments) {
     layer->forward_with_packed_input(rnn::PackedSequence(rows, at::tensor({2, 1}).to(at::kLong)));
   };
   refuse(
-      [&] { packed(at::zeros({3, 2})); }, kValueError, "input of packed rows (N, 3), got (3, 2)");
+      [&] { packed(at::zeros({3, 2})); }, kValueError, "input of packed shape (N, 3), got (3, 2)");
   refuse([&] { packed(Tensor()); }, kTypeError, "input to be a tensor, got an undefined tensor");
   expect_error(
       [&] { step->forward(at::zeros({4, 2})); },
@@ -721,7 +721,7 @@ TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   expect_error(
       given({h, h, h.to(at::kDouble)}),
       kTypeError,
-      "lltm::step: expected m of dtype float32, that of the input, got float64");
+      "lltm::step: expected m of dtype float32, the dtype of the input, got float64");
   expect_error(
       given({h, h, h.narrow(0, 0, 1)}),
       kValueError,
@@ -785,7 +785,7 @@ TEST(TorchNn, WrongProjectionsAreNamed) {
   expect_error(
       [] { lltm::LSTM(lltm::LSTMOptions(3, 5).proj_size(5)); },
       kValueError,
-      "lltm::LSTM: expected proj_size to lie in [0, hidden_size), got 5");
+      "lltm::LSTM: expected proj_size to be in [0, hidden_size), got 5");
   expect_error(
       [] { lltm::LSTM(lltm::LSTMOptions(3, 5).proj_size(2).recurrent_dropout(0.5)); },
       kValueError,

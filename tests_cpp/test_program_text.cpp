@@ -530,15 +530,15 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
       "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
   const std::string assignment = "'NAME = OPERATION OPERANDS'";
   const std::string name = "a name of letters, digits and _";
-  const std::string operand = "a name that is known or a number";
-  const std::string not_taken = "a name that is not taken";
-  const std::string value = "a value of forward that is no parameter";
+  const std::string operand = "a known name or a number";
+  const std::string unused = "an unused name";
+  const std::string value = "a value of forward that is not a parameter";
   const std::vector<Wrong> table = {
       // lines and words
-      {kBase, "", "1: expected 'lltm-cell 1', got the end of the text"},
+      {kBase, "", "1: expected 'lltm-cell 1', got the end of the cell"},
       {kBase, "\n", "1: expected words with one space between them, got ''"},
       {kBase, "lltm-cell 1", "1: expected a line that ends with \\n, got 'lltm-cell 1'"},
-      {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the text"},
+      {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the cell"},
       {"cell 1", "cell 2", "1: expected 'lltm-cell 1', got 'lltm-cell 2'"},
       {"lltm-cell 1\n", "lltm-cell 1\r\n", "1: expected 'lltm-cell 1', got 'lltm-cell 1\\x0d'"},
       {"name base",
@@ -551,9 +551,9 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
        " name base",
        "2: expected words with one space between them, got ' name base'"},
       {"end\n", "end", "24: expected a line that ends with \\n, got 'end'"},
-      {"end\n", "end\nend\n", "25: expected the end of the text, got 'end'"},
+      {"end\n", "end\nend\n", "25: expected the end of the cell, got 'end'"},
       {"end\n", "end now\n", "24: expected 'end', got 'end now'"},
-      {"end\n", "", "24: expected 'NAME = OPERATION OPERANDS' or 'end', got the end of the text"},
+      {"end\n", "", "24: expected 'NAME = OPERATION OPERANDS' or 'end', got the end of the cell"},
       // the header
       {"name base\n", "", "2: expected 'name NAME', got 'weight_ih i n_x'"},
       {"name base", "name a b", "2: expected 'name NAME', got 'name a b'"},
@@ -573,14 +573,14 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
        "parameter p 0.5\nstate c -1e30\n",
        "8: expected " + header + ", got 'state c -1e30'"},
       {"state c -1e30", "state c", "7: expected 'state NAME NUMBER', got 'state c'"},
-      {"state c -1e30", "state h 0", "7: expected " + not_taken + ", got 'h'"},
+      {"state c -1e30", "state h 0", "7: expected " + unused + ", got 'h'"},
       {"state c -1e30", "state c nan", "7: expected a number, got 'nan'"},
       {"state c -1e30", "state c 1e999", "7: expected a number, got '1e999'"},
       {"state c -1e30", "state c 1e", "7: expected a number, got '1e'"},
       {"state c -1e30", "state c 0x10", "7: expected a number, got '0x10'"},
       {"state c -1e30", "state c 1-2", "7: expected a number, got '1-2'"},
-      {"parameter p 0.5", "parameter c 0.5", "8: expected " + not_taken + ", got 'c'"},
-      {"parameter p 0.5", "parameter z 0.5", "8: expected " + not_taken + ", got 'z'"},
+      {"parameter p 0.5", "parameter c 0.5", "8: expected " + unused + ", got 'c'"},
+      {"parameter p 0.5", "parameter z 0.5", "8: expected " + unused + ", got 'z'"},
       {"parameter p 0.5", "parameter p 0,5", "8: expected a number, got '0,5'"},
       {"forward\n", "Forward\n", "10: expected " + header + ", got 'Forward'"},
       {"forward\n", "forward now\n", "10: expected 'forward', got 'forward now'"},
@@ -612,12 +612,12 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
       {"a = sigmoid z.i", "a = sigmoid \x1b[31m", "11: expected " + operand + ", got '\\x1b[31m'"},
       {"a = sigmoid z.i", "a.b = sigmoid z.i", "11: expected " + name + ", got 'a.b'"},
       {"a = sigmoid z.i", "d' = sigmoid z.i", "11: expected " + name + ", got 'd''"},
-      {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + not_taken + ", got 'z.i'"},
-      {"a = sigmoid z.i", "p = sigmoid z.i", "11: expected " + not_taken + ", got 'p'"},
-      {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + not_taken + ", got 'a'"},
+      {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + unused + ", got 'z.i'"},
+      {"a = sigmoid z.i", "p = sigmoid z.i", "11: expected " + unused + ", got 'p'"},
+      {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + unused + ", got 'a'"},
       {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
        "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\nh = sigmoid z.i",
-       "10: expected " + not_taken + ", got 'h'"},
+       "10: expected " + unused + ", got 'h'"},
       {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
        "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid h",
        "10: expected " + operand + ", got 'h'"},
@@ -633,7 +633,7 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
       {"d.z.i = multiply a d.h'",
        "d.z.i = multiply b d.h'",
        "17: expected " + operand + ", got 'b'"},
-      {"d.z.i = multiply a d.h'", "a = copy d.h'", "17: expected " + not_taken + ", got 'a'"},
+      {"d.z.i = multiply a d.h'", "a = copy d.h'", "17: expected " + unused + ", got 'a'"},
       // save
       {"save a c h' z.n_h\n", "", "15: expected " + assignment + " or 'save', got 'backward'"},
       {"save a c", "save a a", "15: expected each value once, got 'a'"},
@@ -661,10 +661,10 @@ TEST(CellErrors, QuoteSixtyCharacters) {
 TEST(CellErrors, WithoutReadsHThereIsNoH) {
   EXPECT_EQ(
       error_of("lltm-cell 1\nname n\nweight_ih a\nweight_hh a\nforward\nh' = add z.a h\nsave\n"),
-      "6: expected a name that is known or a number, got 'h'");
+      "6: expected a known name or a number, got 'h'");
   EXPECT_EQ(
       error_of("lltm-cell 1\nname n\nweight_ih a\nweight_hh a\nforward\nh' = copy z.a\nsave h\n"),
-      "7: expected a value of forward that is no parameter, got 'h'");
+      "7: expected a value of forward that is not a parameter, got 'h'");
 }
 
 // A text at a limit, and a text just above it.
@@ -737,13 +737,14 @@ TEST(CellErrors, NameLimits) {
       {parameters(7), parameters(8), "16: expected at most 8 parameters, got 'parameter s7 0'"},
       {gates(5, "hh"),
        gates(6, "hh"),
-       "4: expected at most 8 gates in both weights, got 'weight_hh n_h i g0 g1 g2 g3 g4 g5'"},
+       "4: expected at most 8 different gates in weight_ih and weight_hh, got 'weight_hh n_h i g0 "
+       "g1 g2 g3 g4 g5'"},
       {gates(5, "ih"), gates(7, "ih"), "3: expected at most 8 gates, got 'g6'"},
       {assignments(508),
        assignments(509),
        "523: expected at most 512 assignments in forward, got 'h' = add b p'"},
       {saved(30), saved(31), "46: expected at most 32 saved values, got 's30'"},
-      {wide(115), wide(116), "10: expected forward to need at most 128 registers, got 129"},
+      {wide(115), wide(116), "10: expected forward to use at most 128 registers, got 129"},
   };
   for (const Limit& limit : table) {
     EXPECT_NO_THROW(parse_cell(limit.taken)) << limit.error;

@@ -414,8 +414,8 @@ TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
   expect_error(
       save("__metadata__", at::zeros({2})),
       kValueError,
-      "lltm::save_safetensors: expected names of tensors, got \"__metadata__\", which the format "
-      "keeps for itself");
+      "lltm::save_safetensors: expected tensor names, got \"__metadata__\", which the format "
+      "reserves");
   expect_error(
       save("\xff", at::zeros({2})),
       kValueError,
@@ -476,37 +476,37 @@ std::string repeated(int64_t times, const std::string& text) {
 }
 
 const std::string kNoObject =
-    "expected a header from { to } and spaces after it, got something else";
+    "expected a header from { to }, followed only by spaces, got another header";
 const std::string kNotATensor = "expected an object in tensor \"x\", got ";
-const std::string kNotASize = "expected whole numbers from 0 on in tensor \"x\", got ";
+const std::string kNotASize = "expected non-negative integers in tensor \"x\", got ";
 const std::string kTooLarge = "expected a shape of less than 2^63 bytes of tensor \"x\", got ";
 const std::string kNoPair = "expected data_offsets [begin, end] of tensor \"x\", got ";
 const std::string kUnknownDtype =
-    "expected a dtype out of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL of tensor \"x\", "
+    "expected a dtype of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL for tensor \"x\", "
     "got ";
 const std::string kSaveInPython =
     "save it in Python with safetensors.torch.save_file(module.state_dict(), path)";
 
 std::string no_json(int byte) {
-  return "expected a JSON header, got something else at byte " + std::to_string(byte) + " of it";
+  return "expected a JSON header, got invalid JSON at byte " + std::to_string(byte);
 }
 std::string not_next(const std::string& tensor, int next, int got) {
   return "expected data_offsets of tensor \"" + tensor + "\" from " + std::to_string(next) +
-         " on, where the one before ends, got " + std::to_string(got);
+         ", without gaps or overlaps, got " + std::to_string(got);
 }
 
 // clang-format off
 const MalformedFile kMalformedFiles[] = {
     // Header length.
-    {"EmptyFile", "", "expected a header of 8 bytes and more, got a file of 0"},
+    {"EmptyFile", "", "expected a file of at least 8 bytes, got 0"},
     {"FileShorterThanTheLength", "\x02\0\0\0\0\0\0"s,
-     "expected a header of 8 bytes and more, got a file of 7"},
+     "expected a file of at least 8 bytes, got 7"},
     {"HeaderLongerThanTheFile", little_endian(3) + "{}",
-     "expected a header of at most 2 bytes, got a length of 3"},
+     "expected a header of at most 2 bytes, got 3"},
     {"HeaderLongerThanAnyFile", little_endian(UINT64_MAX) + "{}",
-     "expected a header of at most 2 bytes, got a length of 18446744073709551615"},
+     "expected a header of at most 2 bytes, got 18446744073709551615"},
     {"LengthThatOverflowsWithItsOwnBytes", little_endian(UINT64_MAX - 7) + "{}",
-     "expected a header of at most 2 bytes, got a length of 18446744073709551608"},
+     "expected a header of at most 2 bytes, got 18446744073709551608"},
 
     // Headers that are no JSON object.
     {"HeaderOfLengthZero", contents(""), kNoObject},
@@ -538,15 +538,15 @@ const MalformedFile kMalformedFiles[] = {
     {"TensorOfANegativeNumber", one_tensor("-1"), kNotATensor + "a negative number"},
     {"TensorOfANumber", one_tensor("1"), kNotATensor + "the number 1"},
     {"TensorOfAFraction", one_tensor("1.5"), kNotATensor + "the number \"1.5\""},
-    {"TensorOfText", one_tensor("\"text\""), kNotATensor + "the text \"text\""},
+    {"TensorOfText", one_tensor("\"text\""), kNotATensor + "the string \"text\""},
     {"TensorOfAnArray", one_tensor("[]"), kNotATensor + "an array"},
     {"TwoTensorsOfOneName",
      contents(R"({"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
               R"("x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})"),
-     "expected every name once in the header, got \"x\" twice"},
+     "expected different names in the header, got \"x\" twice"},
     {"TwoFieldsOfOneName",
      one_tensor(R"({"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]})"),
-     "expected every name once in tensor \"x\", got \"dtype\" twice"},
+     "expected different names in tensor \"x\", got \"dtype\" twice"},
     {"NoDtype", one_tensor(R"({"shape":[0],"data_offsets":[0,0]})"),
      "expected dtype in tensor \"x\", got none"},
     {"NoShape", one_tensor(R"({"dtype":"U8","data_offsets":[0,0]})"),
@@ -562,7 +562,7 @@ const MalformedFile kMalformedFiles[] = {
     {"DtypeWithASpace", contents(header_of("F32 ", "[0]", "[0,0]")), kUnknownDtype + "\"F32 \""},
     {"DtypeOfNoLetters", contents(header_of("", "[0]", "[0,0]")), kUnknownDtype + "\"\""},
     {"DtypeThatIsNoText", one_tensor(R"({"dtype":32,"shape":[0],"data_offsets":[0,0]})"),
-     "expected text as dtype in tensor \"x\", got the number 32"},
+     "expected a string as dtype in tensor \"x\", got the number 32"},
 
     // Shapes.
     {"ShapeThatIsNoArray", contents(header_of("U8", "3", "[0,3]"), "123"),
@@ -573,7 +573,7 @@ const MalformedFile kMalformedFiles[] = {
     {"SizeWithAnExponent", of_shape("[1e0]"), kNotASize + "the number \"1e0\""},
     {"SizeOf2ToThe64", of_shape("[18446744073709551616]"),
      kNotASize + "the number \"18446744073709551616\""},
-    {"SizeOfText", of_shape("[\"1\"]"), kNotASize + "the text \"1\""},
+    {"SizeOfText", of_shape("[\"1\"]"), kNotASize + "the string \"1\""},
     {"SizeOfNull", of_shape("[null]"), kNotASize + "null"},
     {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
      "expected a shape below 2^63 of tensor \"x\", got 9223372036854775808"},
@@ -592,7 +592,7 @@ const MalformedFile kMalformedFiles[] = {
     // Allocates nothing that exceeds the file.
     {"ShapeOfMoreThanTheFile",
      contents(header_of("F64", "[1099511627776]", "[0,8796093022208]"), "12345678"),
-     "expected 8796093022208 bytes after the header, got a file with 8"},
+     "expected 8796093022208 bytes after the header, got 8"},
     {"ShapeOfMoreThanTheOffsets", contents(header_of("F32", "[2]", "[0,4]"), "1234"),
      "expected 8 bytes of tensor \"x\", F32 of shape (2,), got data_offsets of 4"},
     {"ScalarWithoutBytes", contents(header_of("F32", "[]", "[0,0]")),
@@ -606,27 +606,27 @@ const MalformedFile kMalformedFiles[] = {
     {"ThreeOffsets", of_offsets("[0,1,2]"), "expected two data_offsets of tensor \"x\", got more"},
     {"OffsetsThatEndBeforeTheyBegin", of_offsets("[1,0]"), kNoPair + "[1, 0]"},
     {"OffsetsBeyondTheFile", contents(header_of("U8", "[2]", "[0,2]"), "1"),
-     "expected 2 bytes after the header, got a file with 1"},
+     "expected 2 bytes after the header, got 1"},
     {"TensorsThatOverlap", two_tensors("[1,3]", "123"), not_next("y", 2, 1)},
     {"TensorsOfTheSameBytes", two_tensors("[0,2]", "12"), not_next("y", 2, 0)},
     {"HoleBetweenTensors", two_tensors("[3,5]", "12345"), not_next("y", 2, 3)},
     {"HoleBeforeTheFirstTensor", contents(header_of("U8", "[1]", "[1,2]"), "12"),
      not_next("x", 0, 1)},
     {"BytesAfterTheLastTensor", two_tensors("[2,4]", "12345"),
-     "expected 4 bytes after the header, got a file with 5"},
+     "expected 4 bytes after the header, got 5"},
     {"EmptyTensorOutsideTheData", contents(header_of("U8", "[0]", "[7,7]")), not_next("x", 0, 7)},
 
     // Metadata.
     {"MetadataThatIsNoObject", contents(R"({"__metadata__":null})"),
      "expected an object in __metadata__, got null"},
     {"MetadataOfANumber", contents(R"({"__metadata__":{"a":1}})"),
-     "expected text in __metadata__, got the number 1"},
+     "expected strings in __metadata__, got the number 1"},
     {"MetadataOfAnObject", contents(R"({"__metadata__":{"a":{}}})"),
-     "expected text in __metadata__, got an object"},
+     "expected strings in __metadata__, got an object"},
     {"MetadataTwice", contents(R"({"__metadata__":{},"__metadata__":{}})"),
-     "expected every name once in the header, got \"__metadata__\" twice"},
+     "expected different names in the header, got \"__metadata__\" twice"},
     {"MetadataWithANameTwice", contents(R"({"__metadata__":{"a":"","a":""}})"),
-     "expected every name once in __metadata__, got \"a\" twice"},
+     "expected different names in __metadata__, got \"a\" twice"},
 
     // Elements, and names in messages.
     {"BoolThatIsNeitherTrueNorFalse", contents(header_of("BOOL", "[3]", "[0,3]"), "\0\1\2"s),
@@ -668,7 +668,7 @@ TEST_F(Serialize, AHeaderLongerThanTheLimitIsRefused) {
       [&] { lltm::load_safetensors(path()); },
       kValueError,
       "lltm::load_safetensors: " + path() +
-          ": expected a header of at most 100000000 bytes, got a length of 100000001");
+          ": expected a header of at most 100000000 bytes, got 100000001");
 }
 
 // ---- modules --------------------------------------------------------------

@@ -99,5 +99,5 @@ def test_engines_are_measured_beside_others(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["bench_cuda.py"])
-    with pytest.raises(SystemExit, match=r"^no GPU here$"):
+    with pytest.raises(SystemExit, match=r"^no GPU found$"):
         bench_cuda.main()

@@ -316,7 +316,7 @@ def test_a_function_that_is_not_there_is_named(text: str) -> None:
         (("--json", "folder"), "--json: cannot write folder"),
         (("--plot", "file/out.png"), "--plot: cannot write file/out.png: "),
         (("--compare", "missing.json"), "--compare: cannot read missing.json: "),
-        (("--compare", "file"), "--compare: file is no file of --json"),
+        (("--compare", "file"), "--compare: file is not a file written by --json"),
     ],
 )
 def test_files_are_refused_before_anything_is_measured(
@@ -338,7 +338,7 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
     )
     run = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path)
     shown = run.stdout
-    assert 0 < shown.index("no picture: it needs matplotlib") < shown.index("one step, ")
+    assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
     assert not (tmp_path / "lltm-benchmark.png").exists()
 
 

@@ -242,7 +242,7 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
     found = sections(cell)
     assert list(found) == ["cell", "saved", "forward", "backward", "hints", "cpp_source"]
     assert unwrapped(found["cell"]).splitlines() == [
-        "gates       i of x and h, f of x and h, g of x and h, o of x and h",
+        "gates       i (x, h), f (x, h), g (x, h), o (x, h)",
         "states      c = 0.0",
         "parameters  p_i, p_f, p_o",
         f"bounded     {'yes' if 'bounded' in cell.text else 'no'}",
@@ -250,8 +250,8 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
     *values, total = unwrapped(found["saved"]).splitlines()
     assert [value.split(" ")[0] for value in values] == list(Program.read(cell.text).saved)
     assert re.fullmatch(
-        r"6 values, 24 bytes a unit, row and step in float32; in a Python loop autograd keeps"
-        r" (\d+) bytes",
+        r"6 values, 24 bytes per hidden unit, sequence and time step in float32; in a Python loop"
+        r" autograd saves (\d+) bytes",
         total,
     )
     for name in ("forward", "backward"):
@@ -260,7 +260,7 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
         executed = torch.ops.lltm._instructions(cell.text)[name == "backward"]
         assert count == f"{len(lines)} instructions, {executed} executed"
     assert found["cpp_source"] + "\n" == cell.cpp_source
-    assert lltm.Cell(cell.text).explain().count("autograd keeps") == 0  # without its function
+    assert lltm.Cell(cell.text).explain().count("autograd saves") == 0  # without its function
 
 
 def test_counts_what_autograd_keeps() -> None:
@@ -269,7 +269,7 @@ def test_counts_what_autograd_keeps() -> None:
         y = tanh(z[0])  # saves y
         return y * c, torch.where(c > 0, y, c)  # saves y again, c, and a byte for the condition
 
-    assert unwrapped(sections(kept)["saved"]).endswith("keeps 9 bytes")
+    assert unwrapped(sections(kept)["saved"]).endswith("saves 9 bytes")
 
 
 def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch
         return sigmoid(z.o) * c_next / n_next, c_next, n_next, m_next
 
     hints = unwrapped(sections(whole)["hints"])
-    assert re.search(r"save 1 value more .* call detach\(\) on it", hints)
+    assert re.search(r"save 1 additional value\. .* call detach\(\) on it", hints)
 
 
 def test_hints_at_functions_of_parameters_alone() -> None:
@@ -297,5 +297,5 @@ def test_hints_at_functions_of_parameters_alone() -> None:
         return tanh(v_next), v_next
 
     assert unwrapped(sections(leaky)["hints"]).startswith(
-        "kept = sigmoid t1 is computed in each row and step of parameters alone:"
+        "kept = sigmoid t1 depends only on parameters, but is computed in each time step."
     )

@@ -25,7 +25,7 @@ import lltm
 from lltm import explain
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU found"),
     pytest.mark.skipif(
         "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
     ),
@@ -431,7 +431,7 @@ def test_errors_are_those_of_the_cpu() -> None:
     a = on_gpu(support.sequence_arguments((5, 3, 2, 4)))
     with pytest.raises(ValueError, match="expected h_0 of shape"):
         ops.sequence(*replace(a, h=a.h[:2]).operands())
-    with pytest.raises(RuntimeError, match="expected weights on device cuda:0, got cpu"):
+    with pytest.raises(RuntimeError, match="expected weight_ih on device cuda:0, got cpu"):
         ops.sequence(*replace(a, weights=a.weights.cpu()).operands())
     sizes = torch.full((5,), 3, device="cuda")
     with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
@@ -582,7 +582,7 @@ def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
 
 def test_explain_says_which_engine_a_sequence_takes() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
-    reason = "lltm.backends.cuda.persistent is off"
+    reason = "lltm.backends.cuda.persistent is False"
     assert f"on CUDA, forward: stepwise ({reason})" in explain.schedule(call)
 
 

@@ -50,7 +50,7 @@ def test_build_info_names_the_architectures_and_the_toolkit() -> None:
         ("sm_80, sm_90, compute_90, CUDA 13.0", (9, 0), "sm_90"),
         ("sm_80, sm_90, compute_90, CUDA 13.0", (12, 0), "compute_90"),
         ("sm_80, sm_90, compute_90, CUDA 13.0", (7, 5), "none for this device"),
-        ("none (composite path)", (9, 0), "composite path"),
+        ("none (ATen operations)", (9, 0), "ATen operations"),
     ],
 )
 def test_the_report_names_the_kernels_that_a_device_gets(

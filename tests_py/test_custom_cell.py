@@ -357,7 +357,7 @@ def test_a_gradient_of_its_own_is_taken_once() -> None:
     output, _ = layer(x)
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=False)
     assert grad.abs().max() > 0
-    expected = "lltm: expected first derivatives by autograd alone of the cell spiking"
+    expected = "lltm: cell spiking defines its own gradient: expected first derivatives by autograd"
     with pytest.raises(NotImplementedError, match=expected):
         torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=expected):
@@ -403,7 +403,7 @@ def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> No
     cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
-    with pytest.raises(NotImplementedError, match="expected first derivatives by autograd alone"):
+    with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):
         torch.func.grad(lambda x: layer(x)[0].sum())(torch.randn(2, 3, 3))
 
 
@@ -539,7 +539,7 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     assert again.text == cell.text
     assert repr(again) == repr(cell)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*: u is NaN until")  # its initializer is not serialized
+        warnings.filterwarnings("ignore", ".*: parameter u is NaN")  # no initializer is serialized
         own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
@@ -622,11 +622,11 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
         module = make(3, 4)
         for _ in range(2):  # also pickles a pickled cell
             module = pickle.loads(pickle.dumps(module))
-            with pytest.warns(UserWarning, match=r"Layer|Cell: e is NaN"):
+            with pytest.warns(UserWarning, match=r"(Layer|Cell): parameter e is NaN"):
                 assert values(module)[:4] == [1.0, 2.0, 3.0, 4.0]
             assert module.e_l0.isnan().all() if make is cell.Layer else module.e.isnan().all()
     again = pickle.loads(pickle.dumps(cell))
-    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: e is NaN until a state_dict is"):
+    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: parameter e is NaN because"):
         layer = again.Layer(3, 4)
     layer.load_state_dict(cell.Layer(3, 4).state_dict())
     assert (layer.e_l0 == 5.0).all()
@@ -642,7 +642,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
     cell.save(tmp_path / "a.cell")
     again = lltm.Cell.load(tmp_path / "a.cell")
     layer: Any
-    with pytest.warns(UserWarning, match="a is NaN until") as warned:
+    with pytest.warns(UserWarning, match="parameter a is NaN because") as warned:
         layer = again.Layer(3, 4, num_layers=2)
     assert Path(warned[0].filename) == Path(__file__)
     assert layer.a_l0.isnan().all()
@@ -665,7 +665,7 @@ def test_a_function_that_is_gone_is_a_function_that_is_lacking(
     monkeypatch.delattr(sys.modules[__name__], "drawn")
     layer = pickle.loads(text)
     assert (layer.a_l0 == 3.0).all()
-    with pytest.warns(UserWarning, match="a is NaN until"):
+    with pytest.warns(UserWarning, match="parameter a is NaN because"):
         layer.reset_parameters()
 
 
@@ -709,7 +709,7 @@ def test_int8_wants_a_bounded_cell() -> None:
 def test_prepacked_weights_belong_to_their_cell() -> None:
     weights = lstm.Layer(16, 16).prepack().packed_weights_l0
     x, h = torch.randn(2, 3, 16), torch.zeros(3, 16)
-    expected = "expected weights from prepack for the cell lstm, got some for another"
+    expected = "expected weights prepacked for the cell lstm, got weights prepacked for another"
     with pytest.raises(ValueError, match=expected):
         torch.ops.lltm.sequence("lstm", x, h, h, weights)
 
@@ -726,8 +726,8 @@ def test_wrong_states_are_named() -> None:
         ([s, s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
-        ((s, s, s.half()), r"expected m_0 of dtype float32, that of the input, got float16"),
-        ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
+        ((s, s, s.half()), r"expected m_0 of dtype float32, the dtype of the input, got float16"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
         ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
     ):
         with pytest.raises((TypeError, ValueError), match=rf"^lltm::two_states.Layer: {text}"):
@@ -760,14 +760,14 @@ def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     wrong: Any
     for wrong in (None, 3, b"lltm-cell 1"):
-        with pytest.raises(TypeError, match=r"^lltm::cell: expected the text of a cell, got "):
+        with pytest.raises(TypeError, match=r"^lltm::cell: expected a serialized cell, got "):
             lltm.Cell(wrong)
-    expected = r"^lltm::cell: expected the text of a cell, got 'lstm', the name of a built-in one"
+    expected = r"^lltm::cell: expected a serialized cell, got 'lstm', the name of a built-in cell"
     with pytest.raises(lltm.ArgumentError, match=expected):
         lltm.Cell("lstm")
     file = tmp_path / "binary.cell"
     file.write_bytes(b"\xff\xfe\0")
-    expected = r"^lltm::cell: expected the text of a cell, got .*binary.cell: .*0xff"
+    expected = r"^lltm::cell: expected a serialized cell, got .*binary.cell: .*0xff"
     with pytest.raises(lltm.ArgumentError, match=expected):
         lltm.Cell.load(file)
 
@@ -792,14 +792,14 @@ def test_what_an_initialiser_returns_is_what_it_says() -> None:
             ValueError, match=r"^lltm::it.Layer: .* fills or returns a, got .*neither"
         ):
             cell_of(wrong).Layer(3, 4)
-    with pytest.raises(ValueError, match=r"^lltm::it.Cell: expected what fills a of shape \(4,\)"):
+    with pytest.raises(ValueError, match="the result of the initializer of a of shape"):
         cell_of(lambda t: torch.ones(1)).Cell(3, 4)
 
 
 @pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])
 def test_parameters_are_no_members_of_modules(name: str) -> None:
     text = re.sub(r"\bp\b", name, two_states.text)
-    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected names.*got '{name}'"):
+    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected param.*got '{name}'"):
         lltm.Cell(text)
 
 

@@ -370,7 +370,7 @@ STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"cell": "unknown"}, f"cell to be one of {', '.join(support.CELLS)} or the text of a "),
+        ({"cell": "unknown"}, f"cell to be one of {', '.join(support.CELLS)} or a serialized "),
         ({"cell": "gru"}, "no c, since the cell gru has none, got a tensor"),
         ({"c": None}, "c to be a tensor, got an undefined tensor"),
         ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
@@ -404,7 +404,7 @@ with warnings.catch_warnings():
         torch.nested.nested_tensor([randn(2, 3), randn(4, 3)], layout=layout)
         for layout in (torch.strided, torch.jagged)
     )
-OF_PARAMETERS = "that of the parameters"
+WHOSE = "of the parameters"
 TENSOR_OR_PACKED = "input to be a tensor or a PackedSequence"
 
 # fmt: off
@@ -416,9 +416,9 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({}, (randn(3),), ValueError, "input of shape (T, B, 3) or (T, 3), got (3,)"),
     ({}, (X[None],), ValueError, "input of shape (T, B, 3) or (T, 3), got (1, 6, 4, 3)"),
     ({}, ([1.0],), TypeError, f"{TENSOR_OR_PACKED}, got list"),
-    *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; make one of it")
+    *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; convert it")
       for x in NESTED),
-    ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed rows (N, 3), got (2, 4)"),
+    ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed shape (N, 3), got (2, 4)"),
     ({}, (X, STATE[0]), TypeError, "hx to be a tuple (h_0, c_0), got Tensor"),
     ({}, (X, (*STATE, None)), TypeError, "hx to be a tuple (h_0, c_0), got 3 values"),
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
@@ -439,10 +439,10 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
         ({"num_layers": layers, "dtype": dtype}, (x,), error, f"input {text}")
         for layers in (1, 2)
         for dtype, x, error, text in (
-            (None, X.double(), TypeError, f"of dtype float32, {OF_PARAMETERS}, got float64"),
-            (None, X.long(), TypeError, f"of dtype float32, {OF_PARAMETERS}, got int64"),
-            (None, X.to("meta"), RuntimeError, f"on device cpu, {OF_PARAMETERS}, got meta"),
-            (torch.float64, X, TypeError, f"of dtype float64, {OF_PARAMETERS}, got float32"),
+            (None, X.double(), TypeError, f"of dtype float32, the dtype {WHOSE}, got float64"),
+            (None, X.long(), TypeError, f"of dtype float32, the dtype {WHOSE}, got int64"),
+            (None, X.to("meta"), RuntimeError, f"on device cpu, the device {WHOSE}, got meta"),
+            (torch.float64, X, TypeError, f"of dtype float64, the dtype {WHOSE}, got float32"),
         )
     ),
 ]
@@ -458,11 +458,11 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (ROW, (randn(2, 5), randn(2, 5))), ValueError, "h of shape (4, 5), got (2, 5)"),
     ({}, (ROW, (randn(4, 1, 1, 5),) * 2), ValueError, "h of shape (4, 5), got (4, 1, 1, 5)"),
     ({}, (randn(3), (randn(5), randn(1, 5))), ValueError, "c of shape (5,), got (1, 5)"),
-    ({}, (ROW.double(),), TypeError, f"input of dtype float32, {OF_PARAMETERS}, got float64"),
-    ({}, (ROW.long(),), TypeError, f"input of dtype float32, {OF_PARAMETERS}, got int64"),
-    ({}, (ROW.to("meta"),), RuntimeError, f"input on device cpu, {OF_PARAMETERS}, got meta"),
+    ({}, (ROW.double(),), TypeError, f"input of dtype float32, the dtype {WHOSE}, got float64"),
+    ({}, (ROW.long(),), TypeError, f"input of dtype float32, the dtype {WHOSE}, got int64"),
+    ({}, (ROW.to("meta"),), RuntimeError, f"input on device cpu, the device {WHOSE}, got meta"),
     ({"dtype": torch.float64}, (ROW,), TypeError,
-     f"input of dtype float64, {OF_PARAMETERS}, got float32"),
+     f"input of dtype float64, the dtype {WHOSE}, got float32"),
 ]
 BAD_SIZES: list[Row] = [
     (name, *row)
@@ -491,12 +491,12 @@ BAD_OPTIONS: list[Row] = [
     ("batch_first", None, TypeError, "batch_first to be a bool, got NoneType"),
     ("batch_first", "False", TypeError, "batch_first to be a bool, got str"),
     ("bidirectional", "yes", TypeError, "bidirectional to be a bool, got str"),
-    ("dropout", 1.5, ValueError, "dropout to lie in [0, 1], got 1.5"),
-    ("dropout", float("nan"), ValueError, "dropout to lie in [0, 1], got nan"),
+    ("dropout", 1.5, ValueError, "dropout to be in [0, 1], got 1.5"),
+    ("dropout", float("nan"), ValueError, "dropout to be in [0, 1], got nan"),
     ("dropout", "0.5", TypeError, "dropout to be a number, got str"),
     ("dropout", True, TypeError, "dropout to be a number, got bool"),
-    ("recurrent_dropout", -0.1, ValueError, "recurrent_dropout to lie in [0, 1], got -0.1"),
-    ("recurrent_dropout", float("nan"), ValueError, "recurrent_dropout to lie in [0, 1], got nan"),
+    ("recurrent_dropout", -0.1, ValueError, "recurrent_dropout to be in [0, 1], got -0.1"),
+    ("recurrent_dropout", float("nan"), ValueError, "recurrent_dropout to be in [0, 1], got nan"),
     ("proj_size", None, TypeError, "proj_size to be an int, got NoneType"),
 ]
 BAD_PROJECTION: list[Row] = [
@@ -556,7 +556,7 @@ def module_rows() -> Iterator[Any]:
         for options, given, error, text in rows_of(getattr(lltm, name))[0]:
             if "on device" in text:
                 continue  # the operator reports a prepacked layer's bias
-            text = text.replace(OF_PARAMETERS, "that of the prepacked layer")
+            text = text.replace(WHOSE, "of the prepacked layer")
             call = partial(made_and_called, partial(prepacked, getattr(lltm, name)), options, given)
             yield pytest.param(call, error, name, text, id=f"prepacked {name}-{text}")
 
@@ -599,7 +599,7 @@ def test_modules_refuse_nested_states(nested: Tensor) -> None:
 @pytest.mark.parametrize("size", [9, 2**31, 2**62])
 def test_a_packed_batch_of_more_rows_than_there_are_is_refused(size: int) -> None:
     packed = PackedSequence(randn(8, 3), torch.tensor([size, size]))
-    text = f"input of at least {size} rows, with which batch_sizes begins, got 8"
+    text = f"input of at least {size} rows, the first of batch_sizes, got 8"
     for layer in (lltm.GRU(3, 5), lltm.GRU(3, 5).prepack()):
         refuses(partial(layer, packed), ValueError, "GRU", text)
 
@@ -607,10 +607,10 @@ def test_a_packed_batch_of_more_rows_than_there_are_is_refused(size: int) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("dropout", 2.0, "to lie in [0, 1], got 2"),
-        ("dropout", float("nan"), "to lie in [0, 1], got nan"),
-        ("recurrent_dropout", -1.0, "to lie in [0, 1], got -1"),
-        ("recurrent_dropout", float("nan"), "to lie in [0, 1], got nan"),
+        ("dropout", 2.0, "to be in [0, 1], got 2"),
+        ("dropout", float("nan"), "to be in [0, 1], got nan"),
+        ("recurrent_dropout", -1.0, "to be in [0, 1], got -1"),
+        ("recurrent_dropout", float("nan"), "to be in [0, 1], got nan"),
         ("hidden_size", -6, "to be positive, got -6"),
         ("hidden_size", 2**62, f"of at most {2**27}, got {2**62}"),
     ],
@@ -628,7 +628,7 @@ def test_modules_refuse_quantized_tensors() -> None:
     x, h = randn(6, 4, 3), randn(1, 4, 5)
     x_8, h_8 = (torch.quantize_per_tensor(y, 0.1, 0, torch.quint8) for y in (x, h))
     layer = lltm.LLTM(3, 5)
-    text = "input of dtype float32, that of the parameters, got quint8"
+    text = "input of dtype float32, the dtype of the parameters, got quint8"
     refuses(lambda: layer(x_8), TypeError, "LLTM", text)
     text = "h_0 of dtype float32, got quint8"
     refuses(lambda: layer(x, (h_8, h)), TypeError, "sequence", text)
@@ -636,7 +636,7 @@ def test_modules_refuse_quantized_tensors() -> None:
 
 def test_a_prepacked_layer_without_bias_names_its_weights() -> None:
     packed = lltm.LLTM(3, 5, bias=False).prepack()
-    text = "weights from prepack of dtype float64, that of the input, got some of float32"
+    text = "weights from prepack of dtype float64, the dtype of the input, got float32"
     refuses(lambda: packed(X.double()), TypeError, "sequence", text)
 
 

@@ -28,7 +28,7 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> 
     for device in ("nowhere", "cuda:99"):
         run = support.run_forked("-m", "lltm.explain", "--device", device, cwd=tmp_path)
         assert (run.returncode, run.stdout) == (2, "")
-        said = f"error: argument --device: {device} is no device that this PyTorch has here"
+        said = f"error: argument --device: {device} is not an available device"
         assert run.stderr.splitlines()[-1].endswith(said)
 
 

@@ -36,7 +36,7 @@ def test_what_fails_or_hangs_keeps_nothing_else_from_running(
         "figures": "done",
         "fails": "failed: exit status 3: why",
         "is not there": "failed: No such file or directory: no-such-program",
-        "hangs": "stopped: it hangs, after: ready",
+        "hangs": "stopped: no output, after: ready",
         "takes long": "stopped: more than 0 seconds, after: on",
         "has its environment": "done",
     }
@@ -67,7 +67,7 @@ def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
     assert [entry["state"] for entry in summary.values()] == [
         "done",
         "stopped: more than 0 seconds, after: nothing",
-        "not begun: the time was up",
+        "not started: out of time",
     ]
 
 

@@ -114,9 +114,9 @@ def test_wrong_cells_and_states_are_named() -> None:
         ("gru", (h, h), TypeError, "states to be a tensor, got tuple"),
         ("lstm", h, TypeError, "states to be a tuple (h, c), got Tensor"),
         (two_states, (h, h), TypeError, "states to be a tuple (h, c, m), got 2 values"),
-        (two_states, (h, h, h.double()), TypeError, "m of dtype float32, that of h, got float64"),
+        (two_states, (h, h, h.double()), TypeError, "m of dtype float32, the dtype of h, got f"),
         (two_states, (h, h, h[:2]), lltm.ArgumentError, "m of shape (3, 6), got (2, 6)"),
-        (two_states, (h, h, h.to("meta")), RuntimeError, "m on device cpu, that of h, got meta"),
+        (two_states, (h, h, h.to("meta")), RuntimeError, "m on device cpu, the device of h, got"),
     ]
     for cell, states, error, text in calls:
         with pytest.raises(error) as caught:

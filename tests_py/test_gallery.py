@@ -65,8 +65,8 @@ def test_the_table_says_what_the_cells_have(monkeypatch: pytest.MonkeyPatch) -> 
         of_x, of_h = map(str.split, weights)
         gates = [
             gate
-            + (" (of x alone)" if gate not in of_h else "")
-            + (" (of h alone)" if gate not in of_x else "")
+            + (" (only x)" if gate not in of_h else "")
+            + (" (only h)" if gate not in of_x else "")
             for gate in cell.gates
         ]
         columns = [", ".join(names) for names in (gates, cell.states, cell.parameters)]

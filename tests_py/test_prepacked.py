@@ -170,16 +170,16 @@ def test_is_compiled_as_a_module(compile: str) -> None:
 @pytest.mark.parametrize(
     ("convert", "error", "text"),
     [
-        (lambda m: m.half(), TypeError, "of dtype float32, got float16: convert the layer and"),
-        (lambda m: m.double(), TypeError, "of dtype float32, got float64: convert the layer"),
-        (lambda m: m.to(torch.bfloat16), TypeError, "of dtype float32, got bfloat16: convert"),
-        (lambda m: m.to("meta"), RuntimeError, "on device cpu, got meta: move the layer and"),
+        (lambda m: m.half(), TypeError, "dtype to stay float32, got float16; convert the original"),
+        (lambda m: m.double(), TypeError, "dtype to stay float32, got float64; convert the"),
+        (lambda m: m.to(torch.bfloat16), TypeError, "dtype to stay float32, got bfloat16; convert"),
+        (lambda m: m.to("meta"), RuntimeError, "device to stay cpu, got meta; move the original"),
     ],
     ids=["half", "double", "to dtype", "to device"],
 )
 def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> None:
     for module in (lltm.LLTM(**SIZES).prepack(), Model().prepack()):
-        with pytest.raises(error, match=f"lltm::PrepackedLLTM: expected to stay {text}"):
+        with pytest.raises(error, match=f"lltm::PrepackedLLTM: expected {text}"):
             convert(module)
     x = torch.randn(3, 2, 5)
     packed = lltm.LLTM(**SIZES).prepack()
@@ -401,7 +401,8 @@ def test_refuses_weights_of_another_cell(form: torch.dtype | None) -> None:
     for a, other in ((lltm_s, gru_s), (lstm_s, lltm_s), (gru_s, lstm_s)):
         packed = ops.prepack(other.cell, other.weights, other.weight_hh, dtype=form)
         _, input, h, c, *_ = a.operands()
-        expected = f"weights from prepack for the cell {a.cell}, got some for {other.cell}"
+        got = f"got weights prepacked for {other.cell}"
+        expected = f"weights prepacked for the cell {a.cell}, {got}"
         with pytest.raises(ValueError, match=f"^lltm::sequence: expected {expected}"):
             ops.sequence(a.cell, input, h, c, packed)
 
@@ -476,7 +477,7 @@ def test_refuses_what_does_not_go_with_packed_weights() -> None:
     operands = ("lltm", a.input, *state, packed)
     with pytest.raises(ValueError, match=r"expected no weight_hh with prepacked weights"):
         torch.ops.lltm.sequence(*operands, a.weights)
-    with pytest.raises(NotImplementedError, match=r"expected weights as they are where gradients"):
+    with pytest.raises(NotImplementedError, match=r"expected unpacked weight_ih to compute gradi"):
         torch.ops.lltm.sequence_forward(*operands, *[None] * 4, False, None, 0, None)
     with pytest.raises(
         TypeError, match=r"lltm::step: expected weight_ih of dtype float32, got uint8"

@@ -313,7 +313,7 @@ def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -
 def test_what_is_wrong_with_a_projection_is_named() -> None:
     bad_options: list[tuple[dict[str, Any], str]] = [
         ({"recurrent_dropout": 0.5}, "recurrent_dropout to be 0 with proj_size, got 0.5"),
-        ({"proj_size": H}, rf"proj_size to lie in \[0, hidden_size\), got {H}"),
+        ({"proj_size": H}, rf"proj_size to be in \[0, hidden_size\), got {H}"),
     ]
     for options, text in bad_options:
         with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
@@ -325,7 +325,7 @@ def test_what_is_wrong_with_a_projection_is_named() -> None:
     good = layer.weight_hr_l0
     for bad, error, text in (
         (torch.zeros(P, H + 1), lltm.ArgumentError, rf"weight_hr of shape \({P}, {H}\), got"),
-        (good.detach().double(), TypeError, "weight_hr of dtype float32, that of the input, got f"),
+        (good.detach().double(), TypeError, "weight_hr of dtype float32, the dtype of the input"),
     ):
         layer.weight_hr_l0 = nn.Parameter(bad)
         with pytest.raises(error, match=f"^lltm::LSTM: expected {text}"):
@@ -451,7 +451,7 @@ class Own(nn.GRU):
     pass
 
 
-def with_forward_of_its_own() -> nn.Module:
+def with_replaced_forward() -> nn.Module:
     module = nn.LSTM(I, H)
     vars(module)["forward"] = module.forward
     return module
@@ -467,19 +467,19 @@ def sharded() -> nn.Module:
 
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
-    "subclass": (lambda: Own(I, H), "it is a Own, a subclass whose forward may be its own"),
+    "subclass": (lambda: Own(I, H), "it is a Own, a subclass that may override forward"),
     "parametrized": (
         lambda: nn.utils.parametrizations.weight_norm(nn.GRU(I, H), "weight_hh_l0"),
-        "it is parametrized: replace it first and parametrize it then",
+        "it is parametrized; call replace_ before parametrizing it",
     ),
-    "sharded": (sharded, "it is sharded by fully_shard: replace it first and shard it then"),
+    "sharded": (sharded, "it is sharded by fully_shard; call replace_ before fully_shard"),
     "quantizable": (
         lambda: torch.ao.nn.quantizable.LSTM(I, H),
-        "it is of PyTorch's tools for quantization: replace the float module and prepack it",
+        "it is a PyTorch quantization module; replace the float module and prepack it in int8",
     ),
-    "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "it is of PyTorch's tools"),
+    "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "it is a PyTorch quantization"),
     "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
-    "forward": (with_forward_of_its_own, "it has a forward of its own"),
+    "forward": (with_replaced_forward, "its forward is replaced on the instance"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
 }
 

@@ -452,7 +452,7 @@ def test_a_sequence_of_no_steps_depends_on_every_argument(
 def test_batch_sizes_of_each_sample_are_refused() -> None:
     a = support.packed_arguments((4, 2, 1), 3, 5)
     assert a.batch_sizes is not None
-    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one batch_sizes for all"):
+    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected the same batch_sizes for"):
         torch.vmap(
             lambda sizes: lltm.functional.sequence(
                 "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias, batch_sizes=sizes
@@ -472,7 +472,7 @@ def test_batch_sizes_of_an_outer_vmap_are_refused() -> None:
 
     sizes = a.batch_sizes.expand(2, -1)
     rows = a.input.expand(3, -1, -1)
-    expected = r"lltm::sequence: expected one batch_sizes for all samples of vmap, got one for each"
+    expected = r"expected the same batch_sizes for all samples of vmap, got batch_sizes per sample"
     with pytest.raises(RuntimeError, match=expected):
         torch.vmap(lambda s: torch.vmap(lambda x: run(x, s))(rows))(sizes)
     with pytest.raises(RuntimeError, match=expected):
@@ -493,10 +493,10 @@ def test_pytorch_does_not_pack_in_forward_mode_or_under_vmap() -> None:
 
 def test_prepacked_weights_of_each_sample_are_refused() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
-    with pytest.raises(RuntimeError, match=r"lltm::prepack: expected one set of weights for all"):
+    with pytest.raises(RuntimeError, match=r"lltm::prepack: expected the same weights for all s"):
         torch.vmap(partial(lltm.functional.prepack, "lltm"))(a.weights.expand(2, -1, -1))
     packed = lltm.functional.prepack("lltm", a.weights)
-    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one set of prepacked weigh"):
+    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected the same prepacked weights"):
         torch.vmap(
             lambda weights: lltm.functional.sequence(
                 "lltm", a.input, (a.h, a.c), weights, bias_ih=a.bias
@@ -506,7 +506,7 @@ def test_prepacked_weights_of_each_sample_are_refused() -> None:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_prepacked_layers_have_no_derivatives(bidirectional: bool) -> None:
-    text = "lltm::sequence: expected weights as they are where derivatives are taken, got prepacked"
+    text = "lltm::sequence: expected unpacked weight_ih to compute derivatives, got prepacked weig"
     packed = lltm.LLTM(I, H, bidirectional=bidirectional).prepack()
     x = torch.randn(5, 4, I)
     output, _ = packed(x.clone().requires_grad_())

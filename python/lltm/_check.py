@@ -69,7 +69,7 @@ def probability(where: str, name: str, value: Any) -> float:
         raise TypeError(f"lltm::{where}: expected {name} to be a number, got {_type(value)}")
     number = float(value)
     if not 0 <= number <= 1:
-        raise ArgumentError(f"lltm::{where}: expected {name} to lie in [0, 1], got {value}")
+        raise ArgumentError(f"lltm::{where}: expected {name} to be in [0, 1], got {value}")
     return number
 
 
@@ -131,13 +131,13 @@ def like(where: str, name: str, value: Any, other_name: str, other: Any) -> None
     shape(where, name, value, tuple(other.shape))
     if value.dtype != other.dtype:
         raise TypeError(
-            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, that of {other_name},"
-            f" got {dtype(value.dtype)}"
+            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, the dtype of"
+            f" {other_name}, got {dtype(value.dtype)}"
         )
     if value.device != other.device:
         raise RuntimeError(
-            f"lltm::{where}: expected {name} on device {other.device}, that of {other_name},"
-            f" got {value.device}"
+            f"lltm::{where}: expected {name} on device {other.device}, the device of"
+            f" {other_name}, got {value.device}"
         )
 
 
@@ -158,13 +158,13 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
     """
     if input.device != parameter.device:
         raise RuntimeError(
-            f"lltm::{where}: expected input on device {parameter.device}, that of the parameters,"
-            f" got {input.device}"
+            f"lltm::{where}: expected input on device {parameter.device}, the device of the"
+            f" parameters, got {input.device}"
         )
     if input.dtype != parameter.dtype and not torch.is_autocast_enabled(input.device.type):
         raise TypeError(
-            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, that of the"
-            f" parameters, got {dtype(input.dtype)}"
+            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, the dtype of"
+            f" the parameters, got {dtype(input.dtype)}"
         )
 
 
