@@ -89,7 +89,7 @@ def test_the_id_is_the_next_after_the_built_in_cells() -> None:
     assert f".id = {len(built_in.split(', '))}," in words.cpp_source
 
 
-def test_the_page_computes_what_the_program_does(
+def test_the_cpp_source_computes_the_same_as_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -174,7 +174,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="builds the library with CMake")
-def test_a_page_is_built_in_as_contributing_says(
+def test_a_cell_is_built_in_by_the_steps_of_contributing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the three steps of CONTRIBUTING.md."""
@@ -236,7 +236,7 @@ def unwrapped(text: str) -> str:
     return text.replace("\n  ", " ")
 
 
-def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explains_saved_values_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     cell = importlib.import_module("peephole_lstm").peephole_lstm
     found = sections(cell)
@@ -263,7 +263,7 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
     assert lltm.Cell(cell.text).explain().count("autograd saves") == 0  # without its function
 
 
-def test_counts_what_autograd_keeps() -> None:
+def test_counts_bytes_that_autograd_saves() -> None:
     @lltm.cell(gates=1)
     def kept(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
         y = tanh(z[0])  # saves y
@@ -272,7 +272,7 @@ def test_counts_what_autograd_keeps() -> None:
     assert unwrapped(sections(kept)["saved"]).endswith("saves 9 bytes")
 
 
-def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_at_a_stabilizer_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     detached = importlib.import_module("slstm").slstm
     assert sections(detached)["hints"] == "none"
@@ -289,7 +289,7 @@ def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch
     assert re.search(r"save 1 additional value\. .* call detach\(\) on it", hints)
 
 
-def test_hints_at_functions_of_parameters_alone() -> None:
+def test_hints_at_functions_of_only_parameters() -> None:
     @lltm.cell(gates=1, parameters={"decay": 1.0})
     def leaky(z: Any, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
         kept = sigmoid(1 - decay)

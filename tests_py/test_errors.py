@@ -220,7 +220,7 @@ def function_rows() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("way", "name", "arguments", "error", "text"), list(function_rows()))
-def test_a_function_refuses(
+def test_a_function_rejects(
     way: Way, name: str, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     value_error = lltm.ArgumentError if way is in_functional else OF_TORCH_OPS
@@ -327,7 +327,7 @@ def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ..
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: str) -> None:
+def test_if_arguments_disagree_the_error_names_the_minority(name: str) -> None:
     op, arguments = call_of_shapes(name)
     in_torch_ops(op, arguments)
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
@@ -345,19 +345,19 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
 
 
 @pytest.mark.parametrize("weights", [(45, 24), (60, 28), (48, 25)])
-def test_the_expected_shape_is_what_the_other_arguments_say(weights: tuple[int, int]) -> None:
+def test_the_expected_shape_follows_from_the_other_arguments(weights: tuple[int, int]) -> None:
     sizes = {"input": (4, 8), "h": (4, 16), "c": (4, 16), "weight_ih": weights, "bias_ih": (48,)}
     text = f"expected weight_ih of shape (48, 24), got {weights}"
     with pytest.raises(ValueError, match=f"^lltm::step: {re.escape(text)}"):
         in_torch_ops("step", {name: torch.zeros(size) for name, size in sizes.items()})
 
 
-def test_states_that_agree_with_each_other_alone_are_named() -> None:
+def test_states_that_agree_only_with_each_other_are_named() -> None:
     with pytest.raises(ValueError, match=r"^lltm::step: expected h of shape \(4, 5\), got"):
         in_torch_ops("step", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
 
 
-def test_an_argument_of_another_hidden_size_says_nothing_of_the_rest() -> None:
+def test_an_argument_of_another_hidden_size_does_not_determine_other_sizes() -> None:
     layer = torch.nn.GRU(4, 6)
     arguments = (torch.zeros(5, 2, 4), torch.zeros(6, 2), None, *layer.parameters())
     with pytest.raises(ValueError, match=r"expected h_0 of shape \(2, 6\), got \(6, 2\)"):
@@ -386,7 +386,7 @@ def test_the_cell_and_its_two_matrices_are_named(change: dict[str, Any], text: s
         in_torch_ops("step", {**STEP_OF_LSTM, **change})
 
 
-def test_batch_sizes_whose_sum_no_number_holds_are_refused() -> None:
+def test_batch_sizes_whose_sum_overflows_are_rejected() -> None:
     h_0, sizes = torch.zeros(1, 1).expand(2**62, 1), torch.tensor([2**62, 2**62])
     weights = torch.zeros(3, 4), torch.zeros(3, 1)
     with pytest.raises(ValueError, match=r"expected batch_sizes with a sum below 2\^63"):
@@ -562,7 +562,7 @@ def module_rows() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("call", "error", "op", "text"), list(module_rows()))
-def test_a_module_refuses(
+def test_a_module_rejects(
     call: Callable[[], Any], error: type[Exception], op: str, text: str
 ) -> None:
     refuses(call, error, op, text)
@@ -575,7 +575,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_modules_refuse_other_layouts(layout: str) -> None:
+def test_modules_reject_other_layouts(layout: str) -> None:
     x, h = randn(6, 4, 3), randn(1, 4, 5)
     for module, op, good, names in (
         (lltm.LLTM(3, 5), "LLTM", (x, h, h), ("input", "h_0", "c_0")),
@@ -589,7 +589,7 @@ def test_modules_refuse_other_layouts(layout: str) -> None:
 
 
 @pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
-def test_modules_refuse_nested_states(nested: Tensor) -> None:
+def test_modules_reject_nested_states(nested: Tensor) -> None:
     text = "of layout Strided, got a nested tensor"
     for layer in (lltm.LSTM(3, 5), lltm.LSTM(3, 5).prepack()):
         refuses(partial(layer, X, (nested, STATE[1])), RuntimeError, "LSTM", f"h_0 {text}")
@@ -597,7 +597,7 @@ def test_modules_refuse_nested_states(nested: Tensor) -> None:
 
 
 @pytest.mark.parametrize("size", [9, 2**31, 2**62])
-def test_a_packed_batch_of_more_rows_than_there_are_is_refused(size: int) -> None:
+def test_a_packed_batch_larger_than_the_input_is_rejected(size: int) -> None:
     packed = PackedSequence(randn(8, 3), torch.tensor([size, size]))
     text = f"input of at least {size} rows, the first of batch_sizes, got 8"
     for layer in (lltm.GRU(3, 5), lltm.GRU(3, 5).prepack()):
@@ -624,7 +624,7 @@ def test_options_that_were_changed_are_checked_as_in_the_constructor(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # creating such a tensor is deprecated
-def test_modules_refuse_quantized_tensors() -> None:
+def test_modules_reject_quantized_tensors() -> None:
     x, h = randn(6, 4, 3), randn(1, 4, 5)
     x_8, h_8 = (torch.quantize_per_tensor(y, 0.1, 0, torch.quint8) for y in (x, h))
     layer = lltm.LLTM(3, 5)
@@ -657,7 +657,7 @@ NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("call", "op", "text"), NO_OPERATOR_S)
-def test_a_function_refuses_what_is_no_argument_of_an_operator(
+def test_a_function_rejects_values_that_operators_do_not_accept(
     call: Callable[[], Any], op: str, text: str
 ) -> None:
     refuses(call, TypeError, op, text)
@@ -733,7 +733,7 @@ def test_a_wrong_shape_in_torch_ops_is_a_value_error(path: str) -> None:
     assert type(caught.value) is OF_TORCH_OPS
 
 
-def test_an_operator_s_value_error_that_is_not_ours_stays_what_it_is(
+def test_other_value_errors_of_operators_are_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def other(*arguments: Any) -> Any:
@@ -787,7 +787,7 @@ def backward_arguments() -> dict[str, Tensor]:
     }
 
 
-def test_the_low_level_pair_s_forward_refuses() -> None:
+def test_the_low_level_pair_s_forward_rejects() -> None:
     arguments = X1, CELL["weight_ih"], CELL["bias_ih"], H1[:2], C1
     text = "old_h of shape (4, 5), got (2, 5)"
     refuses(lambda: lltm._C.forward(*arguments), ValueError, "forward", text)
@@ -797,7 +797,7 @@ STATES = ("grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candi
 
 
 @pytest.mark.parametrize(("name", "width"), [*((name, 5) for name in STATES), ("gate_weights", 15)])
-def test_the_low_level_pair_s_backward_refuses(name: str, width: int) -> None:
+def test_the_low_level_pair_s_backward_rejects(name: str, width: int) -> None:
     good = backward_arguments()
     lltm._C.backward(*good.values())
     bad = {**good, name: good["candidate_cell"][:, :4]}
@@ -805,7 +805,7 @@ def test_the_low_level_pair_s_backward_refuses(name: str, width: int) -> None:
     refuses(lambda: lltm._C.backward(*bad.values()), ValueError, "backward", text)
 
 
-def test_the_low_level_pair_refuses_what_is_no_tensor() -> None:
+def test_the_low_level_pair_rejects_other_types() -> None:
     compiled = "incompatible function arguments"  # pybind11's
     message = compiled if support.COMPILED_BINDING else "expected old_cell to be a tensor, got str"
     with pytest.raises(TypeError, match=message):

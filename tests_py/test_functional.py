@@ -65,7 +65,7 @@ def test_a_function_computes_its_module(cell: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", [functional, lltm.reference], ids=["ours", "reference"])
-def test_the_lltm_takes_two_matrices_and_biases_too(implementation: Any) -> None:
+def test_the_lltm_also_accepts_two_matrices_and_biases(implementation: Any) -> None:
     x, h, c = torch.randn(B, I), torch.randn(B, H), torch.randn(B, H)
     weights, bias_ih, bias_hh = torch.randn(3 * H, H + I), torch.randn(3 * H), torch.randn(3 * H)
     two = implementation.step("lltm", x, (h, c), weights[:, H:], weights[:, :H], bias_ih, bias_hh)

@@ -230,7 +230,7 @@ def check_names(program: Program) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_program_computes_what_the_function_does(name: str) -> None:
+def test_the_program_computes_the_same_as_the_function(name: str) -> None:
     function, options, saved = CELLS[name]
     program = check(function, **options)
     assert len(program.saved) == saved, program.text
@@ -297,7 +297,7 @@ def test_spikes_of_float32() -> None:
     )
 
 
-def test_text() -> None:
+def test_serialized_cell() -> None:
     def cell(z: Any, exp: Tensor, h: Tensor, p: Tensor) -> Any:
         t1 = z.x + p * exp
         negate = sigmoid(t1)
@@ -344,7 +344,7 @@ def test_decisions_survive_rounding() -> None:
         torch.testing.assert_close(backward[name], gradient, rtol=1e-2, atol=1e-2)
 
 
-def test_constants_of_float32_are_said() -> None:
+def test_rounded_float32_constants_warn() -> None:
     """Warns once."""
     expected = r"0\.30000001192092896 in torch.float32.*\n.*test_trace"
     with pytest.warns(UserWarning, match=expected) as warned:
@@ -450,7 +450,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("match", OF_SIZES)
-def test_what_depends_on_sizes_or_positions_is_no_constant(match: str) -> None:
+def test_values_that_depend_on_sizes_or_positions_are_no_constants(match: str) -> None:
     """The message reports the operation and line."""
     expected = f"^lltm::cell: wrong: expected .*{match}.*\n  .*test_trace.py:"
     with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
@@ -466,14 +466,14 @@ def test_outside_tensors_of_equal_elements_are_numbers() -> None:
     assert "multiply z.g0 0.5" in program.text
 
 
-def test_functions_of_numpy_are_refused_as_such() -> None:
+def test_numpy_functions_are_named_in_the_error() -> None:
     expected = "^lltm::cell: wrong: expected torch functions instead of NumPy f.*\n  .*test_trace"
     with pytest.raises(lltm.ArgumentError, match=expected):
         trace(lambda z: np.tanh(z[0]), gates=1, name="wrong")
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")
-def test_functions_of_math_are_refused_as_such() -> None:
+def test_math_functions_are_named_in_the_error() -> None:
     with pytest.raises(
         TypeError, match="and torch functions instead of math functions, got aten::_local"
     ):
@@ -485,7 +485,7 @@ def test_a_lambda_needs_a_name() -> None:
         trace(lambda z: tanh(z[0]), gates=1)
 
 
-def test_the_line_is_the_operations() -> None:
+def test_errors_show_the_line_of_the_operation() -> None:
     with pytest.raises(TypeError, match=r"test_trace\.py:\d+: return z\[0\] if z\[0\] > 0"):
         trace(on_value, gates=1)
 
@@ -499,11 +499,11 @@ def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) ->
         trace(function, gates=1, name="wrong")
 
 
-def test_how_many_states_may_be_said() -> None:
+def test_states_may_be_their_number() -> None:
     assert trace(lltm_cell, gates=3, states=1) == trace(lltm_cell, gates=3)
 
 
-def test_no_rounding_mode_is_none() -> None:
+def test_rounding_mode_none_is_supported() -> None:
     check(lambda z: torch.div(z[0], 2, rounding_mode=None), gates=1, name="cell")
 
 
@@ -605,7 +605,7 @@ def test_wrong_arguments(
 
 
 @pytest.mark.parametrize("name", lltm.reference._EQUATIONS)
-def test_no_more_instructions_are_executed_than_of_the_page(name: str) -> None:
+def test_no_more_instructions_are_executed_than_by_the_built_in_cell(name: str) -> None:
     function, options, _ = CELLS[name]
     text = trace(function, **options).text
     forward, backward = torch.ops.lltm._instructions(text)
