@@ -233,7 +233,7 @@ struct NameOfCell {
 };
 TYPED_TEST_SUITE(Modules, EachCell, NameOfCell);
 
-TYPED_TEST(Modules, LayersAreTheOperator) {
+TYPED_TEST(Modules, LayersEqualTheOperator) {
   using StateT = typename TestFixture::StateT;
   for (const lltm::LayerOptions& options : this->some_options()) {
     auto layer = this->layer(options);
@@ -282,7 +282,7 @@ TYPED_TEST(Modules, LayersAreTheOperator) {
   }
 }
 
-TYPED_TEST(Modules, StepsAreTheOperator) {
+TYPED_TEST(Modules, StepsEqualTheOperator) {
   using StateT = typename TestFixture::StateT;
   for (const bool bias : {true, false}) {
     typename TestFixture::Step step(this->step_options().bias(bias));
@@ -307,7 +307,7 @@ TYPED_TEST(Modules, StepsAreTheOperator) {
   }
 }
 
-TYPED_TEST(Modules, PrepackedFormsGiveWhatTheLayerGivesInEvaluation) {
+TYPED_TEST(Modules, PrepackedLayersEqualTheLayerInEvaluation) {
   using StateT = typename TestFixture::StateT;
   const torch::NoGradGuard no_grad;
   for (const lltm::LayerOptions& options : this->some_options()) {
@@ -350,7 +350,7 @@ TYPED_TEST(Modules, PrepackedFormsGiveWhatTheLayerGivesInEvaluation) {
   }
 }
 
-TYPED_TEST(Modules, APrepackedFormServesSeveralThreadsAtOnce) {
+TYPED_TEST(Modules, APrepackedLayerSupportsConcurrentCalls) {
   const auto packed = this->layer()->prepack();
   const Tensor input = at::randn({20, 3, kInputSize});
   const Tensors expected = list(packed.forward(input));
@@ -385,7 +385,7 @@ TYPED_TEST(Modules, AllWeightsAreTheParametersInTheirOrder) {
   }
 }
 
-TYPED_TEST(Modules, ParametersAreDrawnFromTheBoundOfTheHiddenSize) {
+TYPED_TEST(Modules, ParametersAreInitializedWithinTheBoundOfTheHiddenSize) {
   using Layer = typename TestFixture::Layer;
   using Step = typename TestFixture::Step;
   const auto check = [](auto module) {
@@ -423,7 +423,7 @@ TYPED_TEST(Modules, ParametersAreDrawnFromTheBoundOfTheHiddenSize) {
   check(Step(options_of<lltm::CellOptions, typename TestFixture::StepImpl>(30, 25)));
 }
 
-TYPED_TEST(Modules, ClonesHaveParametersOfTheirOwn) {
+TYPED_TEST(Modules, ClonesHaveSeparateParameters) {
   using Layer = typename TestFixture::Layer;
   using Step = typename TestFixture::Step;
   const auto check = [](auto holder, const Tensor& input) {
@@ -447,7 +447,7 @@ TYPED_TEST(Modules, ClonesHaveParametersOfTheirOwn) {
   }
 }
 
-TYPED_TEST(Modules, StandInASequentialAndAnAnyModule) {
+TYPED_TEST(Modules, WorkInASequentialAndAnAnyModule) {
   using StateT = typename TestFixture::StateT;
   using Result = std::tuple<Tensor, StateT>;
   typename TestFixture::Layer layer(this->options());
@@ -679,7 +679,7 @@ TEST(ModuleState, MayBeATupleOrInBraces) {
   EXPECT_TRUE(identical(list(layer->forward(input, State(h, c))), expected));
 }
 
-TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
+TEST(ModuleState, OfAnotherNumberOfTensorsIsRejected) {
   lltm::CustomLayer layer(kDuo, 3, 5);
   const Tensor input = at::zeros({7, 4, 3}), state = at::zeros({1, 4, 5});
   const std::string text = "lltm::duo.Layer: expected state to be 3 tensors (h_0, c_0, m_0), got 2";
@@ -794,7 +794,7 @@ TEST(TorchNn, WrongProjectionsAreNamed) {
 
 // ---- lltm::Cell -------------------------------------------------------------
 
-TEST(CustomCell, SaysWhatItsTextSays) {
+TEST(CustomCell, DescribesItsSerializedForm) {
   EXPECT_EQ(kDuo.name(), "duo");
   EXPECT_EQ(kDuo.text(), kDuoText);
   EXPECT_EQ(kDuo.gates(), std::vector<std::string>({"n_x", "i", "f", "n_h"}));
@@ -820,7 +820,7 @@ class CustomCellFiles : public testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(CustomCellFiles, HoldTheText) {
+TEST_F(CustomCellFiles, ContainTheSerializedCell) {
   kDuo.save(path("duo.cell"));
   const lltm::Cell loaded = lltm::Cell::load(path("duo.cell"));
   EXPECT_EQ(loaded.text(), kDuoText);
@@ -831,7 +831,7 @@ TEST_F(CustomCellFiles, HoldTheText) {
   EXPECT_EQ(bytes.str(), kDuoText);
 }
 
-TEST_F(CustomCellFiles, NameWhatIsWrong) {
+TEST_F(CustomCellFiles, ErrorsNameThePath) {
   expect_error(
       [&] { lltm::Cell::load(path("missing.cell")); },
       kValueError,

@@ -61,7 +61,7 @@ struct NameOfPage {
 using AllPages = decltype(types_of(Cells()));
 TYPED_TEST_SUITE(PageProgram, AllPages, NameOfPage);
 
-TYPED_TEST(PageProgram, ComputesAsThePage) {
+TYPED_TEST(PageProgram, ComputesTheSameAsTheCell) {
   using Page = TypeParam;
   constexpr const CellInfo& cell = Page::kCell;
   const RecordedPage recorded(Page{});
@@ -90,7 +90,7 @@ TYPED_TEST(PageProgram, ComputesAsThePage) {
   }
 }
 
-TYPED_TEST(PageProgram, IsThatOfItsText) {
+TYPED_TEST(PageProgram, EqualsTheProgramOfItsSerializedForm) {
   constexpr const CellInfo& page = TypeParam::kCell;
   const std::string text = text_of_page(TypeParam{});
   SCOPED_TRACE(text);
@@ -158,7 +158,7 @@ bool forgets(const std::string& before, const std::string& value) {
       ->info.forgets;
 }
 
-TEST(CellText, AStateForgetsWhereAFactorKeepsItSmall) {
+TEST(CellText, AStateForgetsIfAFactorBoundsIt) {
   const std::string gate = "f = sigmoid z.i\n";
   EXPECT_TRUE(forgets(gate, "multiply f c"));
   EXPECT_TRUE(forgets("", "multiply c 0.9"));
@@ -176,7 +176,7 @@ TEST(CellText, AStateForgetsWhereAFactorKeepsItSmall) {
   EXPECT_TRUE(forgets("a = abs z.i\nb = negate a\nm = maximum b -1.0\n", "multiply c m"));
 }
 
-TEST(CellText, AStateThatNothingKeepsSmallDoesNotForget) {
+TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   const std::string gate = "f = sigmoid z.i\n";
   EXPECT_FALSE(forgets("", "copy c"));
   EXPECT_FALSE(forgets("", "negate c"));
@@ -216,7 +216,7 @@ TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
   EXPECT_FALSE(two_forget(gate, "tanh d", "tanh c"));
 }
 
-TEST(CellText, OfHAloneForgetsWhereHIsBetweenTwoNumbers) {
+TEST(CellText, WithOnlyHForgetsIfHIsBounded) {
   const auto of_h = [](const std::string& rest, const std::string& line = "") {
     return parse_cell(
                "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\n" + line + "forward\n" + rest +
@@ -232,7 +232,7 @@ TEST(CellText, OfHAloneForgetsWhereHIsBetweenTwoNumbers) {
   EXPECT_FALSE(of_h("a = tanh z.i\nh' = add a h\n", "reads_h\n"));
 }
 
-TEST(CellText, SaysWhatItsLinesSay) {
+TEST(CellText, IsParsedLineByLine) {
   const auto cell = parse_cell(kBase);
   EXPECT_EQ(cell->name, "base");
   EXPECT_EQ(cell->gates, (std::vector<std::string>{"n_x", "i", "n_h"}));
@@ -265,7 +265,7 @@ TEST(CellText, SaysWhatItsLinesSay) {
       {3 * 19, 2 * 17, -3 * 19, 17, 17, 0, 19});
 }
 
-TEST(CellText, MayLeaveOutWhatItCan) {
+TEST(CellText, OptionalLinesMayBeMissing) {
   const auto of_x = parse_cell(
       "lltm-cell 1\nname x\nweight_ih a b\nweight_hh\nstate s 0\nforward\nh' = copy z.a\n"
       "s' = copy z.b\nsave\nbackward\nd.z.a = copy d.h'\nd.z.b = copy d.s'\nd.s = copy 0\nend\n");
@@ -277,7 +277,7 @@ TEST(CellText, MayLeaveOutWhatItCan) {
   EXPECT_EQ(of_x->programs.forward.inputs, 3);
 }
 
-TEST(CellText, MayLackWhatAParameterStartsFrom) {
+TEST(CellText, InitialValuesOfParametersMayBeMissing) {
   const auto cell = parse_cell(replaced("parameter p 0.5", "parameter p nan"));
   ASSERT_EQ(cell->parameters.size(), 2U);
   EXPECT_TRUE(std::isnan(cell->parameters[0].initial));
@@ -292,7 +292,7 @@ TEST(CellText, WithoutStatesReadsH) {
   expect_near(run_program(cell->programs.backward, {0.5, 2}), {1.5, 0});
 }
 
-TEST(CellText, TakesEveryOperation) {
+TEST(CellText, SupportsEveryOperation) {
   // Each operation uses the last result and two others.
   std::string assignments = "v = copy z.n_x\n", last = "v", all;
   for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
@@ -388,7 +388,7 @@ TEST(CellCode, FusesDerivativesOfFunctionsIntoProducts) {
   }
 }
 
-TEST(CellCode, LeavesWhatIsNoSuchDerivativeOrUsedElsewhere) {
+TEST(CellCode, DoesNotFuseOtherDerivativesAndValuesUsedElsewhere) {
   const auto size = [](const std::string& assignments, const char* saved = "save") {
     return code_of(assignments + "c' = copy c\n", saved).size();
   };
@@ -404,7 +404,7 @@ TEST(CellCode, LeavesWhatIsNoSuchDerivativeOrUsedElsewhere) {
   EXPECT_EQ(size(of_elu + "t = where g 1.0 s\nh' = multiply s t\n"), 5U);
 }
 
-TEST(CellCode, LeavesProductsThatAreUsedTwice) {
+TEST(CellCode, DoesNotFuseProductsUsedTwice) {
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = add m c\nc' = add m p\n"),
       (Code{
@@ -428,7 +428,7 @@ TEST(CellCode, LeavesProductsThatAreUsedTwice) {
           {number(Op::kCopy), kC1, kH1, 0, 0}}));
 }
 
-TEST(CellCode, TakesNegationsAway) {
+TEST(CellCode, RemovesNegations) {
   const Code copied = {{number(Op::kCopy), kC1, kC, 0, 0}};
   const std::vector<std::pair<std::string, std::array<int, 5>>> table = {
       {"n = negate z.i\nh' = add c n\n", {number(Op::kSubtract), kH1, kC, kI, 0}},
@@ -454,7 +454,7 @@ TEST(CellCode, TakesNegationsAway) {
       code_of("n = negate z.i\nm = multiply n p\nh' = subtract m c\nc' = copy c\n").size(), 3U);
 }
 
-TEST(CellCode, DropsWhatNothingUses) {
+TEST(CellCode, RemovesUnusedInstructions) {
   EXPECT_EQ(
       code_of("e = exp z.i\nf = add e 2.5\ng = copy c\nh' = abs g\nc' = copy g\n"),
       (Code{{number(Op::kAbs), kH1, kC, 0, 0}, {number(Op::kCopy), kC1, kC, 0, 0}}));
@@ -473,7 +473,7 @@ TEST(CellCode, SharesConstants) {
   EXPECT_FALSE(std::signbit(forward.constants[2]));
 }
 
-TEST(CellCode, UsesRegistersAgain) {
+TEST(CellCode, ReusesRegisters) {
   std::string chain = "v0 = exp z.i\n";
   for (int k = 1; k < 400; ++k) {
     chain += "v" + std::to_string(k) + " = exp v" + std::to_string(k - 1) + "\n";
@@ -525,7 +525,7 @@ struct Wrong {
   std::string error;     // after "cell program, line "
 };
 
-TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
+TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
   const std::string header =
       "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
   const std::string assignment = "'NAME = OPERATION OPERANDS'";
@@ -752,7 +752,7 @@ TEST(CellErrors, NameLimits) {
   }
 }
 
-TEST(CellErrors, OfBytesOfAnyKind) {
+TEST(CellErrors, OfArbitraryBytesNameALine) {
   std::mt19937 random(11);
   for (int round = 0; round < 3000; ++round) {
     std::string text = kBase;

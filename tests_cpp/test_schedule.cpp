@@ -38,7 +38,7 @@ struct Expected {
   std::string forward, backward;
 };
 
-TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
+TEST(Schedule, DependsOnSizesAndCaches) {
   const std::vector<Expected> table = {
       {kZen4,
        shape(16, 32, 128),
@@ -168,7 +168,7 @@ TEST(Schedule, OfShortSteps) {
   EXPECT_EQ(schedule_forward(machine, shape(128, 1024, 512, /*bf16=*/true)).grid.columns, 2);
 }
 
-TEST(Schedule, OfFewRows) {
+TEST(Schedule, OfSmallBatches) {
   for (const Named& machine : {kZen4, kCascadeLake, kSapphireRapids}) {
     SCOPED_TRACE(machine.name);
     for (const bool prepacked : {false, true}) {
@@ -232,7 +232,7 @@ TEST(Schedule, OfFewSteps) {
       "blocks of up to 64 units, chunks of 64 rows");
 }
 
-TEST(Schedule, FewRowsAreSharedOut) {
+TEST(Schedule, SmallBatchesAreDividedAmongThreads) {
   const auto grid = [](int64_t steps, int64_t batch, int64_t hidden) {
     LayerShape of = shape(batch, 64, hidden);
     of.rows = steps * batch;
@@ -368,7 +368,7 @@ void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, in
 }
 
 // Invariants for every CPU.
-TEST(Schedule, KeepsItsPromises) {
+TEST(Schedule, KeepsItsGuarantees) {
   for (const int64_t l2 : {256 << 10, 1 << 20, 2 << 20, 8 << 20}) {
     for (const int64_t threads : {1, 2, 16, 128}) {
       for (const bool amx : {false, true}) {
@@ -395,7 +395,7 @@ TEST(Schedule, KeepsItsPromises) {
   }
 }
 
-TEST(Schedule, FollowsTheCache) {
+TEST(Schedule, DependsOnTheCache) {
   for (const LayerShape& layer : kShapes) {
     Machine large = kSapphireRapids.machine;
     large.bf16x3 = false;

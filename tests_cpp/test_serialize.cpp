@@ -207,7 +207,7 @@ TEST_F(Serialize, LoadedTensorsOwnTheirMemory) {
 
 // ---- file contents ----------------------------------------------------------
 
-TEST_F(Serialize, WritesWhatTheFormatSays) {
+TEST_F(Serialize, WritesTheFormat) {
   lltm::save_safetensors(
       {{"a", at::tensor({1, 2, 3}, at::kByte)},
        {"b", at::tensor({1.0, -2.0}, at::kDouble).view({2, 1})},
@@ -231,7 +231,7 @@ TEST_F(Serialize, WritesWhatTheFormatSays) {
 }
 
 // Output of safetensors.numpy.save (0.8.0) for weights, bias, a scalar s and an empty z.
-TEST_F(Serialize, ReadsWhatPythonWrote) {
+TEST_F(Serialize, ReadsFilesOfPython) {
   const std::string header = R"({"__metadata__":{"format":"pt"},)"
                              R"("s":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
                              R"("bias":{"dtype":"F64","shape":[3],"data_offsets":[8,32]},)"
@@ -334,7 +334,7 @@ TEST_F(Serialize, SavingToALoopOfLinksNamesThePath) {
 }
 
 // Pipes and devices are not replaced by files.
-TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
+TEST_F(Serialize, SavingToANonRegularFileNamesThePath) {
   ASSERT_EQ(mkfifo(path().c_str(), S_IRUSR | S_IWUSR), 0);
   expect_error(
       [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
@@ -345,7 +345,7 @@ TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
 }
 
 // Limits the file size. A large tensor is partly written, a small tensor not at all.
-TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
+TEST_F(Serialize, FileIsUnchangedIfTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);
   rlimit unlimited = {};
@@ -386,7 +386,7 @@ TEST_F(Serialize, SavingOverAFolderLeavesNothingElse) {
   EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
-TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
+TEST_F(Serialize, SavingRejectsTensorsThatTheFormatDoesNotSupport) {
   const std::string before = "what was there before";
   write(before);
   const auto save = [&](const std::string& name, const Tensor& tensor) {
@@ -653,7 +653,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(kMalformedFiles),
     [](const testing::TestParamInfo<MalformedFile>& info) { return info.param.name; });
 
-TEST_P(Malformed, IsRefused) {
+TEST_P(Malformed, IsRejected) {
   write(GetParam().bytes);
   expect_error(
       [&] { lltm::load_safetensors(path()); },
@@ -661,7 +661,7 @@ TEST_P(Malformed, IsRefused) {
       "lltm::load_safetensors: " + path() + ": " + GetParam().reason);
 }
 
-TEST_F(Serialize, AHeaderLongerThanTheLimitIsRefused) {
+TEST_F(Serialize, AHeaderLongerThanTheLimitIsRejected) {
   write(little_endian(100'000'001));
   fs::resize_file(path(), 200'000'000);  // sparse file
   expect_error(
@@ -698,7 +698,7 @@ TEST_F(StateDict, RoundTripGivesTheSameModule) {
   EXPECT_TRUE(identical(values(*loaded), values(*saved)));
 }
 
-TEST_F(StateDict, NamesInTheFileAreThoseOfThePythonModule) {
+TEST_F(StateDict, NamesInTheFileEqualThoseOfThePythonModule) {
   lltm::save_state_dict(*layer_of(0), path());
   std::vector<std::string> names;
   for (const auto& [name, tensor] : lltm::load_safetensors(path())) {
@@ -717,7 +717,7 @@ TEST_F(StateDict, NamesInTheFileAreThoseOfThePythonModule) {
            "weights_l1_reverse"}));
 }
 
-TEST_F(StateDict, TakesHoldersAndPointersToo) {
+TEST_F(StateDict, AcceptsHoldersAndPointers) {
   lltm::LLTM saved = layer_of(0);
   lltm::LLTM loaded = layer_of(1);
   lltm::save_state_dict(saved, path());
@@ -731,7 +731,7 @@ TEST_F(StateDict, TakesHoldersAndPointersToo) {
   lltm::load_state_dict(pointer, path());
 }
 
-TEST_F(StateDict, ParametersStayTheTensorsTheyAre) {
+TEST_F(StateDict, LoadingKeepsTheTensorsOfParameters) {
   lltm::LLTM layer = layer_of(1);
   const Tensors before = layer->parameters();
   std::vector<const void*> memory;
@@ -763,7 +763,7 @@ TEST_F(StateDict, ConvertsToTheDtypeOfTheModule) {
   EXPECT_TRUE(identical(values(*loaded), values(*saved)));
 }
 
-TEST_F(StateDict, TakesABiasSavedAsARow) {
+TEST_F(StateDict, AcceptsABiasSavedAsARow) {
   const Tensor weights = at::arange(15 * 8, at::kFloat).view({15, 8});
   const Tensor bias = at::arange(15, at::kFloat);
   lltm::save_safetensors({{"weights", weights}, {"bias", bias.view({1, 15})}}, path());
@@ -773,7 +773,7 @@ TEST_F(StateDict, TakesABiasSavedAsARow) {
   EXPECT_TRUE(identical(cell->bias, bias));
 }
 
-TEST_F(StateDict, HoldsBuffersAndNestedModules) {
+TEST_F(StateDict, ContainsBuffersAndNestedModules) {
   const auto make = [](uint64_t seed) {
     torch::manual_seed(seed);
     return torch::nn::Sequential(
@@ -834,7 +834,7 @@ TEST_F(StateDict, NamesTheFirstOfManyDifferences) {
 }
 
 // Only a bias may be saved as a row; matrix shapes must match.
-TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
+TEST_F(StateDict, RejectsOtherShapesOfTheSameSize) {
   lltm::LLTMCell cell(3, 5);
   const Tensors before = values(*cell);
   for (const std::vector<int64_t>& shape :
@@ -848,7 +848,7 @@ TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
 }
 
 // Copies to the meta device would silently do nothing.
-TEST_F(StateDict, RefusesAModuleWithoutMemory) {
+TEST_F(StateDict, RejectsAModuleOnTheMetaDevice) {
   class Planned : public torch::nn::Module {
    public:
     Planned() : torch::nn::Module("Planned") {
@@ -878,7 +878,7 @@ TEST_F(StateDict, HelpsWithAFileOfTorchSave) {
   }
 }
 
-TEST_F(StateDict, OfADamagedFileChangesNothing) {
+TEST_F(StateDict, ADamagedFileChangesNothing) {
   lltm::LLTMCell cell(3, 5);
   lltm::save_state_dict(*cell, path());
   const Tensors before = values(*cell);
