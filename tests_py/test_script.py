@@ -238,9 +238,9 @@ def test_a_scripted_layer_rejects_wrong_shapes(
 
 
 def test_modules_that_cannot_be_scripted_raise_an_error() -> None:
-    with pytest.raises(NotImplementedError, match=r"takes lltm\.LLTM, which loads its state_dict"):
+    with pytest.raises(NotImplementedError, match=r"supports lltm\.LLTM, which loads the same"):
         script(lltm.reference.LLTM(3, 5))
-    with pytest.raises(NotImplementedError, match=r"takes lltm\.LLTMCell, which"):
+    with pytest.raises(NotImplementedError, match=r"supports lltm\.LLTMCell, which"):
         script(nn.Sequential(lltm.reference.LLTMCell(3, 5)))
     layer = nn.utils.parametrizations.weight_norm(lltm.LLTM(3, 5), "weights_l0")
     with pytest.raises(NotImplementedError, match=r"script can't compile parametrizations"):
