@@ -90,15 +90,15 @@ def card(settings: Settings) -> Row:
     source = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
-    def product(dtype: torch.dtype) -> Sampler:
+    def gemm(dtype: torch.dtype) -> Sampler:
         a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
         return timed(partial(torch.mm, a, b, out=torch.empty_like(a)))
 
     builds: dict[str, Callable[[], Sampler]] = {"copy": lambda: timed(lambda: target.copy_(source))}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        builds[f"product, {str(dtype).removeprefix('torch.')}"] = partial(product, dtype)
+        builds[f"GEMM, {str(dtype).removeprefix('torch.')}"] = partial(gemm, dtype)
     amounts = {name: 2.0 * (size if name == "copy" else n**3) for name in builds}
-    return measure("the card: copy of 1 GiB, products of 8192", builds, settings, amounts, "")
+    return measure("GPU: copy of 1 GiB, GEMMs of 8192", builds, settings, amounts, "")
 
 
 def results(layer: Layer) -> dict[str, torch.Tensor]:
@@ -128,7 +128,7 @@ def engine_that_ran(run: Callable[[], object]) -> str:
         run()
     names = [event.key for event in profile.key_averages() if "lltm_" in event.key]
     persistent = any("lltm_persistent" in name for name in names)
-    return "persistent" if persistent else "stepwise" if names else "none of lltm"
+    return "persistent" if persistent else "stepwise" if names else "no lltm kernels"
 
 
 def faults(case: Case, engine: str) -> Iterator[str]:
@@ -152,9 +152,9 @@ def faults(case: Case, engine: str) -> Iterator[str]:
     worst = max(shares, key=lambda name: (shares[name] != shares[name], shares[name]))  # NaN first
     print(f"{engine}: {worst}: error in units of PyTorch's: {shares[worst]:.2f}", flush=True)
     if not shares[worst] <= 2:
-        yield f"{worst} is off by {shares[worst]:.1f} times PyTorch's error"
+        yield f"{worst} has {shares[worst]:.1f} times PyTorch's error"
     if not all(torch.equal(found[name], again[name]) for name in found):
-        yield "other bits in a second run"
+        yield "a second run is not bitwise identical"
     if ran != engine:
         yield f"kernels that ran: {ran}"
 
@@ -182,7 +182,7 @@ def main() -> None:
     made.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES, help="default: both")
     options = made.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU here")
+        raise SystemExit("no GPU found")
     # float32 for all implementations, because cuDNN's default is TF32.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     warnings.filterwarnings("error", message="lltm")  # it reports a fallback

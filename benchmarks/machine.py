@@ -103,7 +103,7 @@ def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
             for threads, count in counts
             for name, onednn in (("torch.mm", False), (PEAK, True))
         }
-        title = f"matrix product, {PRODUCT_SIZE} x {PRODUCT_SIZE} x {PRODUCT_SIZE}, {dtype}"
+        title = f"GEMM, {PRODUCT_SIZE} x {PRODUCT_SIZE} x {PRODUCT_SIZE}, {dtype}"
         yield measure(title, products, settings, dict.fromkeys(products, PRODUCT_FLOPS))
     size = 1 << 28  # bytes, larger than any cache
     source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)

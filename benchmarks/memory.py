@@ -102,7 +102,7 @@ def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
         case = Case(shape, dtype, training=True)
         saved = {name: saved_for_backward(make, case) for name, make in SEQUENCES.items()}
         text = ", ".join(f"{name} {units:.2f} H" for name, units in saved.items())
-        title = f"memory saved for backward, elements per step and row, {case}"
+        title = f"memory saved for backward, elements per time step and sequence, {case}"
         yield title, text, Check(f"{OURS}, in H", saved[OURS], 5.0)
     if not _knows_peaks():
         return
@@ -117,7 +117,7 @@ def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iter
     makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     yield from measure(f"checkpoint_steps={checkpoint_steps}: {case}", builds, settings).lines()
-    yield "  memory saved for backward, elements per step and row, and peak memory"
+    yield "  memory saved for backward, elements per time step and sequence, and peak memory"
     for (name, make), steps in zip(makes.items(), (checkpoint_steps, 0), strict=True):
         line = f"  {name:20}{saved_for_backward(make, case):8.2f} H"
         if _knows_peaks():

@@ -146,7 +146,7 @@ void expect_equally_finite(const Tensors& ours, const Tensors& expected, const c
 // A NaN or infinity affects the same results as in PyTorch: one batch element from one step on. In
 // large batches, an infinity can change every partial product. In double, because PyTorch's 16-bit
 // GEMMs may spread a NaN to the row above.
-TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
+TEST_P(Properties, NonFiniteArgumentsPropagateAsInTheReference) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
   for (const Sizes& sizes : {Sizes{4, 5, 3, 8}, Sizes{4, 40, 3, 40}}) {
@@ -171,13 +171,13 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SequenceProperties);
 
-TEST_P(SequenceProperties, PackedRowsMatchTheBaseline) {
+TEST_P(SequenceProperties, PackedSequencesMatchTheBaseline) {
   for (size_t k = 0; k < kSomeLengths.size(); ++k) {
     check(packed(kSomeLengths[k], 3, kSomeHiddenSizes[k % kSomeHiddenSizes.size()]));
   }
 }
 
-TEST_P(SequenceProperties, NoRowsGiveEmptyResults) {
+TEST_P(SequenceProperties, EmptyBatchesGiveEmptyResults) {
   check(packed({}, 2, 5));
 }
 
@@ -192,7 +192,7 @@ TEST_P(SequenceProperties, NoStepsGiveTheInitialStates) {
   EXPECT_FALSE(outputs[2].is_alias_of(arguments.c));
 }
 
-TEST_P(SequenceProperties, StepsThatReachNoRowChangeNothing) {
+TEST_P(SequenceProperties, StepsWithoutSequencesChangeNothing) {
   const Problem problem = packed({5, 3, 2, 2}, 3, 8);
   const Problem longer = [&](uint64_t seed) {
     Arguments arguments = problem(seed);
@@ -245,7 +245,7 @@ TEST_P(GradientProperties, OfUnusedResultsAreZero) {
   }
 }
 
-TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
+TEST_P(GradientProperties, AnySubsetOfArgumentsMayRequireGrad) {
   const Arguments arguments = dense({4, 5, 3, 7})(1);
   const Tensors grad_outputs = random_like(form_.baseline(arguments), 2);
   const Evaluation all = evaluate(form_.run, arguments, grad_outputs);
@@ -293,7 +293,7 @@ TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
   }
 }
 
-TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
+TEST_P(GradientProperties, OfNaNsEqualThoseOfTheReference) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
   const auto expect_equal = [&](const Arguments& arguments, const Tensors& grad_outputs) {
@@ -329,7 +329,7 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostProperties);
 
-TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
+TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsAreUnchanged) {
   const auto copies = [](const Tensors& tensors) {
     Tensors result;
     for (const at::Tensor& tensor : tensors) result.push_back(tensor.clone());
@@ -353,7 +353,7 @@ TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
   }
 }
 
-TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
+TEST_P(HostProperties, StridesBeyond32BitsAreSupported) {
   const FarApart far_apart(dtype());
   std::vector<Problem> problems = {dense({1, 2, 3, 8})};
   if (!form_.step) problems = {packed({1, 1}, 3, 8), packed({2}, 3, 8)};
@@ -377,7 +377,7 @@ TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
   }
 }
 
-TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
+TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreSupported) {
   const FarApart far_apart(dtype());
   const Problem problem = dense({2, 5, 3, 1});
   check([&](uint64_t seed) {
@@ -463,7 +463,7 @@ Arguments problem_of(const Form& form) {
 }  // namespace
 
 // Without c, which is saved only in some calls.
-TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
+TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRejected) {
   const std::vector<const char*> names = argument_names(problem_of(GetParam()));
   for (size_t changed = 0; changed < names.size(); ++changed) {
     const std::string_view name = names[changed];
@@ -479,7 +479,7 @@ TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
   }
 }
 
-TEST_P(AutogradProperties, ASecondBackwardThroughAFreedGraphIsRefused) {
+TEST_P(AutogradProperties, ASecondBackwardThroughAFreedGraphIsRejected) {
   const at::Tensor loss = GetParam().run(requiring_grad(problem_of(GetParam())))[0].sum();
   loss.backward();
   EXPECT_THROW(loss.backward(), c10::Error);

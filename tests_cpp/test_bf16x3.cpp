@@ -336,7 +336,7 @@ std::vector<std::uint32_t> bits_of(const Floats& x) {
 }
 
 // Includes denormals, infinities and NaN.
-TEST(AmxEmulation, GivesTheBitsThatTheInstructionsGive) {
+TEST(AmxEmulation, IsBitwiseIdenticalToTheInstructions) {
   std::string reason;
   const Kernels* const both[] = {
       find_kernels(Amx::kEmulated, reason), find_kernels(Amx::kOfThisCpu, reason)};

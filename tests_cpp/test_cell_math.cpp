@@ -391,7 +391,7 @@ void check_limits(const Kernels& kernels) {
 }
 
 // The error of an approximate reciprocal is at most one unit, as on a GPU.
-TEST(CellQuotient, ErrorsAreAtMostOneUnit) {
+TEST(CellQuotient, ErrorsAreAtMostOneUlp) {
   using math::quotient_by;
   const float infinity = std::numeric_limits<float>::infinity();
   std::int64_t worst = 0, worst_subnormal = 0;
@@ -574,7 +574,7 @@ void check_registers(const Kernels& kernels) {
   }
 }
 
-TEST_P(CellMath, RegistersStandInTheirOrder) {
+TEST_P(CellMath, RegistersAreInOrder) {
   check_registers<float>(*kernels_);
   check_registers<double>(*kernels_);
 }
@@ -605,13 +605,13 @@ void check_transpose(Transpose<T> transpose, T (*number)(int)) {
   }
 }
 
-TEST_P(CellMath, TransposesAreRightAndWriteNothingElse) {
+TEST_P(CellMath, TransposesAreCorrectAndWriteNothingElse) {
   check_transpose<float>(kernels_->transpose_f32, [](int k) { return static_cast<float>(k); });
   check_transpose<BFloat16>(
       kernels_->transpose_bf16, [](int k) { return BFloat16{static_cast<std::uint16_t>(k)}; });
 }
 
-TEST_P(CellMath, PairsOfColumnsAreRightAndNothingElseIsWritten) {
+TEST_P(CellMath, PairsOfColumnsAreCorrectAndNothingElseIsWritten) {
   const BFloat16 untouched{12345};
   for (const int rows : {1, 15, 16, 17, 33}) {
     for (const int columns : {1, 2, 31, 32, 33, 64, 71}) {

@@ -240,7 +240,7 @@ TEST_P(CellDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   }
 }
 
-TEST_P(CellDtype, LargePreActivationsOfOneGateLeaveTheOthersAlone) {
+TEST_P(CellDtype, LargePreActivationsOfOneGateDoNotAffectTheOthers) {
   const double scale = of_.dtype == at::kHalf ? 200 : 1e4;
   for (int64_t gate = 0; gate < info_of(of_.cell).x.count(); ++gate) {
     for (const double sign : {1.0, -1.0}) {
@@ -270,7 +270,7 @@ TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
 }
 
 // Sizes that need padding.
-TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
+TEST_P(CellDtype, ResultsDoNotDependOnUninitializedMemory) {
   for (const Sizes& sizes : kStepSizes) check_uninitialised_memory(cell, of_.step(sizes)(1));
 }
 
@@ -358,7 +358,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
 }
 
 // Several chunks (512 rows; 4096 in bfloat16).
-TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 450, 2, 16}));
   Packed rows = {"", std::vector<int64_t>(700, 5), 2, 17};
   rows.lengths.resize(1000, 3);
@@ -498,7 +498,7 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
 // Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps,
 // because single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32
 // terms, others chains of 64.
-TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
+TEST_P(SequenceDtype, EqualsItsChunks) {
   if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;
   for (const Sizes& sizes : {Sizes{8, 5, 3, 9}, Sizes{8, 17, 31, 65}, Sizes{8, 40, 20, 130}}) {
@@ -518,7 +518,7 @@ TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   }
 }
 
-TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
+TEST_P(SequenceDtype, PrepackedWeightsGiveTheSameResults) {
   const c10::InferenceMode inference;
   const int before = at::get_num_threads();
   for (const Arguments& a :
@@ -578,7 +578,7 @@ TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
 }
 
 // Includes NaN. A mask without resets changes nothing.
-TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
+TEST_P(SequenceDtype, ValuesBeforeAResetHaveNoEffect) {
   for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}}) {
     Arguments arguments = dense(sizes);
     const Tensors without = sequence(arguments);
@@ -600,7 +600,7 @@ TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
   }
 }
 
-TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
+TEST_P(SequenceDtype, GradientsDoNotFlowThroughAReset) {
   for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}, Sizes{1, 40, 9, 64}}) {
     Arguments arguments = dense(sizes);
     const int64_t first = sizes.T / 2;  // last, in reverse
@@ -620,7 +620,7 @@ TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
 }
 
 // Forward is one call over all steps, in training too.
-TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
+TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
   for (const Arguments& a :
        {dense({10, 2, 3, 7}),
         dense({10, 17, 33, 65}),
@@ -643,7 +643,7 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
 
 // If only the state gradient is requested, each step must detect gradients that bf16x3 cannot
 // represent. Positive, unsaturated values keep the gradient infinite.
-TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
+TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
   if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";
   Arguments arguments = dense({4, 40, 3, 35});
@@ -664,7 +664,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
   EXPECT_FALSE(ours.isnan().any().item<bool>());
 }
 
-TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
+TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsEqualsThatOfTheReference) {
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others have another order of products";
   const Arguments arguments = dense({300, 4, 3, 7});
   const Tensors grad_outputs = random_like(eager_sequence(arguments), 2);
@@ -679,7 +679,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
 }
 
 // Finite arguments have infinite pre-activations of both signs.
-TEST_P(SequenceDtype, OverflowingProductsAreThoseOfPlainPyTorch) {
+TEST_P(SequenceDtype, OverflowingGemmsEqualThoseOfTheReference) {
   if (c10::elementSize(of_.dtype) == 2) GTEST_SKIP() << "rounded otherwise";
   const c10::InferenceMode guard;
   Arguments arguments = dense({1, 40, 3, 35});
@@ -729,7 +729,7 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
 }
 
 // Sizes that need padding.
-TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
+TEST_P(SequenceDtype, ResultsDoNotDependOnUninitializedMemory) {
   for (const Sizes& sizes : kSequenceSizes) check_uninitialised_memory(sequence, dense(sizes));
   for (const Packed& rows : kPacked) {
     check_uninitialised_memory(sequence, of_.packed(rows, reverse())(1));
@@ -740,7 +740,7 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
   check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17));
 }
 
-TEST(SequenceAutograd, AnOutputChangedInPlaceIsRefused) {
+TEST(SequenceAutograd, AnOutputChangedInPlaceIsRejected) {
   const Tensors outputs = sequence(requiring_grad(sequence_problem({3, 2, 3, 4}, at::kFloat, 1)));
   {
     const at::NoGradGuard no_grad;

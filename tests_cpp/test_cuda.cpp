@@ -116,7 +116,7 @@ TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
 }
 
 // Exceeds a grid's second dimension. 17 units use narrow kernels.
-TEST_P(CudaCell, ValuesAndGradientsMatchOracleForManyRows) {
+TEST_P(CudaCell, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 16}));
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 17}));
 }
@@ -144,7 +144,7 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
 }
 
 // In both directions, every step synchronizes all thread blocks.
-TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
+TEST_P(CudaSequence, LongSequencesEndAndAreReproducible) {
   const Arguments arguments = dense({2000, 17, 8, 256})(1);
   Arguments moved = with(arguments, [&] {
     Tensors tensors;
@@ -171,11 +171,11 @@ TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
 }
 
 // Several chunks of pre-activations, wide kernels.
-TEST_P(CudaSequence, ValuesAndGradientsMatchOracleOverManyRows) {
+TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_many_rows(sequence, eager_sequence, dense({9, 20000, 2, 16}));
 }
 
-TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
+TEST_P(CudaSequence, RunsAreBitwiseIdentical) {
   const Arguments arguments = dense({20, 33, 17, 70})(1);
   const Tensors gradients = random_like(eager_sequence(arguments), 2);
   const Evaluation first = evaluate(on_cuda(sequence), arguments, gradients);
@@ -331,7 +331,7 @@ TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (!at::cuda::is_available() && !testing::FLAGS_gtest_list_tests) {
-    std::cout << "skipped: no GPU here\n";
+    std::cout << "skipped: no GPU found\n";
     return 77;  // SKIP_RETURN_CODE in CMakeLists.txt
   }
   return RUN_ALL_TESTS();

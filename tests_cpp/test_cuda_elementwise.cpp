@@ -47,7 +47,7 @@ TEST(CudaIndex, GridsAreWithinTheLimits) {
   EXPECT_LE(blocks_for(int64_t{1} << 37), std::numeric_limits<int32_t>::max());
 }
 
-TEST(CudaIndex, PositionsAreRightBeyond32Bits) {
+TEST(CudaIndex, PositionsAreCorrectBeyond32Bits) {
   const int64_t limit = int64_t{1} << 32;
   for (const int64_t per_row :
        {int64_t{1}, int64_t{7}, int64_t{768}, limit - 1, limit, limit + 5}) {
@@ -469,7 +469,7 @@ TYPED_TEST(CudaElementwise, BackwardMatchesTheProgramAndWritesNothingElse) {
   });
 }
 
-TYPED_TEST(CudaElementwise, OnlyWhatIsAlignedIsReadSixteenBytesAtATime) {
+TYPED_TEST(CudaElementwise, OnlyAlignedDataIsReadSixteenBytesAtATime) {
   using T = typename TypeParam::T;
   const auto wide = [](const Layout& layout) {
     return is_wide(Matrix<const T>(input<T>(layout, 3, 16)));

@@ -118,7 +118,7 @@ TEST_P(CudaSequence, ResetAndMaskedValuesAndGradientsMatchOracle) {
   }
 }
 
-TEST_P(CudaSequence, InferenceGivesTheSameBits) {
+TEST_P(CudaSequence, InferenceIsBitwiseIdenticalToTraining) {
   for (const Arguments& a : {dense({5, 9, 3, 24})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
     const Tensors trained = sequence(requiring_grad(a));
     const at::NoGradGuard no_grad;
@@ -126,16 +126,16 @@ TEST_P(CudaSequence, InferenceGivesTheSameBits) {
   }
 }
 
-TEST_P(CudaSequence, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaSequence, ReadsOnlyInitializedMemory) {
   check_uninitialised_memory(sequence, packed({5, 4, 4, 1}, 3, 7)(1));
   check_uninitialised_memory(sequence, dense({4, 3, 5, 16})(1));
 }
-TEST_P(CudaStep, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaStep, ReadsOnlyInitializedMemory) {
   check_uninitialised_memory(cell, dense({1, 3, 5, 7})(1));
 }
 
 // As with batch_first.
-TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
+TEST_P(CudaSequence, GradientsOfTheOutputMayBeBatchFirst) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
     const Arguments arguments = dense(sizes)(1);
     const Tensors gradients = random_like(eager_sequence(arguments), 2);
@@ -175,7 +175,7 @@ lltm::OutputMask all_of(const CellArguments& a) {
   return {true, true, true, true, apart, true, apart};
 }
 
-TEST_P(CudaSequence, OnlyWantedGradientsAreComputed) {
+TEST_P(CudaSequence, OnlyRequestedGradientsAreComputed) {
   const CellArguments a = operands(dense({4, 3, 5, 8})(1));
   const auto [output, h_n, c_n, activations] =
       lltm::cuda::sequence_forward({sequence_inputs(a), /*save=*/true});
@@ -188,7 +188,7 @@ TEST_P(CudaSequence, OnlyWantedGradientsAreComputed) {
       });
 }
 
-TEST_P(CudaStep, OnlyWantedGradientsAreComputed) {
+TEST_P(CudaStep, OnlyRequestedGradientsAreComputed) {
   const CellArguments a = operands(dense({1, 3, 5, 8})(1));
   const auto [h, c, activations] = lltm::cuda::step_forward({step_inputs(a), /*save=*/true});
   const Tensors grads = random_like({h, c}, 2);
@@ -221,7 +221,7 @@ void expect_the_same(const std::array<Tensors, 2>& results, std::array<lltm::Gra
   EXPECT_TRUE(identical(as_list(grads[0]), as_list(grads[1])));
 }
 
-TEST_P(CudaSequence, AJoinedMatrixGivesTheSame) {
+TEST_P(CudaSequence, AConcatenatedMatrixGivesTheSameResults) {
   for (const Arguments& a : {dense({4, 3, 5, 8})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
     std::array<Tensors, 2> results;
     std::array<lltm::Gradients, 2> gradients;
@@ -238,7 +238,7 @@ TEST_P(CudaSequence, AJoinedMatrixGivesTheSame) {
   }
 }
 
-TEST_P(CudaStep, AJoinedMatrixGivesTheSame) {
+TEST_P(CudaStep, AConcatenatedMatrixGivesTheSameResults) {
   std::array<Tensors, 2> results;
   std::array<lltm::Gradients, 2> gradients;
   const std::array<CellArguments, 2> both = joined_and_apart(dense({1, 3, 5, 7})(1));
@@ -265,7 +265,7 @@ INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
 
 // Chunks of one step, of several, and of all.
-TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
+TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSameResults) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
@@ -297,7 +297,7 @@ struct Calls {
 
 // For any H and I, more steps add only aligned GEMMs. If the first pre-activations do not read h,
 // an odd H misaligns the recurrent columns.
-TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
+TEST_P(CudaStepwise, StepsUseAlignedGemmsAndNoCopies) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   for (const auto& [I, H] :
        {std::pair<int64_t, int64_t>{3, 8}, {4, 7}, {16, 7}, {3, 12}, {8, 16}}) {
@@ -372,7 +372,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(at::kDouble, at::kHalf, at::kBFloat16),
     [](const auto& info) { return name(info.param); });
 
-TEST_P(CudaWeightGradients, AreAccurateOverManyRows) {
+TEST_P(CudaWeightGradients, AreAccurateForLargeBatches) {
   for (const int64_t checkpoint_steps : {0, 1, 3}) {
     check_gradients(
         checkpointed(checkpoint_steps),
@@ -381,7 +381,7 @@ TEST_P(CudaWeightGradients, AreAccurateOverManyRows) {
   }
 }
 
-TEST_P(CudaWeightGradients, OfAStepAreAccurateOverManyRows) {
+TEST_P(CudaWeightGradients, OfAStepAreAccurateForLargeBatches) {
   check_gradients(cell, eager_cell, cell_problem({1, 100'000, 4, 4}, GetParam(), 1));
 }
 

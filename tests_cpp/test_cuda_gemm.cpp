@@ -59,7 +59,7 @@ TEST(CudaOperands, RowsThatOverlapAreCopied) {
   }
 }
 
-TEST(CudaOperands, OperandsOfManyGemmsArePaddedOnceWhereTheyAreNotAligned) {
+TEST(CudaOperands, UnalignedOperandsOfManyGemmsArePaddedOnce) {
   const auto is_copied = [](const at::Tensor& tensor, int64_t rows, int64_t cols) {
     const at::Tensor operand = lltm::cuda::as_padded_operand(tensor, rows, cols);
     EXPECT_EQ(operand.sizes(), (at::IntArrayRef{rows, cols}));
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(
       return name(std::get<0>(info.param)) + "_to_" + name(std::get<1>(info.param));
     });
 
-TEST_P(CudaGemm, OperandsMayLieByRowsOrColumnsInsideOthers) {
+TEST_P(CudaGemm, OperandsMayBeRowMajorOrColumnMajorViews) {
   for (const auto& [m, k, n] : {std::tuple(4, 5, 3), {1, 5, 3}, {4, 1, 3}, {4, 5, 1}, {1, 1, 1}}) {
     for (const bool accumulate : {false, true}) {
       for (const int columns : {0, 1, 2, 3}) {  // which of a and b are column-major

@@ -46,7 +46,7 @@ int row_of_b(int thread_in_group, int i) {
 }
 
 // Sums of small integers are exact.
-TYPED_TEST(PersistentMma, IsAMatrixProduct) {
+TYPED_TEST(PersistentMma, MultipliesMatrices) {
   using T = TypeParam;
   std::mt19937 random(1);
   const auto draw = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };
@@ -134,7 +134,7 @@ using UnitCounts = testing::Types<
 TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
 
 // A step ends one round trip after the last word appears.
-TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
+TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripRemains) {
   for (const int last : {1, 2, 5}) {
     PolledRow<TypeParam::value> row;
     row.appear = [&](int n) {
@@ -146,7 +146,7 @@ TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
   }
 }
 
-TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
+TYPED_TEST(PersistentPoll, PublishedUnitsAreNotReadAgain) {
   PolledRow<TypeParam::value> row;
   std::iota(std::begin(row.words), std::end(row.words), 1U);
   row.poll();
@@ -155,7 +155,7 @@ TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
 }
 
 // Units appear one by one, the last first.
-TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
+TYPED_TEST(PersistentPoll, OnlyMissingUnitsAreReadAgain) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
   row.appear = [&](int n) {
@@ -169,7 +169,7 @@ TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
   EXPECT_EQ(row.reads, kUnitsK * (kUnitsK + 1) / 2);
 }
 
-TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
+TYPED_TEST(PersistentPoll, UnitsThatTimeOutAreNaN) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
   row.most_waits = 1;
@@ -194,7 +194,7 @@ int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begin
   return -1;
 }
 
-TEST(PersistentPatience, EndsWherePollsRunOutAfterAllBlocksHaveBegun) {
+TEST(PersistentPatience, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
   Launch launch;
   for (const int begins_after : {0, 5, 95, 100, 101, 150, 995}) {
     lltm::cuda::Patience patience;
@@ -206,7 +206,7 @@ TEST(PersistentPatience, EndsWherePollsRunOutAfterAllBlocksHaveBegun) {
   }
 }
 
-TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
+TEST(PersistentPatience, EndsEvenIfBlocksNeverStart) {
   Launch launch;
   lltm::cuda::Patience patience;
   const int polls = polls_of(patience, launch, 100, /*begins_after=*/1'000'000);
@@ -252,7 +252,7 @@ TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
 }
 
 // There are 32 banks of 4 bytes.
-TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
+TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutBankConflicts) {
   constexpr int kLanes = lltm::cuda::kWarpLanes;
   for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
     std::set<int> banks;
@@ -376,7 +376,7 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
 
 // With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
 // launches, the last with fewer groups.
-TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
+TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
@@ -388,7 +388,7 @@ TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
   check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
 }
 
-TEST_P(PersistentEngine, SeveralLaunchesOfRowsGiveTheSameAsOne) {
+TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
   const Arguments arguments = packed(
       {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
        2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
@@ -403,7 +403,7 @@ TEST_P(PersistentEngine, SeveralLaunchesOfRowsGiveTheSameAsOne) {
   EXPECT_TRUE(identical(parts.gradients, all.gradients));
 }
 
-TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
+TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
   for (const Arguments& a : {dense({9, 11, 3, 24})(1), packed({9, 7, 7, 3, 1}, 3, 24)(1)}) {
     const Tensors all = forward(a);
     for (const int64_t rows : {0, 4, 5, 22, 23}) {
@@ -414,7 +414,7 @@ TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
   }
 }
 
-TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
+TEST_P(PersistentEngine, ArgumentsMayHaveAnyAlignment) {
   const Arguments aligned = dense({3, 5, 0, 24})(1);
   const Tensors gradients = random_like(eager_sequence(aligned), 2);
   Tensors shifted;
@@ -429,7 +429,7 @@ TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
 }
 
 // Most warps have a part of K: warps without element-wise work get one step ahead.
-TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
+TEST_P(PersistentEngine, EveryScheduleIsBitwiseIdentical) {
   for (const Arguments& a :
        {dense({6, 7, 5, 200})(1), packed({7, 6, 6, 6, 3, 2, 2, 2, 2, 1}, 3, 40)(1)}) {
     const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -444,7 +444,7 @@ TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
 }
 
 // Three and six units of K per warp. A lane waits for all of them together.
-TEST(PersistentRounds, AStepTakesOne) {
+TEST(PersistentRounds, AStepNeedsOne) {
   const PersistentSetting persistent(true);
   const Temporarily in_turn(round_robin, true);
   const int64_t steps = 6;
@@ -463,7 +463,7 @@ at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
 }
 
 // As in the per-step engine, without a deadlock.
-TEST_P(PersistentEngine, NaNsArePassedOn) {
+TEST_P(PersistentEngine, NaNsPropagate) {
   const Arguments clean = dense({4, 9, 4, 24})(1);
   const Tensors clean_gradients = random_like(eager_sequence(clean), 2);
   const auto compare = [](const Arguments& a, const Tensors& gradients) {
@@ -497,7 +497,7 @@ TEST_P(PersistentEngine, NaNsArePassedOn) {
   }
 }
 
-TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
+TEST_P(PersistentEngine, InfinitiesAndLargeValuesPropagate) {
   Arguments a = dense({3, 5, 4, 16})(1);
   at::Tensor& state = a.c.defined() ? a.c : a.h;
   state = state.clone();
@@ -512,13 +512,13 @@ TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
   }
 }
 
-TEST_P(PersistentEngine, TheLimitsOfHAreTheCells) {
+TEST_P(PersistentEngine, TheLimitsOfHDependOnTheCell) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   EXPECT_EQ(lltm::cuda::most_hidden_forward(cell), form_.cell == "lstm" ? 1024 : 1536);
   EXPECT_EQ(lltm::cuda::most_hidden_backward(cell), form_.cell == "lstm" ? 768 : 1024);
 }
 
-TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
+TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
     const CellArguments of_cell = operands(a, checkpoint_steps);
     const auto attempt = lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true});
@@ -529,31 +529,32 @@ TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
     return sequence_problem(sizes, dtype, 1);
   };
   EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "float32 or float64");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "dtype is float32 or float64");
   for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
     EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
   }
-  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is no multiple of 8");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoints");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoint_steps is given");
   Arguments a = problem({2, 3, 4, 16});
   a.reset = random_reset(a, 1);
-  EXPECT_EQ(why_not(a), "a reset");
+  EXPECT_EQ(why_not(a), "reset is given");
   a.reset = std::nullopt;
   a.recurrent_mask = random_mask(a, 1);
-  EXPECT_EQ(why_not(a), "a recurrent mask");
+  EXPECT_EQ(why_not(a), "recurrent_mask is given");
   const Temporarily small(multiprocessors, int64_t{3});
   EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
-  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is so large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 56})), "too few thread blocks run at once on this device");
+  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
+  EXPECT_EQ(
+      why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
   const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU refused a launch");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU rejected a launch");
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
-TEST(PersistentSchedule, EachCallSaysWhichEngineItTook) {
+TEST(PersistentSchedule, EachCallReportsItsEngine) {
   const Arguments a = sequence_problem({2, 19, 4, 16}, at::kHalf, 1);
   const Temporarily small(multiprocessors, int64_t{2});
   const PersistentSetting persistent(true);
@@ -563,14 +564,14 @@ TEST(PersistentSchedule, EachCallSaysWhichEngineItTook) {
   sequence(a);
 }
 
-TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
+TEST(PersistentSettings, TheDefaultIsThePerStepEngine) {
   EXPECT_FALSE(lltm::cuda_persistent());
   const PersistentSetting persistent(true);
   EXPECT_TRUE(lltm::cuda_persistent());
 }
 
 // The launch continues after a step that never ran.
-TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
+TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   // Enough polls for words that do appear, with a fixed schedule.
   const Temporarily few(most_polls, 30);
   const Temporarily seed(schedule_seed, uint64_t{1});
@@ -600,7 +601,7 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
       ADD_FAILURE() << "no error";
     } catch (const c10::Error& error) {
       EXPECT_NE(
-          std::string(error.what()).find("lltm::sequence: the persistent engine waited in vain"),
+          std::string(error.what()).find("lltm::sequence: the persistent kernel timed out"),
           std::string::npos);
     }
     call();
@@ -644,7 +645,7 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
 }
 
 // Another stream may occupy multiprocessors for longer than a lane polls.
-TEST_P(PersistentEngine, BlocksMayBeginLate) {
+TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Arguments a = dense({4, 9, 3, 40})(1);
   const Tensors gradients = random_like(eager_sequence(a), 2);
   const Evaluation expected = evaluate(sequence, a, gradients);
@@ -657,7 +658,7 @@ TEST_P(PersistentEngine, BlocksMayBeginLate) {
 }
 
 // Polled words are then in the cache. Fills once per chunk, or once.
-TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
+TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const auto expect_chunks = [&](int64_t row_bytes, const auto& run) {
@@ -692,7 +693,7 @@ TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
 }
 
 // The per-step engine computes all steps, even if a later launch fails.
-TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
+TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
         packed_problem(
@@ -720,7 +721,7 @@ TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
   }
 }
 
-TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
+TEST(PersistentLaunch, IfBackwardIsRejectedOnlyBackwardUsesThePerStepEngine) {
   const Temporarily small(multiprocessors, int64_t{2});
   const Arguments a = sequence_problem({3, 70, 4, 24}, at::kHalf, 1);
   const PersistentSetting persistent(true);
@@ -814,7 +815,7 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
 }
 
 // Activation checkpoints: forward uses the per-step engine; each segment of backward is a call.
-TEST(Persistent, LeavesResetsMasksAndCheckpointsToTheStepwiseEngine) {
+TEST(Persistent, ResetsMasksAndCheckpointsUseThePerStepEngine) {
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;
   check_one(a, /*expected_launches=*/2);

@@ -177,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(kWrongCalls),
     [](const testing::TestParamInfo<WrongCall>& info) { return std::string(info.param.name); });
 
-TEST_P(Errors, AreThoseOfFunctionsAndOperators) {
+TEST_P(Errors, AreTheSameForFunctionsAndOperators) {
   const auto& [_, op, change, error, text] = GetParam();
   for (const bool training : {false, true}) {
     Arguments a = right_arguments(op);
@@ -190,7 +190,7 @@ TEST_P(Errors, AreThoseOfFunctionsAndOperators) {
   }
 }
 
-TEST(Errors, OfAnUnknownCellNameThoseThatThereAre) {
+TEST(Errors, OfAnUnknownCellListTheKnownCells) {
   std::string names;
   for (const char* const name : kCells) names += (names.empty() ? "" : ", ") + std::string(name);
   Arguments a = cell_problem({1, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, "lstm");
@@ -198,8 +198,7 @@ TEST(Errors, OfAnUnknownCellNameThoseThatThereAre) {
   expect_error(
       [&] { cell(a); },
       kValueError,
-      "lltm::step: expected cell to be one of " + names +
-          " or the text of a cell's program, got 'unknown'");
+      "lltm::step: expected cell to be one of " + names + " or a serialized cell, got 'unknown'");
 }
 
 TEST(DispatchAutocast, AppliesToTheModules) {

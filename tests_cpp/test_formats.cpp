@@ -171,7 +171,7 @@ TEST_P(FormatsOfGemm, ProductsOfBfloat16) {
   check_products(Bf16Format{});
 }
 
-TEST_P(FormatsOfGemm, ProductsOfFloat32InParts) {
+TEST_P(FormatsOfGemm, ProductsOfSplitFloat32) {
   if (!Bf16x3Format::available()) GTEST_SKIP() << "this instruction set has none";
   check_products(Bf16x3Format{});
 }

@@ -107,7 +107,7 @@ TEST_P(ProgramKernels, CompileForEachGpuWithoutSpills) {
 }
 
 // The driver compiles this form, with 16-byte accesses.
-TEST_P(ProgramKernels, CompileToPtxForGpusToCome) {
+TEST_P(ProgramKernels, CompileToPtxForFutureGpus) {
   const int width = widths().back();
   const std::string ptx = compile(print_kernels(cell(), kind().types, width), 999);
   EXPECT_NE(ptx.find(".target sm_"), std::string::npos);
@@ -116,7 +116,7 @@ TEST_P(ProgramKernels, CompileToPtxForGpusToCome) {
   EXPECT_EQ(ptx.find(access) != std::string::npos, width > 1);
 }
 
-TEST(Nvrtc, SaysWhatIsWrong) {
+TEST(Nvrtc, ReportsErrors) {
   ASSERT_EQ(why_no_nvrtc(), nullptr);
   try {
     compile("extern \"C\" __global__ void kernel() { nothing; }", 90);
@@ -128,7 +128,7 @@ TEST(Nvrtc, SaysWhatIsWrong) {
   }
 }
 
-TEST(Nvrtc, SourceIsOfTheCellAndTypes) {
+TEST(Nvrtc, SourceDependsOnTheCellAndTypes) {
   const std::string source = print_kernels(*find_cell(lltm_test::kDuoText), {"double", "float"}, 2);
   for (const char* part :
        {"#include \"cuda/kernel/program_gpu.h\"\n",

@@ -133,7 +133,7 @@ using Types = testing::Types<
     Kernels<lltm::Gru, c10::Half>>;
 TYPED_TEST_SUITE(PersistentThreads, Types);
 
-TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
+TYPED_TEST(PersistentThreads, ForwardIsBitwiseIdentical) {
   for (const bool ascending : {true, false}) {
     Forward<typename TypeParam::Page, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);
@@ -145,7 +145,7 @@ TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
   }
 }
 
-TYPED_TEST(PersistentThreads, BackwardGivesTheSameBits) {
+TYPED_TEST(PersistentThreads, BackwardIsBitwiseIdentical) {
   for (const bool ascending : {true, false}) {
     Backward<typename TypeParam::Page, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);

@@ -60,7 +60,7 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
   Tensor packed_;
 };
 
-TEST_P(PrepackedBytes, AreAsManyAsTheHeaderSays) {
+TEST_P(PrepackedBytes, MatchTheSizeInTheHeader) {
   EXPECT_TRUE(takes(packed_));
   const int64_t bytes = packed_.numel();
   for (const int64_t fewer : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, bytes - 1}) {
@@ -91,7 +91,7 @@ TEST_P(PrepackedBytes, OfTheHeaderAreChecked) {
   }
 }
 
-TEST_P(PrepackedBytes, BehindTheHeaderAreNumbers) {
+TEST_P(PrepackedBytes, AfterTheHeaderAreValues) {
   at::manual_seed(1);
   for (int run = 0; run < 20; ++run) {
     Tensor forged = at::randint(256, packed_.sizes(), packed_.options());

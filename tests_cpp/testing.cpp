@@ -601,7 +601,7 @@ void Comparison::add(
   }
   if (!std::isfinite(eager_)) {
     return ::testing::AssertionFailure()
-           << "plain PyTorch is infinitely wrong here, so the comparison says nothing";
+           << "the PyTorch reference is infinitely wrong here, so the comparison is meaningless";
   }
   // Scaled by max|y64|, which may be 0.
   const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);

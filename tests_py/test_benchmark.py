@@ -58,7 +58,7 @@ def failing_at(call: int) -> Sampler:
 
 
 @pytest.mark.parametrize("call", [1, 2, 4])  # warming up, counting, in a round
-def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
+def test_a_failing_implementation_is_skipped_with_the_reason(call: int) -> None:
     builds = {"ours": sampler, "bad": lambda: failing_at(call), "theirs": sampler}
     row = measure("title", builds, SETTINGS)
     assert row.seconds == {"ours": [1.0] * 3, "theirs": [1.0] * 3}
@@ -132,7 +132,7 @@ def test_a_runtime_that_is_not_installed_is_named(
 
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
-def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: Shape) -> None:
+def test_implementations_with_the_same_parameters_agree(cell: str, shape: Shape) -> None:
     """Only implementations whose arithmetic matches are compared."""
     case = Case(shape, training=True, cell=cell)
     found = {name: Layer(make, case) for name, make in contenders(case).items()}
@@ -146,7 +146,7 @@ def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: 
             torch.testing.assert_close(layer.forward(), ours.forward())
 
 
-def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
+def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
     """Not the kernels that its classes inherit."""
     for case in (Case((3, 5, 6)), Case((4, 3, 5, 6))):
         layer = Layer(contenders(case)[TUTORIAL], case)
@@ -158,7 +158,7 @@ def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_case_may_have_layers_directions_and_packed_rows(cell: str) -> None:
+def test_a_case_may_have_layers_directions_and_packed_sequences(cell: str) -> None:
     case = Case(
         (9, 3, 5, 6), training=True, cell=cell, num_layers=2, bidirectional=True, packed=True
     )
@@ -175,7 +175,7 @@ def test_a_case_may_have_layers_directions_and_packed_rows(cell: str) -> None:
 
 
 @pytest.mark.parametrize("name", custom_cells.NAMES)
-def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: str) -> None:
+def test_the_loop_over_a_gallery_cell_equals_the_layer(name: str) -> None:
     cell = custom_cells.cell_of(name)
     ours, loop = (
         make(cell, 3, 4, dtype=torch.float64) for make in (custom_cells.Ours, custom_cells.Loop)
@@ -295,7 +295,7 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])
-def test_a_function_that_is_not_there_is_named(text: str) -> None:
+def test_a_missing_function_is_named(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=text):
         function(text)
 
@@ -306,10 +306,10 @@ def test_a_function_that_is_not_there_is_named(text: str) -> None:
         (("--json", "folder"), "--json: cannot write folder"),
         (("--plot", "file/out.png"), "--plot: cannot write file/out.png: "),
         (("--compare", "missing.json"), "--compare: cannot read missing.json: "),
-        (("--compare", "file"), "--compare: file is no file of --json"),
+        (("--compare", "file"), "--compare: file is not a file written by --json"),
     ],
 )
-def test_files_are_refused_before_anything_is_measured(
+def test_files_are_checked_before_measuring(
     tmp_path: Path, option: tuple[str, str], said: str
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -320,7 +320,7 @@ def test_files_are_refused_before_anything_is_measured(
     assert f"error: argument {said}" in run.stderr.splitlines()[-1]
 
 
-def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(
         "import runpy, sys\n"
         "sys.modules['matplotlib'] = None\n"
@@ -328,7 +328,7 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
     )
     run = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path)
     shown = run.stdout
-    assert 0 < shown.index("no picture: it needs matplotlib") < shown.index("one step, ")
+    assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
     assert not (tmp_path / "lltm-benchmark.png").exists()
 
 
@@ -344,7 +344,7 @@ def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -
     assert len(found) == 2 * (2 * len(USERS) - 1)  # 2 cells, 2 modes; one user has only a GRU
 
 
-def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
+def test_gallery_cells_are_compared_with_loops(tmp_path: Path) -> None:
     """The compiled loop takes minutes and is omitted."""
     options = ["--quick", "--compile", "--cell", "indrnn", "mgu", "--shapes", "101,1,2,3"]
     run_program("custom_cells.py", *options, "--json", "out.json", cwd=tmp_path)
@@ -353,7 +353,7 @@ def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
         assert row["skipped"] == {custom_cells.COMPILED: "compiling over 100 steps takes too long"}
 
 
-def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Path) -> None:
+def test_a_sweep_samples_shapes_and_prints_the_worst_with_their_schedules(tmp_path: Path) -> None:
     shapes = [*sweep.drawn(50, seed=7)]
     assert shapes == [*sweep.drawn(50, seed=7)] != [*sweep.drawn(50, seed=8)]
     for shape in shapes:

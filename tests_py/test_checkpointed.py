@@ -59,7 +59,7 @@ def test_a_layer_saves_little_more_than_its_output(dtype: torch.dtype) -> None:
     assert saved_for_backward(checkpointed, case) == pytest.approx(1 + 1 / 8)
 
 
-def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> None:
+def test_neither_forward_nor_backward_stores_the_activations_of_all_steps() -> None:
     """Holds activations of 32 of 1000 steps, 5H values each.
 
     The other steps need little more than H values.
@@ -176,7 +176,7 @@ def test_a_dynamic_number_of_steps_compiles_once() -> None:
     assert frames == [frames[0]] * 4
 
 
-def test_flops_are_those_of_a_sequence_and_of_forward_once_more() -> None:
+def test_flops_include_a_second_forward() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

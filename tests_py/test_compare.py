@@ -56,7 +56,7 @@ def perfect(task: Any, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_scores_a_perfect_answer_and_depends_on_seed_and_update_alone(name: str) -> None:
+def test_a_task_scores_a_perfect_answer_and_depends_only_on_seed_and_update(name: str) -> None:
     task = module("tasks").task(name)
     for inputs, targets in (task.batch(0, 0), task.batch(1, 7), task.validation, task.test):
         if task.vocabulary is None:
@@ -83,7 +83,7 @@ def test_the_adding_problem_asks_for_the_sum_of_the_marked_numbers() -> None:
     torch.testing.assert_close(targets, (numbers * marks).sum(dim=0))
 
 
-def test_a_text_goes_on_from_batch_to_batch() -> None:
+def test_a_text_continues_from_batch_to_batch() -> None:
     task = module("tasks").task("characters")
     (first, successors), (second, _) = task.batch(0, 0), task.batch(0, 1)
     assert torch.equal(torch.cat([first[1:], second[:1]]), successors)
@@ -177,9 +177,7 @@ def test_the_sweep_goes_beyond_an_edge_that_is_the_best() -> None:
     assert sweep({-6: 5, -5: 4, -4: 3, -3: 2, -2: 1}) == [-6, -5, -4, -3, -2]  # the limit
 
 
-def test_an_interrupted_comparison_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses the best validation rate; results are read from the file."""
     compare, results = module("compare"), module("results")
     path = tmp_path / "results.json"

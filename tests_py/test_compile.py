@@ -124,7 +124,7 @@ def test_sizes_that_change_are_compiled_for_once_more_and_never_again() -> None:
     assert counter.frame_count == 2
 
 
-def test_a_loop_over_steps_compiles_the_cell_for_the_first_steps_only() -> None:
+def test_a_loop_over_steps_compiles_the_cell_only_for_the_first_steps() -> None:
     cell = lltm.LLTMCell(3, 5)
     counter = counting()
     compiled = torch.compile(cell, fullgraph=True, backend=counter)
@@ -178,7 +178,7 @@ def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> N
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
+def test_errors_in_a_compiled_graph_are_those_of_lltm(dynamic: bool) -> None:
     """Also with symbolic sizes.
 
     Fake tensors would prefer a decomposition to a Meta kernel.

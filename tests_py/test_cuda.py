@@ -25,7 +25,7 @@ import lltm
 from lltm import explain
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU found"),
     pytest.mark.skipif(
         "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
     ),
@@ -105,7 +105,7 @@ def test_gradients_may_be_expanded() -> None:
 
 
 @pytest.mark.parametrize("name", ["input", "h", "c", "weights"])
-def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
+def test_strides_may_exceed_32_bits(name: str) -> None:
     stride, dtype = 1 << 31, torch.float16
     rows = 6 if name == "weights" else 3
     size = rows * stride * dtype.itemsize
@@ -128,7 +128,7 @@ def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
 @each_engine
 @each_dtype
 @each_direction
-def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
+def test_runs_are_bitwise_identical(dtype: torch.dtype, reverse: bool) -> None:
     shape = (64, 48, 40, 256)
     a = on_gpu(support.sequence_arguments(shape, dtype, reverse=reverse))
     first = run(a)
@@ -187,7 +187,7 @@ def test_the_setting_chooses_the_kernels(
 
 
 # 4,800 rows of 9,216 bytes need several chunks.
-def test_a_long_sequence_gives_the_same_bits_in_every_run_and_in_a_graph() -> None:
+def test_a_long_sequence_is_bitwise_identical_in_every_run_and_in_a_graph() -> None:
     a = on_gpu(support.sequence_arguments((300, 16, 32, 768), torch.float16))
     with lltm.backends.cuda.flags(persistent=False):
         expected = run(a)
@@ -201,7 +201,7 @@ def test_a_long_sequence_gives_the_same_bits_in_every_run_and_in_a_graph() -> No
     torch.testing.assert_close(results[0], expected[0], rtol=1e-2, atol=1e-2)
 
 
-def test_the_module_takes_packed_sequences() -> None:
+def test_the_module_accepts_packed_sequences() -> None:
     layer = lltm.LLTM(5, 8, num_layers=2, bidirectional=True, dtype=torch.float64)
     padded, lengths = torch.randn(7, 3, 5, dtype=torch.float64), torch.tensor([7, 4, 2])
     packed = nn.utils.rnn.pack_padded_sequence(padded, lengths)
@@ -233,7 +233,7 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype) -> None:
 
 @has_tf32
 @pytest.mark.parametrize("allowed", [False, True], ids=["float32", "TF32"])
-def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
+def test_float32_gemms_follow_allow_tf32(allowed: bool) -> None:
     # TF32 rounds 1 + 2^-12 to 1. With z_i = 0 and z_g = x > 0, c' = x / 2.
     size, x = 256, 1 + 2**-12
     input, zeros = torch.zeros(size, size, device="cuda"), torch.zeros(size, size, device="cuda")
@@ -417,11 +417,11 @@ def test_opcheck_of_a_sequence(reverse: bool) -> None:
             opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, some)
 
 
-def test_errors_are_those_of_the_cpu() -> None:
+def test_errors_are_the_same_as_on_the_cpu() -> None:
     a = on_gpu(support.sequence_arguments((5, 3, 2, 4)))
     with pytest.raises(ValueError, match="expected h_0 of shape"):
         ops.sequence(*replace(a, h=a.h[:2]).operands())
-    with pytest.raises(RuntimeError, match="expected weights on device cuda:0, got cpu"):
+    with pytest.raises(RuntimeError, match="expected weight_ih on device cuda:0, got cpu"):
         ops.sequence(*replace(a, weights=a.weights.cpu()).operands())
     sizes = torch.full((5,), 3, device="cuda")
     with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
@@ -431,7 +431,7 @@ def test_errors_are_those_of_the_cpu() -> None:
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
+def test_calls_do_not_synchronize(dtype: torch.dtype) -> None:
     a = on_gpu(support.packed_arguments((9, 5, 5, 2), 8, 16, dtype))
     run(a)  # the first call sets up cuBLAS
     try:
@@ -566,9 +566,9 @@ def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
     assert output.decode().split() == ["True"]
 
 
-def test_explain_says_which_engine_a_sequence_takes() -> None:
+def test_explain_reports_the_engine_of_a_sequence() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
-    reason = "lltm.backends.cuda.persistent is off"
+    reason = "lltm.backends.cuda.persistent is False"
     assert f"on CUDA, forward: stepwise ({reason})" in explain.schedule(call)
 
 
@@ -614,7 +614,7 @@ def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) ->
 
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_stream_in_pieces_gives_what_the_whole_gives(dtype: torch.dtype) -> None:
+def test_a_stream_in_chunks_equals_the_sequence(dtype: torch.dtype) -> None:
     a = on_gpu(support.sequence_arguments((40, 3, 8, 64), dtype))
     whole, whole_state = lltm.functional.sequence(
         "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias
@@ -668,7 +668,7 @@ needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one G
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, 3, 4, 8), (5, 64, 4, 768)], ids=str)
-def test_devices_work_side_by_side(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+def test_devices_work_concurrently(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
     a = support.sequence_arguments(shape, dtype)
     devices = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
     arguments = [on_gpu(a, device) for device in devices]
@@ -704,7 +704,7 @@ def test_custom_cells_work_on_each_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
-def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
+def test_the_process_continues_after_an_out_of_memory_error(part: str) -> None:
     small = on_gpu(support.sequence_arguments((5, 3, 4, 7)))
     expected = run(small)
     large = on_gpu(support.sequence_arguments((256, 256, 16, 256))).leaves()

@@ -128,7 +128,7 @@ def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
     check_cell(cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 72)], verbose=False)
 
 
-def test_the_check_finds_a_wrong_gradient() -> None:
+def test_check_cell_finds_a_wrong_gradient() -> None:
     wrong = lltm.Cell(lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function)
     assert wrong.text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
@@ -136,7 +136,7 @@ def test_the_check_finds_a_wrong_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
-def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
+def test_check_cell_allows_for_rounding_by_pytorch(name: str) -> None:
     """Larger errors still fail."""
 
     def spike(x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
         check(lltm.Cell(wrong, function=function), dtypes=[torch.float64])
 
 
-def test_numbers_are_as_exact_as_the_function_has_them() -> None:
+def test_constants_are_as_exact_as_in_the_function() -> None:
     """Constants combined with float32 values are rounded, others are not."""
 
     @lltm.cell(gates=1)
@@ -179,7 +179,7 @@ def test_numbers_are_as_exact_as_the_function_has_them() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("cell", "built_in"), [(lstm, lltm.LSTM), (gru, lltm.GRU)])
-def test_is_as_the_built_in_one(cell: lltm.Cell, built_in: Any, dtype: torch.dtype) -> None:
+def test_equals_the_built_in_cell(cell: lltm.Cell, built_in: Any, dtype: torch.dtype) -> None:
     theirs = built_in(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
     ours = cell.Layer(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
     ours.load_state_dict(theirs.state_dict())
@@ -190,7 +190,7 @@ def test_is_as_the_built_in_one(cell: lltm.Cell, built_in: Any, dtype: torch.dty
     same(one(x[0].float()), other(x[0].float()), atol=1e-6, rtol=0.0)
 
 
-def test_saves_no_more_than_the_built_in_ones() -> None:
+def test_saves_no_more_than_the_built_in_cells() -> None:
     def saved(cell: str) -> int:
         return int(torch.ops.lltm._cell(cell)[-1])
 
@@ -227,7 +227,7 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
 
 # Small-batch engines: each block of hidden units reads all of h_0.
 @pytest.mark.parametrize("steps", [3, 40])
-def test_few_rows_of_a_cell_without_states(steps: int) -> None:
+def test_small_batches_of_a_cell_without_states(steps: int) -> None:
     layer = plain.Layer(3, 200)
     x, h_0 = torch.randn(steps, 2, 3), torch.randn(1, 2, 200)
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_starts_from_the_initial_values_of_states() -> None:
     same((rows.data, last), (own_rows.data, own_last), rtol=0.0, atol=0.0)
 
 
-def test_parameters_start_as_told() -> None:
+def test_parameters_have_their_initial_values() -> None:
     layer = two_states.Layer(4, 6, num_layers=2, bidirectional=True)
     for name, parameter in layer.named_parameters():
         if name.startswith(("p_l", "q_l")):
@@ -256,7 +256,7 @@ def test_parameters_start_as_told() -> None:
     assert own.unique().numel() > 1
 
 
-def test_the_check_calls_the_function_as_the_trace_does() -> None:
+def test_check_cell_calls_the_function_as_the_trace_does() -> None:
     """Passes z in the order of gates=, and keyword arguments."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
@@ -351,13 +351,13 @@ def test_transforms(cell: lltm.Cell) -> None:
     same(torch.vmap(layer)(x)[0], torch.stack([layer(part)[0] for part in x]))
 
 
-def test_a_gradient_of_its_own_is_taken_once() -> None:
+def test_a_custom_gradient_has_first_derivatives_only() -> None:
     layer = spiking.Layer(3, 4)
     x = torch.randn(2, 3, 3, requires_grad=True)
     output, _ = layer(x)
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=False)
     assert grad.abs().max() > 0
-    expected = "lltm: expected first derivatives by autograd alone of the cell spiking"
+    expected = "lltm: cell spiking defines its own gradient: expected first derivatives by autograd"
     with pytest.raises(NotImplementedError, match=expected):
         torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=expected):
@@ -398,12 +398,12 @@ def hooked(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
-def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
+def test_a_custom_gradient_is_not_mistaken_for_the_derivative(applied: Any) -> None:
     """Custom gradients equal the derivative at most points."""
     cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
-    with pytest.raises(NotImplementedError, match="expected first derivatives by autograd alone"):
+    with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):
         torch.func.grad(lambda x: layer(x)[0].sum())(torch.randn(2, 3, 3))
 
 
@@ -434,7 +434,7 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
 
 
 @each_in_a_graph
-def test_compiles_as_a_whole(cell: lltm.Cell) -> None:
+def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
     layer = cell.Layer(3, 4)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -539,7 +539,7 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     assert again.text == cell.text
     assert repr(again) == repr(cell)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*: u is NaN until")  # its initializer is not serialized
+        warnings.filterwarnings("ignore", ".*: parameter u is NaN")  # no initializer is serialized
         own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
@@ -571,7 +571,7 @@ def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path)
         assert not results
 
 
-def test_cells_are_pickled_by_their_text() -> None:
+def test_cells_are_pickled_in_serialized_form() -> None:
     """Keeps z order and numeric initial values."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.7})
@@ -592,7 +592,7 @@ def drawn(parameter: Tensor) -> Tensor:
     return torch.full_like(parameter, 3.0)
 
 
-def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
+def test_copies_and_pickles_initialize_parameters_as_the_cell_does() -> None:
     """Covers layers, prepacked layers and cells; copies also work with lambdas."""
     functions: dict[str, Any] = {
         "a": torch.nn.init.ones_,
@@ -622,17 +622,17 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
         module = make(3, 4)
         for _ in range(2):  # also pickles a pickled cell
             module = pickle.loads(pickle.dumps(module))
-            with pytest.warns(UserWarning, match=r"Layer|Cell: e is NaN"):
+            with pytest.warns(UserWarning, match=r"(Layer|Cell): parameter e is NaN"):
                 assert values(module)[:4] == [1.0, 2.0, 3.0, 4.0]
             assert module.e_l0.isnan().all() if make is cell.Layer else module.e.isnan().all()
     again = pickle.loads(pickle.dumps(cell))
-    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: e is NaN until a state_dict is"):
+    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: parameter e is NaN because"):
         layer = again.Layer(3, 4)
     layer.load_state_dict(cell.Layer(3, 4).state_dict())
     assert (layer.e_l0 == 5.0).all()
 
 
-def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_missing_initializer_warns(tmp_path: Path) -> None:
     """Missing initializers do not mean zero."""
 
     @lltm.cell(gates=1, parameters={"a": torch.nn.init.ones_, "b": 0.5})
@@ -642,7 +642,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
     cell.save(tmp_path / "a.cell")
     again = lltm.Cell.load(tmp_path / "a.cell")
     layer: Any
-    with pytest.warns(UserWarning, match="a is NaN until") as warned:
+    with pytest.warns(UserWarning, match="parameter a is NaN because") as warned:
         layer = again.Layer(3, 4, num_layers=2)
     assert Path(warned[0].filename) == Path(__file__)
     assert layer.a_l0.isnan().all()
@@ -654,7 +654,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
     assert "maximum" in cell.explain()
 
 
-def test_a_function_that_is_gone_is_a_function_that_is_lacking(
+def test_an_initializer_that_cannot_be_unpickled_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @lltm.cell(gates=1, parameters={"a": drawn})
@@ -665,11 +665,11 @@ def test_a_function_that_is_gone_is_a_function_that_is_lacking(
     monkeypatch.delattr(sys.modules[__name__], "drawn")
     layer = pickle.loads(text)
     assert (layer.a_l0 == 3.0).all()
-    with pytest.warns(UserWarning, match="a is NaN until"):
+    with pytest.warns(UserWarning, match="parameter a is NaN because"):
         layer.reset_parameters()
 
 
-def test_a_gate_that_is_not_used_is_a_hint() -> None:
+def test_hints_name_unused_gates() -> None:
     cell = lltm.cell(gates=("a", "b"), name="half")(lambda z: tanh(z.b))
     assert "z.a is not used" in cell.explain()
     assert "is not used" not in lstm.explain()
@@ -680,7 +680,7 @@ def test_classes_have_a_docstring() -> None:
     assert lstm.Cell.__doc__ == lltm.CustomCell.__doc__
 
 
-def test_a_missing_argument_is_one_of_the_cells_class() -> None:
+def test_a_missing_argument_is_an_error_that_names_the_cells_class() -> None:
     make: Any
     for make, name in ((lstm.Layer, "Layer"), (lstm.Cell, "Cell")):
         with pytest.raises(TypeError, match=rf"^lstm\.{name}\(\) missing .* 'hidden_size'"):
@@ -695,7 +695,7 @@ def test_a_saved_layer_needs_no_function() -> None:
     assert "3, 4" in repr(step)
 
 
-def test_int8_wants_a_bounded_cell() -> None:
+def test_int8_requires_a_bounded_cell() -> None:
     layer = lstm.Layer(32, 32)
     x = torch.randn(5, 3, 32)
     same(layer.prepack(torch.qint8)(x), layer(x), rtol=0.0, atol=0.05)
@@ -709,7 +709,7 @@ def test_int8_wants_a_bounded_cell() -> None:
 def test_prepacked_weights_belong_to_their_cell() -> None:
     weights = lstm.Layer(16, 16).prepack().packed_weights_l0
     x, h = torch.randn(2, 3, 16), torch.zeros(3, 16)
-    expected = "expected weights from prepack for the cell lstm, got some for another"
+    expected = "expected weights prepacked for the cell lstm, got weights prepacked for another"
     with pytest.raises(ValueError, match=expected):
         torch.ops.lltm.sequence("lstm", x, h, h, weights)
 
@@ -726,9 +726,9 @@ def test_wrong_states_are_named() -> None:
         ([s, s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
-        ((s, s, s.half()), r"expected m_0 of dtype float32, that of the input, got float16"),
-        ((s.half(), s, s), r"expected h_0 of dtype float32, that of the input, got float16"),
-        ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
+        ((s, s, s.half()), r"expected m_0 of dtype float32, the dtype of the input, got float16"),
+        ((s.half(), s, s), r"expected h_0 of dtype float32, the dtype of the input, got float16"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
         ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
     ):
         with pytest.raises((TypeError, ValueError), match=rf"^lltm::two_states.Layer: {text}"):
@@ -740,9 +740,9 @@ def test_wrong_states_are_named() -> None:
     # The functions in Python, the operators' form in C++.
     s = s[0]
     for hx, text in (
-        ((s.half(), s, s), r"expected h_0 of dtype float32, that of the input, got float16"),
-        ((s, s, s.double()), r"expected m_0 of dtype float32, that of the input, got float64"),
-        ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
+        ((s.half(), s, s), r"expected h_0 of dtype float32, the dtype of the input, got float16"),
+        ((s, s, s.double()), r"expected m_0 of dtype float32, the dtype of the input, got float64"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
         ((s[:, :3], s, s), r"expected h_0 of shape \(3, 4\), got \(3, 3\)"),
         ((s, s, s[:2]), r"expected m_0 of shape \(3, 4\), got \(2, 4\)"),
     ):
@@ -775,7 +775,7 @@ def test_states_may_be_changed_in_place() -> None:
         (("\nend\n", "\n"), "expected"),
     ],
 )
-def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
+def test_wrong_serialized_cells_are_rejected(change: tuple[str, str], text: str) -> None:
     wrong = lstm.text.replace(*change)
     assert wrong != lstm.text
     with pytest.raises(lltm.ArgumentError, match=r"^lltm::cell program, line") as error:
@@ -786,22 +786,22 @@ def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
         torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_values_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:
     wrong: Any
     for wrong in (None, 3, b"lltm-cell 1"):
-        with pytest.raises(TypeError, match=r"^lltm::cell: expected the text of a cell, got "):
+        with pytest.raises(TypeError, match=r"^lltm::cell: expected a serialized cell, got "):
             lltm.Cell(wrong)
-    expected = r"^lltm::cell: expected the text of a cell, got 'lstm', the name of a built-in one"
+    expected = r"^lltm::cell: expected a serialized cell, got 'lstm', the name of a built-in cell"
     with pytest.raises(lltm.ArgumentError, match=expected):
         lltm.Cell("lstm")
     file = tmp_path / "binary.cell"
     file.write_bytes(b"\xff\xfe\0")
-    expected = r"^lltm::cell: expected the text of a cell, got .*binary.cell: .*0xff"
+    expected = r"^lltm::cell: expected a serialized cell, got .*binary.cell: .*0xff"
     with pytest.raises(lltm.ArgumentError, match=expected):
         lltm.Cell.load(file)
 
 
-def test_what_an_initialiser_returns_is_what_it_says() -> None:
+def test_initializers_fill_or_return_a_parameter() -> None:
     def cell_of(initial: Any) -> lltm.Cell:
         return lltm.cell(gates=1, parameters={"a": initial}, name="it")(lambda z, a: z[0] * a)
 
@@ -821,14 +821,14 @@ def test_what_an_initialiser_returns_is_what_it_says() -> None:
             ValueError, match=r"^lltm::it.Layer: .* fills or returns a, got .*neither"
         ):
             cell_of(wrong).Layer(3, 4)
-    with pytest.raises(ValueError, match=r"^lltm::it.Cell: expected what fills a of shape \(4,\)"):
+    with pytest.raises(ValueError, match="the result of the initializer of a of shape"):
         cell_of(lambda t: torch.ones(1)).Cell(3, 4)
 
 
 @pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])
-def test_parameters_are_no_members_of_modules(name: str) -> None:
+def test_parameters_are_not_named_like_attributes_of_modules(name: str) -> None:
     text = re.sub(r"\bp\b", name, two_states.text)
-    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected names.*got '{name}'"):
+    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected param.*got '{name}'"):
         lltm.Cell(text)
 
 
@@ -851,7 +851,9 @@ def test_wrong_sizes_are_named() -> None:
 
 @pytest.mark.parametrize("op", ["step", "sequence"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_what_fills_up_a_joined_matrix_has_a_zero_gradient(op: str, dtype: torch.dtype) -> None:
+def test_the_padding_of_a_concatenated_matrix_has_a_zero_gradient(
+    op: str, dtype: torch.dtype
+) -> None:
     @lltm.cell(gates=("a", "b"), reads={"a": "x"})
     def unequal(z: Any, h: Tensor) -> Tensor:
         return torch.tanh(z.a + torch.sigmoid(z.b) * h)

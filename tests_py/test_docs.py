@@ -160,7 +160,7 @@ def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) -> None:
+def test_the_users_own_library_builds_and_passes_its_tests(tmp_path: Path) -> None:
     """The page contains all files and commands."""
     page = DOCS / "your-own-library.md"
     (tmp_path / "lltm").symlink_to(ROOT)
@@ -250,7 +250,7 @@ def is_one_of(line: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, line) for pattern in patterns)
 
 
-def test_every_command_is_run_somewhere_or_said_to_be_run_by_hand() -> None:
+def test_every_command_is_run_by_a_test_or_listed_as_manual() -> None:
     found = [line for page in PAGES if page not in PROJECTS for line in lines(page)]
     patterns = [*RUN, *RUN_BY, *BY_HAND]
     assert [line for line in found if sum(is_one_of(line, [p]) for p in patterns) != 1] == []
@@ -448,7 +448,7 @@ def check_command(words: list[str]) -> None:
 
 
 @each_page
-def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
+def test_the_commands_of_a_page_name_existing_files_and_tests(page: Path) -> None:
     if page in PROJECTS:
         pytest.skip("they are run, by a test of their own")
     for text in texts(page, "sh"):
@@ -491,7 +491,7 @@ def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
         "git clone https://github.com/lltm/llmt",
     ],
 )
-def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None:
+def test_a_command_with_a_wrong_name_is_found(command: str) -> None:
     (words,) = commands(command)
     with pytest.raises((AssertionError, OSError)):
         check_command(words)
@@ -550,7 +550,7 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_messages_that_are_explained_are_raised(tmp_path: Path) -> None:
+def test_the_explained_messages_are_raised(tmp_path: Path) -> None:
     copy = shutil.copy(Path(lltm.cmake_prefix_path, "lib", "liblltm.so"), tmp_path)
     raised = [
         support.run_python("-c", code, cwd=folder).stderr
@@ -587,7 +587,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name)
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_the_links_of_a_page_have_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?:", target):
             continue
@@ -631,7 +631,7 @@ def imported(file: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def test_no_file_of_the_package_imports_back() -> None:
+def test_imports_in_the_package_have_no_cycles() -> None:
     files = {}
     for path in (ROOT / "python/lltm").rglob("*.py"):
         parts = path.relative_to(ROOT / "python").with_suffix("").parts

@@ -145,7 +145,9 @@ guarded = pytest.mark.xfail(
         pytest.param(Copied(), id="a copy of a layer's output"),
     ],
 )
-def test_a_decomposed_program_serves_as_many_rows_as_steps(module: nn.Module) -> None:
+def test_a_decomposed_program_accepts_a_batch_as_large_as_the_number_of_steps(
+    module: nn.Module,
+) -> None:
     program = dynamic_program(module, batch_first=True)
     program = program.run_decompositions(support.decompositions())
     for size in (3, 1):
@@ -202,7 +204,7 @@ class Packing(nn.Module):
         return self.layer(pack_padded_sequence(x, lengths))[1]
 
 
-def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -> None:
+def test_packing_inside_an_exported_program_is_an_error_with_a_remedy() -> None:
     """Traced packing gives batch_sizes the input's dtype."""
     arguments = torch.randn(6, 2, 3), torch.tensor([6, 2])
     with pytest.raises(TypeError, match=r"expected batch_sizes of dtype int64, .*: pack outside"):
@@ -293,7 +295,7 @@ assert "lltm" not in sys.modules
 
 
 @pytest.mark.slow
-def test_a_compiled_package_runs_where_only_the_library_is_loaded(
+def test_a_compiled_package_runs_if_only_the_library_is_loaded(
     compiled: tuple[Model, str], tmp_path: Path
 ) -> None:
     model, package = compiled

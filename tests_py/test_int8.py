@@ -92,7 +92,7 @@ def test_computes_it_without_bias() -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_rows_with_lengths_are_computed_as_each_alone(
+def test_packed_sequences_are_computed_as_separate_sequences(
     lengths: tuple[int, ...], reverse: bool
 ) -> None:
     a = support.packed_arguments(lengths, inputs=9, hidden=35, reverse=reverse)
@@ -116,7 +116,7 @@ def test_rows_with_lengths_are_computed_as_each_alone(
 
 
 @pytest.mark.parametrize("shape", [(9, 37, 30, 100), (5, 1, 64, 256), (3, 130, 70, 160)], ids=str)
-def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(shape: tuple[int, int, int, int]) -> None:
     a = support.sequence_arguments(shape)
     before = torch.get_num_threads()
     results = []
@@ -170,7 +170,7 @@ def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
     ],
     ids=lambda value: str(value if isinstance(value, list) else value.args),
 )
-def test_values_that_cannot_be_quantized_stay_in_their_rows(
+def test_values_that_cannot_be_quantized_affect_only_their_sequences(
     problem: Callable[..., Arguments], rows: list[int], reverse: bool
 ) -> None:
     a = problem(reverse=reverse)
@@ -212,7 +212,7 @@ def test_a_sequence_in_chunks_is_the_whole_sequence(module: Any, dtype: torch.dt
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_streams_go_on_beside_one_that_has_failed(threads: int) -> None:
+def test_streams_continue_if_another_stream_has_failed(threads: int) -> None:
     before = torch.get_num_threads()
     int8 = layer(num_layers=2, bidirectional=True).prepack(torch.qint8)
     x = torch.randn(12, 9, 24)
@@ -233,12 +233,12 @@ def test_streams_go_on_beside_one_that_has_failed(threads: int) -> None:
     assert bad_output[:, 4].isnan().all()
 
 
-def test_states_beyond_one_are_taken() -> None:
+def test_states_above_one_are_accepted() -> None:
     a = support.sequence_arguments((3, 4, 5, 20))
     is_emulated(a.with_argument("h", a.h * 50))
 
 
-def test_rows_and_weights_of_zeros_are_taken() -> None:
+def test_inputs_and_weights_of_zeros_are_accepted() -> None:
     a = support.sequence_arguments((3, 4, 5, 20))
     weights, x = a.weights.clone(), a.input.clone()
     weights[7] = 0
@@ -258,7 +258,7 @@ def layer(**options: Any) -> lltm.LLTM:
     [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}],
     ids=str,
 )
-def test_a_layer_is_close_to_the_one_in_float32(options: dict[str, Any]) -> None:
+def test_a_layer_is_close_to_the_float32_layer(options: dict[str, Any]) -> None:
     float32 = layer(**options)
     int8 = float32.prepack(torch.qint8)
     x = torch.randn(20, 8, 24)
@@ -268,7 +268,7 @@ def test_a_layer_is_close_to_the_one_in_float32(options: dict[str, Any]) -> None
     assert (c_int8 - c).square().mean().sqrt() <= 0.02 * c.square().mean().sqrt()
 
 
-def test_its_weights_take_a_quarter_of_the_bytes() -> None:
+def test_its_weights_need_a_quarter_of_the_bytes() -> None:
     float32 = lltm.LLTM(256, 512)
     (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
     assert packed.dtype == torch.uint8
@@ -280,7 +280,7 @@ def test_its_weights_take_a_quarter_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_saved_is_packed_again_to_the_same_bits(
+def test_saved_weights_are_packed_again_bitwise_identically(
     cell: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     make = partial(getattr(lltm, cell), 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
@@ -299,7 +299,7 @@ def test_what_is_saved_is_packed_again_to_the_same_bits(
             assert torch.equal(buffer, int8.get_buffer(name))
 
 
-def test_rows_and_scales_are_saved() -> None:
+def test_weights_and_scales_are_saved() -> None:
     float32: Any = layer()
     weights = float32.weights_l0.detach()
     state_dict = float32.prepack(torch.qint8).state_dict()
@@ -319,7 +319,7 @@ def test_neither_form_loads_the_other() -> None:
             own.load_state_dict(other.state_dict())
 
 
-def test_saved_rows_of_other_shapes_are_refused() -> None:
+def test_saved_weights_of_other_shapes_are_rejected() -> None:
     """From a damaged file: state_dict does not check them."""
     packed: Any = layer().prepack(torch.qint8).packed_weights_l0
     saved = torch.ops.lltm._unpack("lltm", packed)
@@ -337,7 +337,7 @@ def test_saved_rows_of_other_shapes_are_refused() -> None:
             torch.ops.lltm._prepack_int8("lltm", *damaged)
 
 
-def test_other_dtypes_are_refused() -> None:
+def test_other_dtypes_are_rejected() -> None:
     with pytest.raises(TypeError, match="lltm::prepack: expected dtype to be qint8 or None, got"):
         layer().prepack(torch.int8)
     with pytest.raises(TypeError, match=r"expected dtype to be a torch.dtype or None, got str"):
@@ -347,7 +347,7 @@ def test_other_dtypes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan], ids=str)
-def test_weights_that_are_not_finite_are_refused(value: float) -> None:
+def test_weights_that_are_not_finite_are_rejected(value: float) -> None:
     for place in ((0, 0), (95, 119), (287, 96)):
         bad = layer()
         with torch.no_grad():
@@ -356,7 +356,7 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
             bad.prepack(torch.qint8)
 
 
-def test_sizes_whose_sums_could_overflow_are_refused() -> None:
+def test_sizes_whose_sums_could_overflow_are_rejected() -> None:
     weights = torch.zeros(3, 1 + 65537)
     with pytest.raises(lltm.ArgumentError, match="at most 65536 to quantize, got 1 and 65537"):
         lltm.functional.prepack("lltm", weights, dtype=torch.qint8)

@@ -151,7 +151,7 @@ QUICK = ("rsynaptic",)
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in GALLERY_CELLS],
 )
-def test_cells_of_ones_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_cells(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = gallery_cell(name, monkeypatch)
     layers = cell.Layer(3, 5, num_layers=2, bidirectional=True).eval()
     fixed = torch.onnx.export(layers, (features(4, 2),), dynamo=True, verbose=False)
@@ -202,7 +202,7 @@ class Packed(nn.Module):
         return output.data
 
 
-def test_a_packed_sequence_is_an_error_that_says_what_to_do() -> None:
+def test_a_packed_sequence_is_an_error_with_a_remedy() -> None:
     arguments = features(7), torch.tensor([4, 3])
     with pytest.raises(Exception, match=r"lltm::sequence: a packed sequence .* padded input"):
         torch.onnx.export(Packed().eval(), arguments, dynamo=True, verbose=False)
@@ -218,6 +218,6 @@ class Prepacked(nn.Module):
         return output
 
 
-def test_prepacked_weights_are_an_error_that_says_what_to_do() -> None:
+def test_prepacked_weights_are_an_error_with_a_remedy() -> None:
     with pytest.raises(Exception, match=r"lltm::sequence: .* export the layer itself"):
         torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)

@@ -186,7 +186,7 @@ def check(mine: Any, exact: Any, dtype: torch.dtype) -> None:
 
 @each_custom_cell
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
+def test_equals_single_steps_with_reset_states_and_masked_weights(
     cell: str, dtype: torch.dtype
 ) -> None:
     kinds = [(shape, k % 2 == 1, 0.25) for k, shape in enumerate((*SHAPES, LENGTHS))]
@@ -210,7 +210,7 @@ def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
 
 
 @each_custom_cell
-def test_nothing_that_was_before_shows(cell: str) -> None:
+def test_values_before_a_reset_have_no_effect(cell: str) -> None:
     """Not even NaN passes a reset."""
     for shape in ((6, 3, 4, 7), (6, 40, 9, 64)):
         problem = Problem(cell, shape, share=-1)
@@ -288,7 +288,7 @@ def test_layers_of_custom_cells() -> None:
     torch.testing.assert_close(dropped, layer.eval()(x)[0])
 
 
-def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
+def test_masks_are_sampled_in_training_for_each_call_sequence_and_direction() -> None:
     """Sequences and directions are identical except for the mask."""
     layer = lltm.GRU(4, 64, bidirectional=True, recurrent_dropout=0.5)
     state = layer.state_dict()
@@ -478,7 +478,7 @@ class TestGraphs:
         torch.testing.assert_close(torch.from_numpy(output), model(self.x, self.reset))
 
     @pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
-    def test_onnx_would_write_one_mask_for_good(self) -> None:
+    def test_onnx_rejects_a_recurrent_mask(self) -> None:
         pytest.importorskip("onnxscript")
         layer = lltm.LSTM(4, 7, recurrent_dropout=0.5)
         with pytest.raises(Exception, match="recurrent mask can't be exported"):

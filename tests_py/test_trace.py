@@ -230,7 +230,7 @@ def check_names(program: Program) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_program_computes_what_the_function_does(name: str) -> None:
+def test_the_program_computes_the_same_as_the_function(name: str) -> None:
     function, options, saved = CELLS[name]
     program = check(function, **options)
     assert len(program.saved) == saved, program.text
@@ -297,7 +297,7 @@ def test_spikes_of_float32() -> None:
     )
 
 
-def test_text() -> None:
+def test_serialized_cell() -> None:
     def cell(z: Any, exp: Tensor, h: Tensor, p: Tensor) -> Any:
         t1 = z.x + p * exp
         negate = sigmoid(t1)
@@ -344,7 +344,7 @@ def test_decisions_survive_rounding() -> None:
         torch.testing.assert_close(backward[name], gradient, rtol=1e-2, atol=1e-2)
 
 
-def test_constants_of_float32_are_said() -> None:
+def test_rounded_float32_constants_warn() -> None:
     """Warns once."""
     expected = r"0\.30000001192092896 in torch.float32.*\n.*test_trace"
     with pytest.warns(UserWarning, match=expected) as warned:
@@ -379,45 +379,45 @@ def in_place(z: Any, c: Tensor) -> Any:
 
 # Functions with one gate, by reported operation.
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
-    "a unit does not see others, got aten::native_layer_norm": lambda z: F.layer_norm(z[0], (1,)),
-    "no matrix products but a step's own.*aten::mm": lambda z: (
+    "do not combine hidden units, got aten::native_layer_norm": lambda z: F.layer_norm(z[0], (1,)),
+    "no matrix multiplications in addition to.*aten::mm": lambda z: (
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
     "aten::bernoulli_": lambda z: F.dropout(z[0]),
     "aten::rand_like": lambda z: z[0] + torch.rand_like(z[0]),
     "aten::randn": lambda z: z[0] + torch.randn(()),
     "aten::_softmax": lambda z: torch.softmax(z[0], -1),
-    "a unit does not see others, got aten::sum": lambda z: z[0].sum(),
+    "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
     "aten::cat": lambda z: torch.cat([z[0], z[0]]),
     "aten::sin": lambda z: torch.sin(z[0]),
     "aten::add_": in_place,
     "aten::mul_": lambda z: OUTSIDE.mul_(z[0]),
-    "torch.where in place of Python's.*aten::_local_scalar_dense": on_value,
+    "torch.where instead of Python's.*aten::_local_scalar_dense": on_value,
     "item.*aten::_local_scalar_dense": lambda z: z[0] * z[0].item(),
     "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
-    "a dtype only of conditions.*aten::_to_copy": lambda z: z[0].float(),
+    "dtype conversions only of conditions.*aten::_to_copy": lambda z: z[0].float(),
     "aten::div": lambda z: torch.div(z[0], 2, rounding_mode="floor"),
-    "torch.where in place of Python's `if`, got aten::all": lambda z: (
+    "torch.where instead of Python's `if`, got aten::all": lambda z: (
         z[0] if (z[0] > 0).all() else -z[0]
     ),
-    r"a gate, such as z\[0\] or z.g0, got z, which is all of them": lambda z: torch.tanh(z),
-    "got z, which is all of them": lambda z: z * 2,
-    "z.g0, got z, which is all of them": lambda z: 1 - z,
-    "which is all of them": lambda z: torch.ones(()) * z,
-    r"outside tensors of one real number, got \[7\]": lambda z: z[0] * OUTSIDE,
-    "what is learned in parameters=": lambda z: z[0] * LEARNED,
+    r"a gate, such as z\[0\] or z.g0, got z, the tuple of all gates": lambda z: torch.tanh(z),
+    "got z, the tuple of all gates": lambda z: z * 2,
+    "z.g0, got z, the tuple of all gates": lambda z: 1 - z,
+    "the tuple of all gates": lambda z: torch.ones(()) * z,
+    r"outside tensors with a single real value, got \[7\]": lambda z: z[0] * OUTSIDE,
+    "learned tensors in parameters=": lambda z: z[0] * LEARNED,
     "aten::mul": lambda z: z[0] * 1j,
     "'What the function may do'.*aten::exp2": lambda z: torch.exp2(z[0]),
     "a multiple of 1/2.*got aten::pow": lambda z: 2 ** z[0],
     "in the derivative": lambda z: BadSpike.apply(z[0]),  # type: ignore[no-untyped-call]
-    "no NaN": lambda z: z[0] * torch.tensor(float("nan")),
-    "h' alone of the function, got tuple": lambda z: (z[0], z[0]),
-    "h' alone of the function, got float": lambda z: 0.5,
-    r"\(h', c'\) of the function, got Tensor; arguments are states, but": lambda z, c: c,
-    r"\(h', c'\) of the function, got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
-    r"\(h', c'\) of the function, got Tensor, float": lambda z, c: (c, 1.0),
-    r"a gate's shape .*got \[\]": lambda z: torch.zeros(()),
+    "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
+    "the function to return only h', got tuple": lambda z: (z[0], z[0]),
+    "the function to return only h', got float": lambda z: 0.5,
+    r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
+    r"\(h', c'\), got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
+    r"\(h', c'\), got Tensor, float": lambda z, c: (c, 1.0),
+    r"with the shape of a gate .*got \[\]": lambda z: torch.zeros(()),
     "a floating-point dtype, .*bool": lambda z: z[0] > 0,
 }
 
@@ -430,19 +430,19 @@ def test_unsupported_operations(match: str) -> None:
 
 
 OF_SIZES: dict[str, Callable[..., Any]] = {
-    r"outside tensors of one real number, got \[130\], torch.float64": lambda z, h: (
+    r"outside tensors with a single real value, got \[130\], torch.float64": lambda z, h: (
         torch.linspace(0.1, 0.9, h.shape[-1], dtype=torch.float64) * h
     ),
-    "a unit does not see others, got aten::slice": lambda z, h: h - h[:, :1],
-    r"outside tensors of one real number, got \[130\], torch.int64": lambda z, h: (
+    "do not combine hidden units, got aten::slice": lambda z, h: h - h[:, :1],
+    r"outside tensors with a single real value, got \[130\], torch.int64": lambda z, h: (
         h * torch.arange(h.shape[1])
     ),
     "aten::div with 1.0, then aten::div with 11.40": lambda z, h: h / h.shape[-1] ** 0.5,
     "aten::mul with 1.0, then aten::mul with 3.0": lambda z, h: h * h.shape[0],
     "aten::tanh, then aten::sigmoid": lambda z, h: sigmoid(h) if len(h) > 1 else tanh(h),
-    "aten::mul with 2.0, then the function's end": lambda z, h: h * 2 if h.shape[1] == 1 else h,
-    "the function's end, then aten::mul with 2.0": lambda z, h: h * 2 if h.shape[1] > 100 else h,
-    r"outside tensors of one real number, got \[130\], torch.bool": lambda z, h: torch.where(
+    "aten::mul with 2.0, then the end of the func": lambda z, h: h * 2 if h.shape[1] == 1 else h,
+    "end of the function, then aten::mul with 2.0": lambda z, h: h * 2 if h.shape[1] > 100 else h,
+    r"outside tensors with a single real value, got \[130\], torch.bool": lambda z, h: torch.where(
         torch.arange(h.shape[1]) < 1, h, z[0]
     ),
     r"got \[3, 130\], torch.float32": lambda z, h: h * torch.eye(*h.shape),
@@ -450,7 +450,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("match", OF_SIZES)
-def test_what_depends_on_sizes_or_positions_is_no_constant(match: str) -> None:
+def test_values_that_depend_on_sizes_or_positions_are_no_constants(match: str) -> None:
     """The message reports the operation and line."""
     expected = f"^lltm::cell: wrong: expected .*{match}.*\n  .*test_trace.py:"
     with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
@@ -466,26 +466,26 @@ def test_outside_tensors_of_equal_elements_are_numbers() -> None:
     assert "multiply z.g0 0.5" in program.text
 
 
-def test_functions_of_numpy_are_refused_as_such() -> None:
-    expected = r"^lltm::cell: wrong: expected torch's functions in place of NumPy's\n  .*test_trace"
+def test_numpy_functions_are_named_in_the_error() -> None:
+    expected = "^lltm::cell: wrong: expected torch functions instead of NumPy f.*\n  .*test_trace"
     with pytest.raises(lltm.ArgumentError, match=expected):
         trace(lambda z: np.tanh(z[0]), gates=1, name="wrong")
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")
-def test_functions_of_math_are_refused_as_such() -> None:
+def test_math_functions_are_named_in_the_error() -> None:
     with pytest.raises(
-        TypeError, match="and torch's functions in place of math's, got aten::_local"
+        TypeError, match="and torch functions instead of math functions, got aten::_local"
     ):
         trace(lambda z: z[0] * math.exp(z[0]), gates=1, name="wrong")
 
 
 def test_a_lambda_needs_a_name() -> None:
-    with pytest.raises(lltm.ArgumentError, match="expected name= for a function that has no name"):
+    with pytest.raises(lltm.ArgumentError, match="expected name= for a function without a name"):
         trace(lambda z: tanh(z[0]), gates=1)
 
 
-def test_the_line_is_the_operations() -> None:
+def test_errors_show_the_line_of_the_operation() -> None:
     with pytest.raises(TypeError, match=r"test_trace\.py:\d+: return z\[0\] if z\[0\] > 0"):
         trace(on_value, gates=1)
 
@@ -499,11 +499,11 @@ def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) ->
         trace(function, gates=1, name="wrong")
 
 
-def test_how_many_states_may_be_said() -> None:
+def test_states_may_be_their_number() -> None:
     assert trace(lltm_cell, gates=3, states=1) == trace(lltm_cell, gates=3)
 
 
-def test_no_rounding_mode_is_none() -> None:
+def test_rounding_mode_none_is_supported() -> None:
     check(lambda z: torch.div(z[0], 2, rounding_mode=None), gates=1, name="cell")
 
 
@@ -518,7 +518,7 @@ def test_compiled_functions() -> None:
         lltm.cell(gates=1, name="inside")(unit)
         return x
 
-    with pytest.raises(lltm.ArgumentError, match=r"outside of what torch\.compile"):
+    with pytest.raises(lltm.ArgumentError, match=r"created outside torch\.compile"):
         making(torch.ones(1))
 
 
@@ -549,16 +549,16 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
         lambda z, c, p: (c, p),
         {"states": 2, "parameters": {"p": 1}},
     ),
-    ("states to be their number or a dict, got True", TypeError, unit, {"states": True}),
-    ("states to be their number or a dict, got \\['c'\\]", TypeError, unit, {"states": ["c"]}),
-    ("that a float has, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
+    ("states to be an int or a dict, got True", TypeError, unit, {"states": True}),
+    ("states to be an int or a dict, got \\['c'\\]", TypeError, unit, {"states": ["c"]}),
+    ("in the range of float, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
     ("got 'm': its arguments are \\(\\)", ValueError, unit, {"states": {"m": 0}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
     ("got 'h': its arguments are \\(h\\)", ValueError, lambda z, h: h, {"states": {"h": 0}}),
     ("at most 3 states, got 4", ValueError, lambda z, a, b, c, d: (a, a, b, c, d), {}),
-    ("arguments that have names, got \\*c", ValueError, lambda z, *c: c, {}),
+    ("named arguments, got \\*c", ValueError, lambda z, *c: c, {}),
     ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
-    ("other names than z, got z", ValueError, lambda a, z: (z, z), {}),
+    ("not named z, got z", ValueError, lambda a, z: (z, z), {}),
     ("a number as the initial value of c", TypeError, lambda z, c: (c, c), {"states": {"c": "0"}}),
     (
         "an initial value of c, got nan",
@@ -582,7 +582,7 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
         lambda z: z.q,
         {},
     ),
-    ("does the same in each call", ValueError, lambda z: z[0] * random.random(), {}),
+    ("runs the same operations in each call", ValueError, lambda z: z[0] * random.random(), {}),
     ("whatever the values", ValueError, lambda z: z[0] * z[0].tolist()[0][0], {}),
     ("at most 32 values to save, got 33", ValueError, lambda z: many(z[0]), {}),
     ("512 instructions of forward", ValueError, lambda z: sum(z[0] * k for k in range(260)), {}),
@@ -605,7 +605,7 @@ def test_wrong_arguments(
 
 
 @pytest.mark.parametrize("name", lltm.reference._EQUATIONS)
-def test_no_more_instructions_are_executed_than_of_the_page(name: str) -> None:
+def test_no_more_instructions_are_executed_than_by_the_built_in_cell(name: str) -> None:
     function, options, _ = CELLS[name]
     text = trace(function, **options).text
     forward, backward = torch.ops.lltm._instructions(text)

@@ -105,7 +105,7 @@ def main() -> None:
         h, c = plain_step(x[t], h, c, weights, bias)
         torch.testing.assert_close(output[t], h)
     torch.testing.assert_close((h_n, c_n), (h, c))
-    print("values and gradients agree with plain PyTorch operations")
+    print("values and gradients agree with the PyTorch reference")
 
 
 if __name__ == "__main__":

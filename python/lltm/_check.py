@@ -69,7 +69,7 @@ def probability(where: str, name: str, value: Any) -> float:
         raise TypeError(f"lltm::{where}: expected {name} to be a number, got {_type(value)}")
     number = float(value)
     if not 0 <= number <= 1:
-        raise ArgumentError(f"lltm::{where}: expected {name} to lie in [0, 1], got {value}")
+        raise ArgumentError(f"lltm::{where}: expected {name} to be in [0, 1], got {value}")
     return number
 
 
@@ -137,12 +137,12 @@ def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any
             state.is_floating_point() and torch.is_autocast_enabled(input.device.type)
         ):
             raise TypeError(
-                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, that of the input,"
+                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, the dtype of the input,"
                 f" got {dtype(state.dtype)}"
             )
         if state.device != input.device:
             raise RuntimeError(
-                f"lltm::{where}: expected {name} on device {input.device}, that of the input, got"
+                f"lltm::{where}: expected {name} on device {input.device}, the device of the input, got"
                 f" {state.device}"
             )
         shape(where, name, state, tuple(expected))
@@ -165,13 +165,13 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
     """
     if input.device != parameter.device:
         raise RuntimeError(
-            f"lltm::{where}: expected input on device {parameter.device}, that of the parameters,"
-            f" got {input.device}"
+            f"lltm::{where}: expected input on device {parameter.device}, the device of the"
+            f" parameters, got {input.device}"
         )
     if input.dtype != parameter.dtype and not torch.is_autocast_enabled(input.device.type):
         raise TypeError(
-            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, that of the"
-            f" parameters, got {dtype(input.dtype)}"
+            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, the dtype of"
+            f" the parameters, got {dtype(input.dtype)}"
         )
 
 

@@ -141,8 +141,8 @@ class Prepacked(Recurrent):
         # PyTorch sets private attributes on any module; allow these.
         if name == "_names" or (not name.startswith("_") and name != "training"):
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not"
-                " change; change the layer and prepack it again"
+                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer is"
+                " read-only; change the original layer and prepack it again"
             )
         super().__setattr__(name, value)
 
@@ -156,13 +156,13 @@ class Prepacked(Recurrent):
         if result.dtype != self.dtype:
             own, other = _check.dtype(self.dtype), _check.dtype(result.dtype)
             raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype {own}, got {other}:"
-                " convert the layer and prepack it again"
+                f"lltm::{type(self).__name__}: expected dtype to stay {own}, got {other};"
+                " convert the original layer and prepack it again"
             )
         if result.device != weights.device:
             raise RuntimeError(
-                f"lltm::{type(self).__name__}: expected to stay on device {weights.device}, got"
-                f" {result.device}: move the layer and prepack it there"
+                f"lltm::{type(self).__name__}: expected device to stay {weights.device}, got"
+                f" {result.device}; move the original layer and prepack it there"
             )
         packed = {name: self._buffers[name] for name, *_ in self._directions()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

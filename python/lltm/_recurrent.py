@@ -147,7 +147,7 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
     elif _check.is_nested(input):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence, got a nested"
-            " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
+            " tensor; convert it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
             " enforce_sorted=False)"
         )
     _check.optional_tensor(where, "reset", reset)

@@ -229,7 +229,7 @@ def _arguments() -> argparse.Namespace:
         try:
             torch.empty(0, device=text)
         except (RuntimeError, AssertionError):  # AssertionError in a build without CUDA
-            message = f"{text} is no device that this PyTorch has here"
+            message = f"{text} is not an available device"
             raise argparse.ArgumentTypeError(message) from None
         return text
 
@@ -245,7 +245,7 @@ def _arguments() -> argparse.Namespace:
     option("--input-size", type=size, default=32, metavar="I", help="default: %(default)s")
     option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
     option("--device", type=device, default="cpu", help="default: %(default)s")
-    option("--dynamic", action="store_true", help="batch size and steps are symbols")
+    option("--dynamic", action="store_true", help="symbolic batch size and number of steps")
     option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
     options = parser.parse_args()
     fixed = ["--batch"] if options.op == "step" else ["--batch", "--steps"]

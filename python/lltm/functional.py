@@ -1,7 +1,7 @@
 """The operators as functions, for every cell.
 
 Every function takes a cell: ``"lltm"``, ``"lstm"``, ``"gru"``, ``"rnn_tanh"``, ``"rnn_relu"``, a
-custom cell (:class:`lltm.Cell`) or the text of one.
+custom cell (:class:`lltm.Cell`) or a serialized cell.
 
 Symbols: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence, G gates (4
 for the LSTM, 3 for the GRU and the LLTM, 1 for the RNN; in custom cells, the gates of that matrix).

@@ -223,9 +223,7 @@ class _Layer:
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         name = type(self).__name__
-        raise NotImplementedError(
-            f"lltm::reference.{name}: plain operations have no prepacked form"
-        )
+        raise NotImplementedError(f"lltm::reference.{name}: the reference cannot be prepacked")
 
     def __prepare_scriptable__(self) -> NoReturn:
         _refuse_script(type(self).__name__)
@@ -397,5 +395,6 @@ def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -
 def _refuse_script(name: str) -> NoReturn:
     # torch.jit.script would compile calls of the operators instead of this reference.
     raise NotImplementedError(
-        f"lltm::reference.{name}: torch.jit.script takes lltm.{name}, which loads its state_dict"
+        f"lltm::reference.{name}: torch.jit.script supports lltm.{name}, which loads the same"
+        " state_dict"
     )

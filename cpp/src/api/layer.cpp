@@ -82,7 +82,7 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
         where,
         ": expected input of at least ",
         batch,
-        " rows, with which batch_sizes begins, got ",
+        " rows, the first of batch_sizes, got ",
         count);
     return batch;
   }
@@ -118,7 +118,7 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
       has_bias || given == count(/*bias=*/false),
       "lltm::",
       where,
-      ": expected weights and bias or weights alone, got ",
+      ": expected weights with or without biases, got ",
       given,
       " parameters");
   check_kind(where, input, parameters[0]);
@@ -265,7 +265,7 @@ LayerModule::Result LayerModule::forward(
       rows.dim() == 2 && rows.sym_size(1) == input_size,
       "lltm::",
       cell.layer_class,
-      ": expected input of packed rows (N, ",
+      ": expected input of packed shape (N, ",
       input_size,
       "), got ",
       shape_text(rows.sym_sizes()));

@@ -25,7 +25,7 @@ void check_projection(
       proj_size >= 0 && proj_size < hidden_size,
       "lltm::",
       cell.layer_class,
-      ": expected proj_size to lie in [0, hidden_size), got ",
+      ": expected proj_size to be in [0, hidden_size), got ",
       proj_size);
   TORCH_CHECK_VALUE(
       proj_size == 0 || recurrent_dropout == 0,

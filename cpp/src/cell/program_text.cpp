@@ -93,7 +93,7 @@ class TextLines {
   }
 
   [[noreturn]] void fail(const string& expected) const {
-    wrong_text(number_, expected, words_.empty() ? "the end of the text" : quoted_text(line_));
+    wrong_text(number_, expected, words_.empty() ? "the end of the cell" : quoted_text(line_));
   }
   [[noreturn]] void fail(const string& expected, string_view got) const {
     wrong_text(number_, expected, quoted_text(got));
@@ -221,7 +221,7 @@ class Section {
     for (const string& name : outputs_) outputs.push_back(known_.at(name));
     const Program program = compiler_.compile(outputs, code);
     if (program.registers > Program::kMostRegisters) {
-      const string expected = name_ + " to need " + at_most(Program::kMostRegisters, "registers");
+      const string expected = name_ + " to use " + at_most(Program::kMostRegisters, "registers");
       wrong_text(begin_, expected, std::to_string(program.registers));
     }
     return program;
@@ -231,7 +231,7 @@ class Section {
   void assign() {
     const std::vector<string_view>& words = lines_.words();
     const string_view name = words[0];
-    if (knows(name) || taken_.contains(name)) lines_.fail("a name that is not taken", name);
+    if (knows(name) || taken_.contains(name)) lines_.fail("an unused name", name);
     if (std::find(outputs_.begin(), outputs_.end(), name) == outputs_.end()) {
       check_name(lines_, name);
     }
@@ -249,7 +249,7 @@ class Section {
     std::transform(words.begin() + 3, words.end(), operands.begin(), [&](string_view word) {
       const auto known = known_.find(word);
       if (known != known_.end()) return known->second;
-      return compiler_.constant(number_of(lines_, word, "a name that is known or a number"));
+      return compiler_.constant(number_of(lines_, word, "a known name or a number"));
     });
     known_.emplace(name, compiler_.result(*op, operands));
   }
@@ -305,7 +305,7 @@ void read_gates(TextLines& lines, CellText& cell) {
     if (block_of(of_x, gate) < 0) cell.gates.push_back(gate);
   }
   if (cell.gates.size() > CellInfo::kMostSlots) {
-    lines.fail(at_most(CellInfo::kMostSlots, "gates in both weights"));
+    lines.fail(at_most(CellInfo::kMostSlots, "different gates in weight_ih and weight_hh"));
   }
   cell.info.x.end = static_cast<int>(of_x.size());
   cell.info.h.end = static_cast<int>(cell.gates.size());
@@ -325,7 +325,7 @@ std::vector<CellText::Named> read_named(
     if (words.size() != 3) lines.fail("'" + word + " NAME NUMBER'");
     if (std::ssize(all) == most) lines.fail(at_most(most, word + "s"));
     check_name(lines, words[1]);
-    if (!taken.emplace(words[1]).second) lines.fail("a name that is not taken", words[1]);
+    if (!taken.emplace(words[1]).second) lines.fail("an unused name", words[1]);
     const double initial = may_lack && words[2] == "nan" ? std::numeric_limits<double>::quiet_NaN()
                                                          : number_of(lines, words[2], "a number");
     all.push_back({string(words[1]), initial});
@@ -342,7 +342,7 @@ void read_saved(TextLines& lines, Section& forward, CellText& cell) {
     }
     if (!forward.knows(word) ||
         std::any_of(cell.parameters.begin(), cell.parameters.end(), is_word)) {
-      lines.fail("a value of forward that is no parameter", word);
+      lines.fail("a value of forward that is not a parameter", word);
     }
     if (std::find(cell.saved.begin(), cell.saved.end(), word) != cell.saved.end()) {
       lines.fail("each value once", word);
@@ -406,7 +406,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   if (info.reads_h && !reads_h) backward.assign_zero("d.h");  // the last output
   cell->programs.backward = backward.compile(cell->backward);
   lines.expect("end");
-  if (!lines.words().empty()) lines.fail("the end of the text");
+  if (!lines.words().empty()) lines.fail("the end of the cell");
 
   cell->text = text;
   cell->layer_class = cell->name + ".Layer";

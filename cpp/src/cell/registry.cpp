@@ -62,7 +62,7 @@ const CellInfo& get_cell(const char* op, const CellName& name) {
       op,
       ": expected cell to be one of ",
       names.str(),
-      " or the text of a cell's program, got '",
+      " or a serialized cell, got '",
       name.name().substr(0, 60),
       "'");
 }

@@ -357,7 +357,7 @@ std::string to_string(const ForwardSchedule& s) {
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
   const char* const weights = s.in_place ? "in place" : "packed, accumulated in float64";
-  text << "forward: few rows, weights " << weights << ", " << to_string(s.grid) << ", "
+  text << "forward: small batch, weights " << weights << ", " << to_string(s.grid) << ", "
        << to_string(s.blocks) << ", chunks of " << s.chunk_rows << " rows";
   return text.str();
 }
@@ -365,7 +365,7 @@ std::string to_string(const FewRowsSchedule& s) {
 std::string to_string(const StepSchedule& s) {
   std::ostringstream text;
   text << "cell: threads " << s.threads << ", " << to_string(s.blocks) << ", forward by "
-       << (s.forward == StepGemm::kProducts  ? "scalar products"
+       << (s.forward == StepGemm::kProducts  ? "dot products"
            : s.forward == StepGemm::kBlocked ? "the GEMM kernel"
                                              : "ATen")
        << ", backward by ";

@@ -182,10 +182,10 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
 void check_is_differentiable(const CellInfo& cell) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !cell.own_gradient,
-      "lltm: expected first derivatives by autograd alone of the cell ",
+      "lltm: cell ",
       cell.title(),
-      ", whose function has a gradient of its own, got a second derivative, forward mode or a"
-      " transform of torch.func");
+      " defines its own gradient: expected first derivatives by autograd, got a second derivative,"
+      " forward mode or a torch.func transform");
 }
 
 template <typename Args>
@@ -321,8 +321,8 @@ struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static void refuse() {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
-        "lltm::sequence: expected weights as they are where derivatives are taken, got prepacked"
-        " ones: differentiate the layer that they were packed from");
+        "lltm::sequence: expected unpacked weight_ih to compute derivatives, got prepacked weights;"
+        " differentiate the layer that they were packed from");
   }
 };
 

@@ -328,7 +328,7 @@ struct Composite {
       std::optional<at::ScalarType> dtype) {
     TORCH_CHECK(
         !dtype.has_value(),
-        "lltm::prepack: expected weights on the CPU to quantize, got some on device ",
+        "lltm::prepack: expected weight_ih on the CPU to quantize, got device ",
         weight_ih.device());
     return weight_hh.defined() ? join(cell, {weight_ih, weight_hh})
                                : weight_ih.clone(at::MemoryFormat::Contiguous);

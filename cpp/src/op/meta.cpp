@@ -89,8 +89,8 @@ struct Meta {
       const CellInfo&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
-        "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"
-        " graph is traced, and outside the meta device");
+        "lltm::prepack: expected weights with data, got a tensor without data; prepack before"
+        " tracing a graph, and not on the meta device");
   }
 };
 

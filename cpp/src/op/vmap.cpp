@@ -34,7 +34,7 @@ class Samples {
 
   explicit Samples(Order order = Order::kOuter) : dim_(order == Order::kOuter ? -3 : -2) {
     const auto layer = at::functorch::maybeCurrentDynamicLayer();
-    TORCH_CHECK(layer.has_value(), "lltm: a tensor of torch.vmap was used outside of it");
+    TORCH_CHECK(layer.has_value(), "lltm: a tensor of torch.vmap was used outside of vmap");
     level_ = layer->layerId();
     count_ = layer->batchSize();
   }
@@ -197,8 +197,8 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
   if (maps_parameters(samples, args)) {
     TORCH_CHECK(
         !args.prepacked(),
-        "lltm::sequence: expected one set of prepacked weights for all samples of vmap, got one for"
-        " each: map over the weights as they are");
+        "lltm::sequence: expected the same prepacked weights for all samples of vmap, got weights"
+        " per sample; map over unpacked weights");
     // sequence_for_each cannot stack results if there are no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
     return without_saved(with_own_c(args, composite::sequence_forward));
@@ -214,8 +214,8 @@ Tensor prepack_of_samples(
   const Samples samples;
   TORCH_CHECK(
       !samples.in(weight_ih) && !samples.in(or_undefined(weight_hh)),
-      "lltm::prepack: expected one set of weights for all samples of vmap, got one for each:"
-      " lltm::sequence takes such");
+      "lltm::prepack: expected the same weights for all samples of vmap, got weights per sample;"
+      " pass unpacked weights to lltm::sequence");
   const BelowVmap below;
   return op::prepack(cell, weight_ih, weight_hh, dtype);
 }

@@ -80,7 +80,7 @@ def tutorial(settings: Settings) -> list[Row]:
 def shape(text: str) -> Shape:
     sizes = tuple(map(int, text.split(",")))
     if len(sizes) not in (3, 4) or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is neither B,I,H nor T,B,I,H")
+        raise argparse.ArgumentTypeError(f"expected B,I,H or T,B,I,H, got {text}")
     return sizes
 
 
@@ -102,7 +102,7 @@ def earlier(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise argparse.ArgumentTypeError(f"{text} is no file of --json") from None
+        raise argparse.ArgumentTypeError(f"{text} is not a file written by --json") from None
     return Path(text)
 
 
@@ -141,7 +141,7 @@ def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
     if draws and find_spec("matplotlib") is None:
-        print("no picture: it needs matplotlib (pip install matplotlib)")
+        print("no plot: it needs matplotlib (pip install matplotlib)")
     return Settings(
         rounds=options.rounds or (3 if options.quick else 15),
         seconds=0.005 if options.quick else 0.05,

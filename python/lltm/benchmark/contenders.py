@@ -14,7 +14,7 @@ from ..integrations.inductor import inductor_decomposed
 from .cases import LOOP_SHAPE, Case
 
 OURS = "lltm"
-PLAIN = "plain PyTorch"
+PLAIN = "PyTorch reference"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
 COMPILED_OURS = "torch.compile, lltm"

@@ -162,20 +162,21 @@ FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
 # Keyword arguments that do not change the operation.
 OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
-_PRODUCT = "expected no matrix products but a step's own, of weight_ih and weight_hh"
-_OVER_UNITS = "expected operations element by element, as a unit does not see others"
+_PRODUCT = "expected no matrix multiplications in addition to weight_ih and weight_hh of the step"
+_OVER_UNITS = "expected element-wise operations, which do not combine hidden units"
 WHY_NOT = {
     **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
-    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where in place of Python's `if`"),
+    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where instead of Python's `if`"),
     **dict.fromkeys(("sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
     **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
     **dict.fromkeys(("slice", "select", "index", "gather", "flip", "roll", "sort"), _OVER_UNITS),
-    "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item(), and"
-    " torch's functions in place of math's",
+    "_local_scalar_dense": "expected torch.where instead of Python's `if`, bool() and item(), and"
+    " torch functions instead of math functions",
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
     "elu": "expected alpha >= 0",
-    "_to_copy": "expected a dtype only of conditions: programs run in the dtype of their arguments",
+    "_to_copy": "expected dtype conversions only of conditions: cells run in the dtype of their"
+    " arguments",
 }
 
 
@@ -199,7 +200,7 @@ class NotATensor(TypeError):
 def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
     first = next(iter(z._tensors))
     raise NotATensor(
-        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, which is all of them"
+        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, the tuple of all gates"
     )
 
 
@@ -306,7 +307,7 @@ class Tracer(TorchDispatchMode):
                 values = [self.operand(x) for x in results]
                 self.own_gradient |= _calls_functions(results)
                 self.deriving = True
-                self.calls.append(("the function's end", [], ""))
+                self.calls.append(("the end of the function", [], ""))
                 gradients = self.derived(results, inputs.values(), tangents.values())
             except NoProgram as error:
                 raise TypeError(str(error)) from None
@@ -357,20 +358,20 @@ class Tracer(TorchDispatchMode):
 
     def checked(self, found: Any, names: list[str]) -> Sequence[Tensor]:
         """Checks the results of the function. Returns a result for each name."""
-        expected = f"({', '.join(names)})" if names[1:] else "h' alone"
-        states = "; arguments are states, but for h and those in parameters=" if names[1:] else ""
+        returned = f"({', '.join(names)})" if names[1:] else "only h'"
+        states = "; arguments other than h and parameters= are states" if names[1:] else ""
         results = found if names[1:] else (found,)
         if not isinstance(results, (tuple, list)):
             got = type(found).__name__
-            self.fail(f"expected {expected} of the function, got {got}{states}")
+            self.fail(f"expected the function to return {returned}, got {got}{states}")
         if not all(isinstance(x, Tensor) for x in results) or len(results) != len(names):
-            kinds = ", ".join(type(x).__name__ for x in results)
-            self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}{states}")
+            kinds = ", ".join(type(x).__name__ for x in results) or "nothing"
+            self.fail(f"expected the function to return {returned}, got {kinds}{states}")
         for name, x in zip(names, results, strict=True):
             if x.shape != self.shape or not x.is_floating_point():
                 self.fail(
-                    f"expected {name} of a gate's shape (here {[*self.shape]}) and a floating-point"
-                    f" dtype, got {[*x.shape]}, {x.dtype}"
+                    f"expected {name} with the shape of a gate (here {[*self.shape]}) and a"
+                    f" floating-point dtype, got {[*x.shape]}, {x.dtype}"
                 )
         return results
 
@@ -446,16 +447,18 @@ class Tracer(TorchDispatchMode):
         if (value := self.known.get(x.data_ptr())) is not None:
             return value
         if x.requires_grad:
-            self.fail("expected what is learned in parameters=, got a tensor that requires grad")
+            self.fail("expected learned tensors in parameters=, got a tensor that requires grad")
         if not x.is_complex() and x.isnan().any():
-            self.fail("expected no NaN as a constant, got one")
+            self.fail("expected constants other than NaN, got NaN")
         if x.is_complex() or not self.is_one_number(x):
-            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
+            self.fail(
+                f"expected outside tensors with a single real value, got {[*x.shape]}, {x.dtype}"
+            )
         number = float(x.flatten()[0].item())
         if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # inexact anyway
             self.warn(
-                f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a number"
-                " of Python's, it is not rounded"
+                f"the constant is {number!r} in {x.dtype}; with dtype=torch.float64, or as a Python"
+                " number, it is not rounded"
             )
         return number
 
@@ -466,8 +469,8 @@ class Tracer(TorchDispatchMode):
         number = float(torch.tensor(x, dtype=dtype).item())
         if number != x and x == x:
             self.warn(
-                f"the constant {x!r} is rounded to {number!r}, since the function computes in"
-                f" {dtype} here; it is not in the dtype of z, as .to(z[0].dtype) gives it"
+                f"the constant {x!r} is rounded to {number!r}, because the function computes in"
+                f" {dtype} here; convert to the dtype of z with .to(z[0].dtype)"
             )
         return number
 
@@ -490,13 +493,13 @@ class Tracer(TorchDispatchMode):
     def check_in_place(self, func: Any, x: Tensor) -> None:
         if x.data_ptr() in self.inputs or x.data_ptr() not in self.made:
             what = "an argument" if x.data_ptr() in self.inputs else "an outside tensor"
-            self.fail(f"expected {what} to stay as it is, got {func._schema.name}")
+            self.fail(f"expected no in-place change of {what}, got {func._schema.name}")
 
     def unsupported(self, func: Any) -> NoReturn:
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         listed = (
-            "expected operations element by element that programs have (the page 'Custom cells'"
-            " lists them, under 'What the function may do')"
+            "expected a supported element-wise operation (the page 'Custom cells' lists them under"
+            " 'What the function may do')"
         )
         why = WHY_NOT.get(name, listed)
         of = " in the derivative" if self.deriving else ""
@@ -520,7 +523,7 @@ class Tracer(TorchDispatchMode):
 def _in_our_words(error: Exception) -> str:
     """Replaces PyTorch's message about NumPy, which advises detach(): it has no derivative."""
     of_numpy = "tensor.detach().numpy()" in str(error)
-    return "expected torch's functions in place of NumPy's" if of_numpy else str(error)
+    return "expected torch functions instead of NumPy functions" if of_numpy else str(error)
 
 
 def _calls_functions(results: Iterable[Tensor]) -> bool:
@@ -569,7 +572,7 @@ def _plain_torch() -> Iterator[None]:
                 raise RuntimeError
             eager = torch.compiler.set_stance("force_eager")
         except RuntimeError:
-            message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
+            message = "lltm::cell: expected cells to be created outside torch.compile"
             raise ArgumentError(message) from None
     with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast, eager:
         yield
@@ -603,7 +606,7 @@ def trace(
         ]
         made, again = (tracer.run(program, positional, by_name) for tracer in tracers)
         same = made.written_out() == again.written_out()
-        expected = "a function that does the same in each call, whatever the values and sizes"
+        expected = "a function that runs the same operations in each call, for all values and sizes"
         expect(same, where, expected, "" if same else _difference(*tracers))
         for message, line in tracers[0].warnings.items():
             warnings.warn(f"lltm::cell: {where}: {message}{line}", stacklevel=warn_at)

@@ -46,14 +46,14 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
-  if (!has_persistent_kernels(cell)) return "no kernels of this cell";
-  if (dtype != at::kHalf && dtype != at::kBFloat16) return "float32 or float64";
+  if (!has_persistent_kernels(cell)) return "no kernels for this cell";
+  if (dtype != at::kHalf && dtype != at::kBFloat16) return "dtype is float32 or float64";
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
   // The kernels carry the state between steps.
-  if (args.reset.defined()) return "a reset";
-  if (args.recurrent_mask.defined()) return "a recurrent mask";
-  if (args.checkpoint_steps > 0) return "checkpoints";
-  if (hidden % kHiddenMultiple != 0) return "H is no multiple of 8";
+  if (args.reset.defined()) return "reset is given";
+  if (args.recurrent_mask.defined()) return "recurrent_mask is given";
+  if (args.checkpoint_steps > 0) return "checkpoint_steps is given";
+  if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
   if (hidden > most_hidden) return "H is too large";
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
@@ -66,17 +66,17 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
     if (groups > 0) plan = {tiles, groups};
     if (plan.rows() >= batch) break;
   }
-  if (plan.groups == 0) return "too few thread blocks run at once on this device";
-  if (batch > kMostRowLaunches * plan.rows()) return "B is so large";
+  if (plan.groups == 0) return "too few thread blocks run concurrently on this device";
+  if (batch > kMostRowLaunches * plan.rows()) return "B is too large";
   return plan;
 }
 
 // Fewer multiprocessors are available than in the occupancy check.
-const char* refused() {
+const char* rejected() {
   TORCH_WARN_ONCE(
-      "lltm::sequence: the GPU refused a persistent kernel, for want of multiprocessors that this "
-      "process may use (MPS or MIG may hold some back); going on without it");
-  return "the GPU refused a launch";
+      "lltm::sequence: the GPU rejected a persistent kernel, because too few multiprocessors are "
+      "available to this process (MPS or MIG may reserve some); using the per-step engine");
+  return "the GPU rejected a launch";
 }
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
@@ -260,7 +260,7 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, plan, workspace_bytes, tensors);
   });
-  if (!launched) return {{}, refused()};
+  if (!launched) return {{}, rejected()};
   const auto& [output, h, c, activations] = tensors;
   return {SequenceResult(output, h, c, activations), nullptr, plan.tiles, plan.groups};
 }
@@ -279,7 +279,7 @@ Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
     return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
   });
-  if (!launched) return {{}, refused()};
+  if (!launched) return {{}, rejected()};
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   return {sequence_gradients(args, steps, Gemm(dtype), tensors), nullptr, plan.tiles, plan.groups};
 }

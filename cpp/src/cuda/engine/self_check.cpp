@@ -112,8 +112,8 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
     const double most = exact.abs().max().item<double>();
     const double error = (ours[k].to(at::kDouble) - exact).abs().max().item<double>();
     if (!(error <= kMostEpsilons * epsilon(like.scalar_type()) * most)) {
-      return "result " + std::to_string(k) + " is off by " + std::to_string(error) + " of " +
-             std::to_string(most);
+      return "result " + std::to_string(k) + " differs by " + std::to_string(error) +
+             "; its largest value is " + std::to_string(most);
     }
   }
   return "";
@@ -166,16 +166,16 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels k
     if (kernels == Kernels::persistent) take_failure();  // reported by the warning below
     TORCH_WARN(
         "lltm: the ",
-        kernels == Kernels::step       ? "kernels of a step"
-        : kernels == Kernels::stepwise ? "kernels of a sequence"
+        kernels == Kernels::step       ? "single-step kernels"
+        : kernels == Kernels::stepwise ? "sequence kernels"
                                        : "persistent kernels",
         " of the cell ",
         cell.title(),
         " in ",
         input.scalar_type(),
-        " do not work on ",
+        " failed their self-check on ",
         input.device(),
-        ", and are not used: ",
+        " and are disabled: ",
         wrong);
   }
   return why_not_kernels(cell, input, kernels);

@@ -64,7 +64,7 @@ struct Loaded {
         LLTM_FIND(nvrtcGetProgramLog) && LLTM_FIND(nvrtcGetCUBINSize) && LLTM_FIND(nvrtcGetCUBIN) &&
         LLTM_FIND(nvrtcGetPTXSize) && LLTM_FIND(nvrtcGetPTX) && LLTM_FIND(nvrtcGetErrorString);
 #undef LLTM_FIND
-    if (!complete) why_not = "this NVRTC lacks a function";
+    if (!complete) why_not = "this NVRTC lacks a required function";
   }
 };
 

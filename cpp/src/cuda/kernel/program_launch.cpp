@@ -147,7 +147,7 @@ CUfunction find(const ProgramKernel& kernel) {
 
 const char* why_no_programs() {
   if (const char* const why_not = why_no_nvrtc()) return why_not;
-  return driver().is_complete() ? nullptr : "the driver lacks a function";
+  return driver().is_complete() ? nullptr : "the CUDA driver lacks a required function";
 }
 
 void launch_program(
