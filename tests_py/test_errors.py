@@ -594,7 +594,8 @@ BAD_PROJECTED: list[tuple[str, Callable[[Tensor], Tensor], type[Exception], str]
        f"of dtype float32, the dtype of the input, got {lltm._check.dtype(dtype)}")
       for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr")
       for dtype in (torch.float16, torch.int64, torch.bool, torch.float64)),
-    *((name, lambda t: t.to("meta"), RuntimeError, "on device cpu, the device of the input, got meta")
+    *((name, lambda t: t.to("meta"), RuntimeError,
+       "on device cpu, the device of the input, got meta")
       for name in ("h_0", "c_0", "bias_hh", "weight_hr")),
     *((name, lambda t: t[..., :1], ValueError, "of shape")
       for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_ih", "weight_hh", "weight_hr")),

@@ -137,13 +137,13 @@ def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any
             state.is_floating_point() and torch.is_autocast_enabled(input.device.type)
         ):
             raise TypeError(
-                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, the dtype of the input,"
-                f" got {dtype(state.dtype)}"
+                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, the dtype of the"
+                f" input, got {dtype(state.dtype)}"
             )
         if state.device != input.device:
             raise RuntimeError(
-                f"lltm::{where}: expected {name} on device {input.device}, the device of the input, got"
-                f" {state.device}"
+                f"lltm::{where}: expected {name} on device {input.device}, the device of the"
+                f" input, got {state.device}"
             )
         shape(where, name, state, tuple(expected))
 
