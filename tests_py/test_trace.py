@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, randn, sigmoid, tanh
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
 from lltm.custom.program import EXPENSIVE, OPERATIONS, Program, evaluate
@@ -352,10 +358,83 @@ def test_constants_of_float32_are_said() -> None:
     assert [w.filename for w in warned] == [__file__]
 
 
-def test_the_callers_modes_change_nothing() -> None:
+class WithTanh(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (tanh if func is sigmoid else func)(*args, **(kwargs or {}))
+
+
+class Doubled(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if isinstance(result, Tensor) else result
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# Modes of the caller, which neither change a trace nor end with it.
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu"),
+    "device": lambda: torch.device("meta"),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.numpy(), torch.from_numpy
+    ),
+    "save_on_cpu": torch.autograd.graph.save_on_cpu,
+    "fake": FakeTensorMode,
+    "dispatch": Doubled,
+    "function": WithTanh,
+    "deterministic": deterministic,
+    "forward_ad": torch.autograd.forward_ad.dual_level,
+}
+
+
+def modes() -> tuple[Any, ...]:
+    return (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
+        *(torch.is_autocast_enabled("cpu"), torch._C._len_torch_dispatch_stack()),
+        *(torch.overrides._get_current_function_mode_stack(), torch._C._get_tracing_state()),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        torch._C._functorch.peek_interpreter_stack() is None,
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_callers_modes_change_nothing(mode: str) -> None:
     expected = trace(lltm_cell, gates=3)
-    with torch.no_grad(), torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+    with MODES[mode]():
+        before = modes()
         assert trace(lltm_cell, gates=3) == expected
+        assert modes() == before
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(torch.vmap, torch.func.grad, torch.func.functionalize, make_fx, symbolic_trace),
+        lambda function: torch.jit.trace(function, torch.ones(3)),
+    ],
+)
+def test_transforms_around_a_cell_change_nothing(transform: Callable[..., Any]) -> None:
+    expected = trace(lltm_cell, gates=3)
+
+    def making(x: Tensor) -> Tensor:
+        before = modes()
+        assert trace(lltm_cell, gates=3) == expected
+        assert modes() == before
+        return x.sum()
+
+    made = transform(making)
+    if transform is not symbolic_trace:  # already traced
+        made(torch.ones(3))
 
 
 OUTSIDE = torch.ones(UNITS)

@@ -25,8 +25,9 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from .._C import ArgumentError
@@ -558,21 +559,41 @@ class _Detaching(TorchFunctionMode):
         return result
 
 
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """torch.prelu, which accepts no weight of another dtype or of the shape of input."""
+    return torch.where(input > 0, input, weight * input)
+
+
 @contextlib.contextmanager
 def _plain_torch() -> Iterator[None]:
     """Disables all modes of the caller."""
-    cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
-    eager: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
-        try:
-            if torch.compiler.is_compiling():
-                raise RuntimeError
-            eager = torch.compiler.set_stance("force_eager")
-        except RuntimeError:
-            message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
-            raise ArgumentError(message) from None
-    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast, eager:
-        yield
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
+            try:
+                if torch.compiler.is_compiling():
+                    raise RuntimeError
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            except RuntimeError:
+                message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
+                raise ArgumentError(message) from None
+        stack.enter_context(temporarily_clear_interpreter_stack())  # vmap and other transforms
+        stack.enter_context(_disable_current_modes())
+        native: Any = torch._C
+        for _ in range(native._len_torch_function_stack()):
+            stack.enter_context(_pop_mode_temporarily())
+        stack.callback(native._set_tracing_state, native._get_tracing_state())  # of torch.jit
+        native._set_tracing_state(None)
+        while hooks := native._autograd._top_saved_tensors_default_hooks(True):
+            native._autograd._pop_saved_tensors_default_hooks()
+            stack.callback(native._autograd._push_saved_tensors_default_hooks, *hooks)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autograd.set_detect_anomaly(False),
+            torch.autocast("cpu", enabled=False),
+            torch.device("cpu"),
+        ):
+            yield
 
 
 def trace(
