@@ -506,6 +506,17 @@ def test_torchscript_compiles(cell: lltm.Cell) -> None:
     assert type(again[0]).__name__ == type(layer).__name__
 
 
+def test_a_function_without_module_is_scripted() -> None:
+    names: dict[str, Any] = {"tanh": tanh}
+    exec("def cell(z): return tanh(z[0])", names)
+    assert names["cell"].__module__ != __name__
+    for module in (None, "no such module", "__main__"):
+        names["cell"].__module__ = module
+        layer = lltm.cell(gates=1)(names["cell"]).Layer(3, 4)
+        x = torch.randn(3, 2, 3)
+        same(torch.jit.script(layer)(x), layer(x))
+
+
 @each
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
