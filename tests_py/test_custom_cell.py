@@ -733,8 +733,8 @@ def test_wrong_states_are_named() -> None:
     x, s = torch.randn(2, 3, 3), torch.zeros(1, 3, 4)
     for hx, text in (
         (s, r"expected hx to be a tuple \(h_0, c_0, m_0\), got Tensor"),
-        ((s, s), r"expected state to be 3 tensors \(h_0, c_0, m_0\), got 2"),
-        ([s, s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ((s, s), r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ([s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 1 value$"),
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
         ((s, s, s.half()), r"expected m_0 of dtype float32, that of the input, got float16"),
@@ -746,7 +746,7 @@ def test_wrong_states_are_named() -> None:
     with pytest.raises(
         TypeError, match=r"^lltm::gru.Layer: expected h_0 to be a tensor, got tuple"
     ):
-        gru.Layer(3, 4)(x, (s, s))
+        gru.Layer(3, 4)(x, (s,))
 
 
 @pytest.mark.parametrize(
