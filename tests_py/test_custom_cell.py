@@ -128,11 +128,22 @@ def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
     check_cell(cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 72)], verbose=False)
 
 
-def test_the_check_finds_a_wrong_gradient() -> None:
-    wrong = lltm.Cell(lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function)
-    assert wrong.text != lstm.text
+@pytest.mark.parametrize("wrong", ["add", "subtract inf inf\noff = add"])  # also NaN
+def test_the_check_finds_a_wrong_gradient(wrong: str) -> None:
+    text = lstm.text.replace("d.z.o = subtract", f"d.z.o = {wrong}")
+    assert text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
-        check_cell(wrong, dtypes=[torch.float64], verbose=False)
+        check_cell(lltm.Cell(text, function=lstm.function), dtypes=[torch.float64], verbose=False)
+
+
+def test_the_check_reports_functions_that_are_not_finite() -> None:
+    for function, text in (
+        (lambda z: torch.log(z[0]), "plain, torch.float64, .* function is finite, got NaN or"),
+        (lambda z: torch.sqrt(F.relu(z[0])), "second derivatives are finite, got NaN or infinity"),
+    ):
+        cell = lltm.cell(gates=1, name="it")(function)
+        with pytest.raises(AssertionError, match=text):
+            check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
 @pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
