@@ -307,7 +307,11 @@ def test_other_cells(name: str) -> None:
     parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"]}.get(name, [])
     reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
     cell = lltm.cell(
-        gates=("u", "v"), reads=reads, parameters=dict.fromkeys(parameters, 0.3), name="other"
+        gates=("u", "v"),
+        reads=reads,
+        states={"x": 0} if name == "most of all" else None,
+        parameters=dict.fromkeys(parameters, 0.3),
+        name="other",
     )(function)
     dtypes = [torch.float64, torch.float32, torch.bfloat16]
     check_cell(cell, shapes=[(5, 3, 4, 5)], dtypes=dtypes, verbose=False)

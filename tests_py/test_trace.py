@@ -250,6 +250,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b),
     "logarithms": lambda a, b: torch.log(a * a + 1) + torch.log1p(b.abs()),
     "elu": lambda a, b: F.elu(a, 0.5) + F.selu(b) + torch.nn.ELU(2.0)(b),
+    "celu": lambda a, b: F.celu(a, 0.5) + F.celu(b, 2.0) * F.celu_(a * b),
+    "gelu": lambda a, b: F.gelu(2 * a, approximate="tanh") * b,
+    "hardswish": lambda a, b: F.hardswish(4 * a) + F.hardswish(b - b.detach() + 3) * b,
+    "hardswish_at_its_edge": lambda a, b: F.hardswish(a - a.detach() - 3) * b,
+    "prelu": lambda a, b: F.prelu(a, torch.full((1,), 0.3, dtype=torch.float64)) * b,
     "relu": lambda a, b: F.relu(a) + F.relu6(b) + F.threshold(a, 0.25, 0.5),
     "leaky_relu": lambda a, b: F.leaky_relu(a) + F.leaky_relu(b, 0.3),
     "silu": lambda a, b: F.silu(a) * F.mish(b),
@@ -283,14 +288,37 @@ def test_functions(name: str) -> None:
     check(lambda z: FUNCTIONS[name](*z), gates=2, name=name)
 
 
-def test_hardsigmoid() -> None:
-    """ATen's derivative uses 1/6 in float32."""
-    check(
+# By ATen function with constants of float32 in its derivative: the same function without them.
+EXACT: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "hardsigmoid": (
         lambda z: F.hardsigmoid(3 * z[0]),
         lambda z: torch.clamp(3 * z[0] + 3, 0, 6) / 6,
-        gates=1,
-        name="hardsigmoid",
-    )
+    ),
+    "celu": (lambda z: F.celu(z[0], 0.3), lambda z: 0.3 * F.elu(z[0] / 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_derivatives_are_more_exact_than_atens(name: str) -> None:
+    check(*EXACT[name], gates=1, name=name)
+
+
+def test_prelu_has_a_slope_per_unit() -> None:
+    check(lambda z, p: F.prelu(z[0], p), gates=1, parameters={"p": 0.25}, name="prelu")
+
+
+MISH = F.mish(torch.tensor(-0.25, dtype=torch.float64)).item()  # of z in the second run
+# ATen's vector loops and scalar loops differ in the last bit.
+ROUNDED: dict[str, Callable[..., Any]] = {
+    "mish": lambda z, h: tanh(F.logsigmoid(F.mish(z[0]))) * h,
+    "amplified": lambda z, h: F.logsigmoid(1e16 * (F.mish(z[0]) - MISH)) * h,
+    "constants": lambda z, h: h * sum(F.mish(torch.full_like(h, -k / 8)) for k in range(40)),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_is_no_dependence_on_positions(name: str) -> None:
+    trace(ROUNDED[name], gates=1, name=name)
 
 
 def test_spikes_of_float32() -> None:
@@ -458,8 +486,8 @@ def in_place(z: Any, c: Tensor) -> Any:
 
 # Functions with one gate, by reported operation.
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
-    "a unit does not see others, got aten::native_layer_norm": lambda z: F.layer_norm(z[0], (1,)),
-    "no matrix products but a step's own.*aten::mm": lambda z: (
+    "a unit does not see others, got layer_norm": lambda z: F.layer_norm(z[0], (1,)),
+    "no matrix products but a step's own.*matmul": lambda z: (
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
     "aten::bernoulli_": lambda z: F.dropout(z[0]),
@@ -467,6 +495,19 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "aten::randn": lambda z: z[0] + torch.randn(()),
     "aten::_softmax": lambda z: torch.softmax(z[0], -1),
     "a unit does not see others, got aten::sum": lambda z: z[0].sum(),
+    "a unit does not see others, got aten::var": lambda z: z[0] / z[0].var(-1, keepdim=True),
+    "a unit does not see others, got aten::logsumexp": lambda z: z[0].logsumexp(-1, keepdim=True),
+    "a unit does not see others, got aten::prod": lambda z: z[0].prod(),
+    "a unit does not see others, got aten::topk": lambda z: z[0].topk(1)[0],
+    "a unit does not see others, got aten::argmax": lambda z: z[0].argmax(),
+    "a unit does not see others, got aten::linalg_vector_norm": lambda z: z[0] / z[0].norm(),
+    "a unit does not see others, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
+    "a unit does not see others, got group_norm": lambda z: F.group_norm(z[0], 1),
+    "no matrix products but a step's own.*linear": lambda z: F.linear(z[0], torch.ones(7, 7)),
+    "lists them.*aten::round": lambda z: torch.round(z[0], decimals=1),
+    'approximate="tanh", got aten::gelu': lambda z: F.gelu(z[0]),
+    "in parameters=, got a tensor that requires grad": lambda z: torch.nn.PReLU()(z[0]),
+    "one real number, .*on meta": lambda z: z[0] * torch.ones((), device="meta"),
     "aten::cat": lambda z: torch.cat([z[0], z[0]]),
     "aten::sin": lambda z: torch.sin(z[0]),
     "aten::add_": in_place,
@@ -571,7 +612,11 @@ def test_the_line_is_the_operations() -> None:
 
 @pytest.mark.parametrize(
     ("match", "function"),
-    [("shape", lambda z: z[0].view(3, 3)), ("int too big", lambda z: z[0] * 10**400)],
+    [
+        ("shape", lambda z: z[0].view(3, 3)),
+        ("int too big", lambda z: z[0] * 10**400),
+        ("not enough values", lambda z: [a for a, b in [z]]),
+    ],
 )
 def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) -> None:
     with pytest.raises(lltm.ArgumentError, match=rf"wrong: .*{match}.*\n.*test_trace\.py:\d+: "):
@@ -580,6 +625,8 @@ def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) ->
 
 def test_how_many_states_may_be_said() -> None:
     assert trace(lltm_cell, gates=3, states=1) == trace(lltm_cell, gates=3)
+    for states in (1, {"x": 0.0}):
+        assert trace(lambda z, x: (z[0], x), gates=1, states=states, name="it").states == {"x": 0}
 
 
 def test_no_rounding_mode_is_none() -> None:
@@ -621,6 +668,10 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ('"x" or "h" in reads of g0, got \'both\'', ValueError, unit, {"reads": {"g0": "both"}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
     ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
+    ('a gate that reads x, got only "h" in reads', ValueError, unit, {"reads": {"g0": "h"}}),
+    ("in z, and states={'x': 0} if x is a state", ValueError, lambda z, x: (x, x), {}),
+    ("states={'t': 0} if t is a state, got an argument t", ValueError, lambda z, t: t, {}),
+    ("0 states, got 1 in its arguments \\(c\\)", ValueError, lambda z, c: c, {"states": 0}),
     ("1 states, got 0 in its arguments \\(h\\)", ValueError, lambda z, h: h, {"states": 1}),
     (
         "2 states, got 1 in its arguments \\(c, p\\)",
