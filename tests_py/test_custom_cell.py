@@ -128,11 +128,22 @@ def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
     check_cell(cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 72)], verbose=False)
 
 
-def test_check_cell_finds_a_wrong_gradient() -> None:
-    wrong = lltm.Cell(lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function)
-    assert wrong.text != lstm.text
+@pytest.mark.parametrize("wrong", ["add", "subtract inf inf\noff = add"])  # also NaN
+def test_check_cell_finds_a_wrong_gradient(wrong: str) -> None:
+    text = lstm.text.replace("d.z.o = subtract", f"d.z.o = {wrong}")
+    assert text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
-        check_cell(wrong, dtypes=[torch.float64], verbose=False)
+        check_cell(lltm.Cell(text, function=lstm.function), dtypes=[torch.float64], verbose=False)
+
+
+def test_the_check_reports_functions_that_are_not_finite() -> None:
+    for function, text in (
+        (lambda z: torch.log(z[0]), "plain, torch.float64, .* function is finite, got NaN or"),
+        (lambda z: torch.sqrt(F.relu(z[0])), "second derivatives are finite, got NaN or infinity"),
+    ):
+        cell = lltm.cell(gates=1, name="it")(function)
+        with pytest.raises(AssertionError, match=text):
+            check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
 @pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
@@ -296,7 +307,11 @@ def test_other_cells(name: str) -> None:
     parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"]}.get(name, [])
     reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
     cell = lltm.cell(
-        gates=("u", "v"), reads=reads, parameters=dict.fromkeys(parameters, 0.3), name="other"
+        gates=("u", "v"),
+        reads=reads,
+        states={"x": 0} if name == "most of all" else None,
+        parameters=dict.fromkeys(parameters, 0.3),
+        name="other",
     )(function)
     dtypes = [torch.float64, torch.float32, torch.bfloat16]
     check_cell(cell, shapes=[(5, 3, 4, 5)], dtypes=dtypes, verbose=False)
@@ -504,6 +519,17 @@ def test_torchscript_compiles(cell: lltm.Cell) -> None:
     again = pickle.loads(pickle.dumps(model))  # has the scripted module
     same(again(x), model(x), rtol=0.0, atol=0.0)
     assert type(again[0]).__name__ == type(layer).__name__
+
+
+def test_a_function_without_module_is_scripted() -> None:
+    names: dict[str, Any] = {"tanh": tanh}
+    exec("def cell(z): return tanh(z[0])", names)
+    assert names["cell"].__module__ != __name__
+    for module in (None, "no such module", "__main__"):
+        names["cell"].__module__ = module
+        layer = lltm.cell(gates=1)(names["cell"]).Layer(3, 4)
+        x = torch.randn(3, 2, 3)
+        same(torch.jit.script(layer)(x), layer(x))
 
 
 @each
@@ -722,8 +748,8 @@ def test_wrong_states_are_named() -> None:
     x, s = torch.randn(2, 3, 3), torch.zeros(1, 3, 4)
     for hx, text in (
         (s, r"expected hx to be a tuple \(h_0, c_0, m_0\), got Tensor"),
-        ((s, s), r"expected state to be 3 tensors \(h_0, c_0, m_0\), got 2"),
-        ([s, s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ((s, s), r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ([s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 1 value$"),
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
         ((s, s, s.half()), r"expected m_0 of dtype float32, the dtype of the input, got float16"),
@@ -736,7 +762,7 @@ def test_wrong_states_are_named() -> None:
     with pytest.raises(
         TypeError, match=r"^lltm::gru.Layer: expected h_0 to be a tensor, got tuple"
     ):
-        gru.Layer(3, 4)(x, (s, s))
+        gru.Layer(3, 4)(x, (s,))
     # The functions in Python, the operators' form in C++.
     s = s[0]
     for hx, text in (

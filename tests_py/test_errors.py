@@ -414,6 +414,7 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed shape (N, 3), got (2, 4)"),
     ({}, (X, STATE[0]), TypeError, "hx to be a tuple (h_0, c_0), got Tensor"),
     ({}, (X, (*STATE, None)), TypeError, "hx to be a tuple (h_0, c_0), got 3 values"),
+    ({}, (X, STATE[:1]), TypeError, "hx to be a tuple (h_0, c_0), got 1 value"),
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
     ({}, (X, STEP), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),

@@ -116,7 +116,9 @@ def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
 def states(where: str, names: Sequence[str], value: Any, argument: str = "state") -> list[Tensor]:
     """Checks a tuple of states. `argument` is its name in the caller's signature."""
     if not isinstance(value, (tuple, list)) or len(value) != len(names):
-        got = f"{len(value)} values" if isinstance(value, (tuple, list)) else _type(value)
+        got = _type(value)
+        if isinstance(value, (tuple, list)):
+            got = f"{len(value)} value{'s' * (len(value) != 1)}"
         raise TypeError(
             f"lltm::{where}: expected {argument} to be a tuple ({', '.join(names)}), got {got}"
         )

@@ -158,7 +158,7 @@ class Cell:
                 "_where": where,
                 "__init__": _renamed(base.__init__, where),
                 "__doc__": base.__doc__,
-                "__module__": getattr(function, "__module__", __name__),
+                "__module__": getattr(function, "__module__", None) or __name__,
                 "__reduce__": _pickled_as(kind),
             }
             return type(f"{self.name}_{kind}", (base,), members)

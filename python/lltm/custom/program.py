@@ -226,6 +226,7 @@ def _check_names(
     for gate, source in reads.items():
         expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
         expect(source in ("x", "h"), where, f'"x" or "h" in reads of {gate}', repr(source))
+    expect({*map(reads.get, gates)} != {"h"}, where, "a gate that reads x", 'only "h" in reads')
     for name in (*states, *parameters):
         there = name in names and name != "h"
         got = f"{name!r}: its arguments are ({', '.join(names)})"
@@ -291,7 +292,11 @@ def declared(
     if isinstance(states, int):
         found = f"{len(state_names)} in its arguments ({', '.join(names)})"
         expect(states == len(state_names), where, f"{states} states", found)
-        states = {}
+        states = dict.fromkeys(state_names, 0.0)
+    for name in {*state_names} & {"x", "input", "t"} - {*states}:
+        # The name does not say that it is a state, and the function has no such argument.
+        expected = f"the input only in z, and states={{{name!r}: 0}} if {name} is a state"
+        expect(False, where, expected, f"an argument {name}")
     _check_names(where, gates, names, reads, states, parameters)
     _check_numbers(where, len(state_names), states, parameters)
     program = Program(
