@@ -522,6 +522,15 @@ def is_quoted(message: str, text: str) -> bool:
     return all(plain(part) in plain(text) for part in message.split("…"))
 
 
+class Packing(torch.nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, lengths):  # type: ignore[no-untyped-def]
+        return self.layer(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))
+
+
 def calls_that_raise() -> Iterator[Callable[[], object]]:
     """Calls for the errors in errors.md."""
     layer, x, h = lltm.LLTM(8, 16), torch.randn(20, 4, 8), torch.zeros(4, 16)
@@ -559,6 +568,8 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
         functional.prepack("lltm", weights).expand(2, -1)
     )
     yield lambda: torch.fx.symbolic_trace(layer)
+    yield lambda: torch.jit.script(Packing(layer))
+    yield lambda: layer(x, mask=wrong)
     yield lambda: torch.jit.script(lltm.reference.LLTM(8, 16))
     yield lambda: torch.onnx.export(layer, (packed,), dynamo=True, verbose=False)
     yield lambda: torch.onnx.export(prepacked, (x,), dynamo=True, verbose=False)
