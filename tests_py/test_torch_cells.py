@@ -642,3 +642,43 @@ def test_a_replaced_model_is_compiled_whole_and_traced_by_fx() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(x), expected)
     assert_close(torch.fx.symbolic_trace(model)(x), expected)
+
+
+# ----- calls for which torch.nn's layers fail (docs/drop-in.md) -------------------
+
+
+@each_layer
+def test_a_layer_with_weight_norm_can_be_copied_after_a_call(name: str) -> None:
+    layer = BOTH[name][0](I, H)
+    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+    x = torch.randn(T, B, I)
+    layer(x)[0].sum().backward()
+    assert_close(copy.deepcopy(layer)(x), layer(x))
+
+
+@each_layer
+def test_autocast_to_float16_is_as_accurate_as_float16(name: str) -> None:
+    ours, exact = pair(name, torch.float32)
+    x = torch.randn(T, B, I)
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = values(ours(x))
+    for y, z in zip(found, values(exact(x)), strict=True):
+        assert y.dtype == torch.float16
+        assert_close(y.float(), z, rtol=0, atol=4 * torch.finfo(torch.float16).eps)
+
+
+def test_fewer_threads_than_set_train_equally_well() -> None:
+    code = """
+import torch, lltm
+torch.manual_seed(0)
+torch.set_num_threads(2)
+single, exact = lltm.LSTM(32, 128), torch.nn.LSTM(32, 128, dtype=torch.float64)
+exact.load_state_dict(single.state_dict())
+for layer in (single, exact):
+    x = torch.linspace(-1, 1, 20 * 16 * 32).view(20, 16, 32)
+    layer(x.to(layer.weight_ih_l0.dtype))[0].square().sum().backward()
+for p, q in zip(single.parameters(), exact.parameters()):
+    assert (p.grad - q.grad).norm() <= 1e-6 * q.grad.norm()
+"""
+    result = support.run_python("-c", code, OMP_THREAD_LIMIT="1")
+    assert result.returncode == 0, result.stderr
