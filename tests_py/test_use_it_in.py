@@ -284,3 +284,41 @@ def test_resemblyzer(tmp_path: Path) -> None:
     model = defined_in("voice_encoder.py", tmp_path)["encoder"]()
     assert isinstance(model.lstm, lltm.PrepackedLSTM)
     assert float(theirs @ model.embed_utterance(speech)) > 0.998
+
+
+@support.needs_extra("examples", "opacus")
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_opacus(name: str, tmp_path: Path) -> None:
+    """Compares with the gradients of single samples."""
+    from opacus.grad_sample import GradSampleModule
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+            self.rnn = getattr(torch.nn, name)(3, 5, **options)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(x)[0][:, -1].square().sum(1)  # type: ignore[no-any-return]
+
+    defined_in("private_layers.py", tmp_path)
+    model, x = Model(), torch.randn(4, 6, 3)
+    parameters = list(model.parameters())
+    samples = [torch.autograd.grad(model(sample[None]).sum(), parameters) for sample in x]
+    lltm.replace_(model)
+    GradSampleModule(model)(x).mean().backward()
+    for p, *expected in zip(parameters, *samples, strict=True):
+        torch.testing.assert_close(p.grad_sample, torch.stack(expected))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("thop") is None, reason="no extra includes thop")
+def test_thop() -> None:
+    """docs/drop-in.md passes thop's functions."""
+    import thop
+
+    layer, x = torch.nn.LSTM(3, 5), torch.randn(6, 4, 3)
+    expected, _ = thop.profile(layer, (x,), verbose=False)
+    line = "thop.profile(model, (x,), custom_ops={lltm.LSTM: thop.rnn_hooks.count_lstm})"
+    assert line in (support.ROOT / "docs" / "drop-in.md").read_text()
+    model = lltm.LSTM(3, 5)
+    assert eval(line, {"thop": thop, "lltm": lltm, "model": model, "x": x})[0] == expected > 0
