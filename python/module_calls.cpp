@@ -3,12 +3,14 @@
 //
 // A call is equivalent to the operator's: it reads attributes like getattr and goes through the
 // dispatcher. Some cases need PyTorch's parser: a Tensor subclass, a mode that overrides functions,
-// a wrong type. The functions then return None, and the caller calls torch.ops.
+// a wrong type. torch.jit.trace needs the callers, which support ONNX. The functions then return
+// None, and the caller calls torch.ops.
 #include "module_calls.h"
 
 #include "api/layer.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
@@ -212,7 +214,9 @@ PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize
       (count == 5 || count == 6) && (PyTuple_Check(arguments[3]) || PyList_Check(arguments[3])) &&
           PyTuple_Check(arguments[4]),
       "expected a module, its input and state, two tuples of names, and a last argument or none");
-  if (at::impl::torch_function_mode_enabled()) Py_RETURN_NONE;
+  if (at::impl::torch_function_mode_enabled() || at::tracer::impl::is_dispatch_enabled()) {
+    Py_RETURN_NONE;
+  }
   try {
     PyObject* const last = count == 6 ? arguments[5] : nullptr;
     return Operator::run(

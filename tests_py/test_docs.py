@@ -507,6 +507,15 @@ def is_quoted(message: str, text: str) -> bool:
     return all(plain(part) in plain(text) for part in message.split("…"))
 
 
+class Packing(torch.nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, lengths):  # type: ignore[no-untyped-def]
+        return self.layer(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))
+
+
 def calls_that_raise() -> Iterator[Callable[[], object]]:
     layer, x, h = lltm.LLTM(8, 16), torch.randn(20, 4, 8), torch.zeros(4, 16)
     prepacked, weights, functional = layer.prepack(), torch.randn(48, 24), lltm.functional
@@ -543,6 +552,8 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
         functional.prepack("lltm", weights).expand(2, -1)
     )
     yield lambda: torch.fx.symbolic_trace(layer)
+    yield lambda: torch.jit.script(Packing(layer))
+    yield lambda: layer(x, mask=wrong)
     yield lambda: torch.jit.script(lltm.reference.LLTM(8, 16))
     yield lambda: torch.onnx.export(layer, (packed,), dynamo=True, verbose=False)
     yield lambda: torch.onnx.export(prepacked, (x,), dynamo=True, verbose=False)
@@ -596,6 +607,13 @@ def test_the_links_of_a_page_have_targets(page: Path) -> None:
         assert file.exists(), f"no file {target}"
         assert file.is_relative_to(ROOT), target
         assert not anchor or anchor in anchors(file), f"no heading {target}"
+
+
+def test_the_tests_that_pages_name_are_there() -> None:
+    tests = source("tests_py/*.py")
+    names = {n for page in PAGES for n in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert names
+    assert {n for n in names if f"def {n}(" not in tests} == set()
 
 
 def test_the_map_of_architecture_links_every_source_file() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import support
+import torch
+
+import lltm
 
 EXAMPLE = support.ROOT / "examples" / "lightning" / "digits.py"
 
@@ -20,3 +25,31 @@ def test_lightning_trains_the_layer_on_digits(precision: str) -> None:
     assert accuracy is not None, result.stdout
     # Chance is 0.1; rounding affects a few digits.
     assert float(accuracy[1]) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # another library's warnings
+@support.needs_extra("examples", "pytorch_lightning")
+def test_a_hook_replaces_the_layers_of_a_loaded_checkpoint(tmp_path: Path) -> None:
+    """docs/drop-in.md describes the hook."""
+    import pytorch_lightning
+
+    class Model(pytorch_lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn: Any = torch.nn.GRU(3, 4)
+
+    class Faster(Model):
+        def on_load_checkpoint(self, checkpoint: Any) -> None:
+            lltm.replace_(self)
+
+    model, file = Model(), tmp_path / "model.ckpt"
+    lltm.replace_(model)
+    trainer = pytorch_lightning.Trainer(accelerator="cpu", logger=False, barebones=True)
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(file)
+    x = torch.randn(5, 2, 3)
+    for cls, layer in ((Model, torch.nn.GRU), (Faster, lltm.GRU)):
+        loaded = cls.load_from_checkpoint(file)
+        assert type(loaded.rnn) is layer
+        torch.testing.assert_close(loaded.rnn(x), model.rnn(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -92,9 +93,13 @@ def operators(program: Any) -> set[tuple[str, str]]:
 
 
 def assert_same(program: Any, module: nn.Module, *inputs: Tensor) -> None:
+    assert_file_same(program.model_proto.SerializeToString(), module, *inputs)
+
+
+def assert_file_same(file: bytes, module: nn.Module, *inputs: Tensor) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # the exporter leaves an unused constant
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
+    session = onnxruntime.InferenceSession(file, options)
     names = [value.name for value in session.get_inputs()]
     found = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
     with torch.no_grad():
@@ -221,3 +226,55 @@ class Prepacked(nn.Module):
 def test_prepacked_weights_are_an_error_with_a_remedy() -> None:
     with pytest.raises(Exception, match=r"lltm::sequence: .* export the layer itself"):
         torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)
+
+
+older_exporter = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:Exporting a model"
+)
+
+
+@older_exporter
+@pytest.mark.parametrize(
+    "module",
+    [
+        lltm.LSTM(3, 5, num_layers=2, bidirectional=True, dropout=0.5),
+        lltm.GRU(3, 5, bias=False, checkpoint_steps=2),
+        lltm.RNN(3, 5, nonlinearity="relu"),
+        lltm.LSTMCell(3, 5),
+        lltm.GRUCell(3, 5),
+        lltm.RNNCell(3, 5),
+    ],
+    ids=str,
+)
+def test_the_older_exporter_writes_cells_of_torch_nn(module: Any) -> None:
+    module.eval()
+    file: Any = io.BytesIO()
+    lengths = (9, 6) if isinstance(module, nn.RNNBase) else (4,)
+    shape = (lengths[0], 4) if len(lengths) > 1 else lengths
+    torch.onnx.export(
+        module,
+        (features(*shape),),
+        file,
+        dynamo=False,
+        input_names=["input"],
+        dynamic_axes={"input": {0: "steps"}} if len(lengths) > 1 else None,
+    )
+    for length in lengths:
+        assert_file_same(file.getvalue(), module, features(length, *shape[1:]))
+
+
+@older_exporter
+@pytest.mark.parametrize(
+    ("module", "reset"),
+    [
+        (lltm.LLTM(3, 5), None),
+        (lltm.LSTM(3, 5).prepack(), None),
+        (lltm.GRU(3, 5, recurrent_dropout=0.5), None),
+        (lltm.GRU(3, 5), torch.zeros(6, 4, dtype=torch.bool)),
+    ],
+)
+def test_the_older_exporter_refuses_all_else(module: nn.Module, reset: Tensor | None) -> None:
+    arguments = (features(6, 4), None, reset)
+    file: Any = io.BytesIO()
+    with pytest.raises(NotImplementedError, match=r"supports only layers and cells of torch\.nn"):
+        torch.onnx.export(module, arguments, file, dynamo=False)

@@ -8,8 +8,11 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import pickle
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar
 
 import pytest
 import support
@@ -467,7 +470,10 @@ def sharded() -> nn.Module:
 
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
-    "subclass": (lambda: Own(I, H), "it is a Own, a subclass that may override forward"),
+    "subclass": (
+        lambda: Own(I, H),
+        "Own is a subclass, whose forward may differ: pass subclasses=True",
+    ),
     "parametrized": (
         lambda: nn.utils.parametrizations.weight_norm(nn.GRU(I, H), "weight_hh_l0"),
         "it is parametrized; call replace_ before parametrizing it",
@@ -499,6 +505,98 @@ def test_replace_reports_modules_that_it_left_and_the_reasons(name: str) -> None
     assert str(result).splitlines()[1].startswith(f"left: '0': {reason}")
 
 
+class _Scaled:
+    """Has another argument, and a method that calls forward."""
+
+    def forward(self, input: Any, hx: Any = None, scale: Any = 1.0) -> Any:
+        return self.run(scale * input, hx)
+
+    @torch.enable_grad()
+    def run(self, *arguments: Any) -> Any:
+        return super().forward(*arguments)  # type: ignore[misc]
+
+
+SCALED: dict[str, Any] = {
+    name: type(name, (_Scaled, nn_class), {}) for name, (_, nn_class) in BOTH.items()
+}
+for _name, _cls in SCALED.items():
+    globals()[_cls.__qualname__] = _cls  # for pickle
+
+
+@each_module
+def test_replace_takes_subclasses_that_call_super_forward(name: str) -> None:
+    module = SCALED[name](I, H, dtype=torch.float64)
+    x, scale = input_of(name), torch.tensor(0.5, dtype=torch.float64)
+    expected = results_and_gradients(module, x, None, scale)
+    text, state = repr(module), module.state_dict()
+    assert lltm.replace_(module, subclasses=True).replaced == [""]
+    assert lltm.replace_(module, subclasses=True) == lltm.Replaced()
+    assert isinstance(module, SCALED[name])
+    assert isinstance(module, BOTH[name][0])
+    assert repr(module) == text
+    assert_close(module.state_dict(), state, rtol=0, atol=0)
+    copies = [pickle.loads(pickle.dumps(module, protocol)) for protocol in (0, 2, 5)]
+    for other in (module, copy.copy(module), copy.deepcopy(module), *copies):
+        assert type(other) is type(module)
+        with support.Operators() as operators:
+            assert_close(results_and_gradients(other, x, None, scale), expected)
+        assert operators.ours()
+
+
+def test_a_replaced_subclass_may_have_its_own_reduction() -> None:
+    class Reduced(nn.GRU):
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return Reduced, (self.input_size, self.hidden_size)
+
+    module = Reduced(I, H)
+    assert lltm.replace_(module, subclasses=True).replaced == [""]
+    assert type(copy.copy(module)) is Reduced
+
+
+class WithoutSuper(nn.GRU):
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        return nn.GRU.forward(self, input, hx)
+
+
+class WithMask(nn.LSTM):
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        self._flat_weights[1] = torch.zeros(4 * H, H)
+        return super().forward(input, hx)
+
+
+class WithPermutation(nn.LSTM):
+    def permute_hidden(self, hx: Any, permutation: Any) -> Any:
+        return hx
+
+
+class OfBase(nn.RNNBase):
+    pass
+
+
+class OfGeneric(Generic[TypeVar("Any")], nn.GRU):  # type: ignore[misc]  # noqa: PYI059
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (WithoutSuper, "WithoutSuper.forward does not call super().forward"),
+        (WithMask, "WithMask uses _flat_weights of torch.nn"),
+        (WithPermutation, "WithPermutation uses permute_hidden of torch.nn"),
+        (partial(OfBase, "LSTM"), "lltm has no base class of OfBase"),
+        (OfGeneric, "lltm's forward cannot be inherited by OfGeneric: Cannot create a consistent"),
+        (partial(Own, dtype=torch.complex64), "its dtype is complex64"),
+    ],
+    ids=str,
+)
+def test_replace_leaves_subclasses_that_compute_otherwise(make: Any, reason: str) -> None:
+    module = make(I, H)
+    cls = type(module)
+    result = lltm.replace_(module, subclasses=True)
+    assert (type(module), result.replaced) == (cls, [])
+    assert result.left[""].startswith(reason)
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @each_module
 def test_replace_supports_modules_whose_weights_a_hook_computes(name: str) -> None:
@@ -520,6 +618,18 @@ def test_replace_accepts_a_layer_itself_and_only_modules() -> None:
     text = "^lltm::replace_: expected model to be a torch.nn.Module, got list$"
     with pytest.raises(TypeError, match=text):
         lltm.replace_([layer])  # type: ignore[arg-type]
+    algorithm: Any = SimpleNamespace(name="ppo", policy=layer, critic=layer)
+    with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its attribute policy or crit"):
+        lltm.replace_(algorithm)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+def test_a_model_is_scripted_before_and_after_it_is_replaced() -> None:
+    model = nn.Sequential(nn.LSTM(I, H))
+    x = torch.randn(T, B, I)
+    scripted: Any = torch.jit.script(model)
+    lltm.replace_(model)
+    assert_close(torch.jit.script(model)(x), scripted(x))
 
 
 @pytest.mark.xdist_group("compilers")
@@ -532,3 +642,43 @@ def test_a_replaced_model_is_compiled_whole_and_traced_by_fx() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(x), expected)
     assert_close(torch.fx.symbolic_trace(model)(x), expected)
+
+
+# ----- calls for which torch.nn's layers fail (docs/drop-in.md) -------------------
+
+
+@each_layer
+def test_a_layer_with_weight_norm_can_be_copied_after_a_call(name: str) -> None:
+    layer = BOTH[name][0](I, H)
+    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+    x = torch.randn(T, B, I)
+    layer(x)[0].sum().backward()
+    assert_close(copy.deepcopy(layer)(x), layer(x))
+
+
+@each_layer
+def test_autocast_to_float16_is_as_accurate_as_float16(name: str) -> None:
+    ours, exact = pair(name, torch.float32)
+    x = torch.randn(T, B, I)
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = values(ours(x))
+    for y, z in zip(found, values(exact(x)), strict=True):
+        assert y.dtype == torch.float16
+        assert_close(y.float(), z, rtol=0, atol=4 * torch.finfo(torch.float16).eps)
+
+
+def test_fewer_threads_than_set_train_equally_well() -> None:
+    code = """
+import torch, lltm
+torch.manual_seed(0)
+torch.set_num_threads(2)
+single, exact = lltm.LSTM(32, 128), torch.nn.LSTM(32, 128, dtype=torch.float64)
+exact.load_state_dict(single.state_dict())
+for layer in (single, exact):
+    x = torch.linspace(-1, 1, 20 * 16 * 32).view(20, 16, 32)
+    layer(x.to(layer.weight_ih_l0.dtype))[0].square().sum().backward()
+for p, q in zip(single.parameters(), exact.parameters()):
+    assert (p.grad - q.grad).norm() <= 1e-6 * q.grad.norm()
+"""
+    result = support.run_python("-c", code, OMP_THREAD_LIMIT="1")
+    assert result.returncode == 0, result.stderr

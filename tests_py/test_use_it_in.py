@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import sys
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +33,101 @@ def defined_in(file: str, folder: Path) -> dict[str, Any]:
     path = folder / file
     path.write_text(match[1])
     return runpy.run_path(str(path))
+
+
+def of_neuralforecast() -> tuple[Any, Callable[[Any], Tensor]]:
+    from neuralforecast.models import GRU
+
+    batch: dict[str, Any] = dict.fromkeys(["hist_exog", "futr_exog", "stat_exog"])
+    batch |= {"insample_y": torch.randn(4, 24, 1), "insample_mask": torch.ones(4, 24, 1)}
+    return GRU(h=6, input_size=24), lambda model: model(batch)
+
+
+def of_pytorch_forecasting() -> tuple[Any, Callable[[Any], Tensor]]:
+    from pytorch_forecasting.models.nn import LSTM
+
+    x, lengths = torch.randn(4, 20, 3), torch.tensor([20, 0, 3, 7])
+    model = torch.nn.ModuleList([LSTM(3, 16, num_layers=2, batch_first=True)])
+    return model, lambda model: model[0](x, lengths=lengths, enforce_sorted=False)[0]
+
+
+def of_recbole() -> tuple[Any, Callable[[Any], Tensor]]:
+    from recbole.model.sequential_recommender.gru4rec import GRU4Rec
+
+    sizes = {"embedding_size": 8, "hidden_size": 16, "num_layers": 1, "dropout_prob": 0.0}
+    names = {"LIST_SUFFIX": "_list", "ITEM_ID_FIELD": "item", "NEG_PREFIX": "negative_"}
+    config = defaultdict(lambda: None, loss_type="CE", device="cpu", **sizes, **names)
+    items, lengths = torch.randint(1, 20, (4, 10)), torch.tensor([10, 1, 3, 7])
+    return GRU4Rec(config, SimpleNamespace(num=lambda field: 20)), lambda model: model(
+        items, lengths
+    )
+
+
+def of_torch_geometric() -> tuple[Any, Callable[[Any], Tensor]]:
+    from torch_geometric.nn import GatedGraphConv, LSTMAggregation
+
+    x, index = torch.randn(12, 3), torch.arange(12) // 3
+    model = torch.nn.ModuleList([LSTMAggregation(3, 8), GatedGraphConv(8, 2)])
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    return model, lambda model: model[1](model[0](x, index), edges)
+
+
+def of_darts() -> tuple[Any, Callable[[Any], Tensor]]:
+    from darts import TimeSeries
+    from darts.models import RNNModel
+
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False}
+    model = RNNModel(12, model="GRU", training_length=16, n_epochs=1, pl_trainer_kwargs=quiet)
+    model.fit(TimeSeries.from_values(torch.randn(40, 1).numpy()))
+    x = torch.randn(4, 16, 1)
+    return model, lambda model: model.model.V(model.model.rnn(x)[0])
+
+
+def of_stanza() -> tuple[Any, Callable[[Any], Tensor]]:
+    from stanza.models.common.packed_lstm import PackedLSTM
+
+    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 3) for n in (7, 5, 1)])
+    model = PackedLSTM(3, 8, 2, batch_first=True, bidirectional=True)
+    return model, lambda model: model(packed, [7, 5, 1])[0].data
+
+
+IN_EXTRAS = ("pytorch_forecasting", "torch_geometric")
+# Lines of the page's table by package, and a model with a call.
+LINES: dict[str, tuple[str, Any]] = {
+    "neuralforecast": ("lltm.replace_(model)", of_neuralforecast),
+    "pytorch_forecasting": ("lltm.replace_(model, subclasses=True)", of_pytorch_forecasting),
+    "recbole": ("lltm.replace_(model)", of_recbole),
+    "torch_geometric": ("lltm.replace_(model)", of_torch_geometric),
+    "darts": ("lltm.replace_(model.model)", of_darts),
+    "stanza": ("lltm.replace_(model)", of_stanza),
+}
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    if package in IN_EXTRAS:
+        return support.needs_extra("examples", package)
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"no extra includes {package}")
+
+
+@pytest.mark.parametrize("package", [pytest.param(p, marks=needs(p)) for p in LINES])
+def test_one_line(package: str) -> None:
+    """Compares outputs and gradients before and after the line."""
+    line, made = LINES[package]
+    assert re.search(rf"^\| {package} .*`{re.escape(line)}`", PAGE.read_text(), re.M)
+    model, call = made()
+    module = model.model if package == "darts" else model
+    parameters = list(module.parameters())
+    results = []
+    for _ in range(2):
+        module.eval()
+        output = call(model)
+        loss = output.square().sum()
+        results.append((output, *torch.autograd.grad(loss, parameters, allow_unused=True)))
+        exec(line, {"lltm": lltm, "model": model})
+    ours = (lltm.LSTM, lltm.GRU)
+    assert any(isinstance(part, ours) for part in module.modules())
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @support.needs_extra("examples", "sb3_contrib")
@@ -173,3 +271,54 @@ def test_pyannote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = model(waveform)
     model.lstm = theirs
     torch.testing.assert_close(scores, model(waveform), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("resemblyzer") is None, reason="no extra includes resemblyzer"
+)
+def test_resemblyzer(tmp_path: Path) -> None:
+    from resemblyzer import VoiceEncoder
+
+    speech = torch.randn(3 * 16_000).mul(0.05).numpy()
+    theirs = VoiceEncoder("cpu", verbose=False).embed_utterance(speech)
+    model = defined_in("voice_encoder.py", tmp_path)["encoder"]()
+    assert isinstance(model.lstm, lltm.PrepackedLSTM)
+    assert float(theirs @ model.embed_utterance(speech)) > 0.998
+
+
+@support.needs_extra("examples", "opacus")
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_opacus(name: str, tmp_path: Path) -> None:
+    """Compares with the gradients of single samples."""
+    from opacus.grad_sample import GradSampleModule
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+            self.rnn = getattr(torch.nn, name)(3, 5, **options)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(x)[0][:, -1].square().sum(1)  # type: ignore[no-any-return]
+
+    defined_in("private_layers.py", tmp_path)
+    model, x = Model(), torch.randn(4, 6, 3)
+    parameters = list(model.parameters())
+    samples = [torch.autograd.grad(model(sample[None]).sum(), parameters) for sample in x]
+    lltm.replace_(model)
+    GradSampleModule(model)(x).mean().backward()
+    for p, *expected in zip(parameters, *samples, strict=True):
+        torch.testing.assert_close(p.grad_sample, torch.stack(expected))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("thop") is None, reason="no extra includes thop")
+def test_thop() -> None:
+    """docs/drop-in.md passes thop's functions."""
+    import thop
+
+    layer, x = torch.nn.LSTM(3, 5), torch.randn(6, 4, 3)
+    expected, _ = thop.profile(layer, (x,), verbose=False)
+    line = "thop.profile(model, (x,), custom_ops={lltm.LSTM: thop.rnn_hooks.count_lstm})"
+    assert line in (support.ROOT / "docs" / "drop-in.md").read_text()
+    model = lltm.LSTM(3, 5)
+    assert eval(line, {"thop": thop, "lltm": lltm, "model": model, "x": x})[0] == expected > 0

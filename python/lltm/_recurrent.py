@@ -5,6 +5,7 @@ Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +83,22 @@ fx.make_leaves(Recurrent)
 def calls_kernels() -> bool:
     """True if the call is neither compiled nor traced."""
     return not (torch.compiler.is_dynamo_compiling() or fx.is_tracing())
+
+
+def in_older_onnx_export() -> bool:
+    """Returns True if torch.onnx.export(dynamo=False) traces the call."""
+    return torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
+
+
+def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
+    """Returns torch.nn's forward of a module, for exporters that do not support operators."""
+    more = reset is not None or getattr(module, "recurrent_dropout", 0) != 0
+    if module._TORCH is None or more:
+        raise NotImplementedError(
+            f"lltm::{module._where}: torch.onnx.export(dynamo=False) supports only layers and cells"
+            " of torch.nn, without reset and recurrent_dropout; export with dynamo=True"
+        )
+    return functools.partial(module._TORCH.forward, module)
 
 
 def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:

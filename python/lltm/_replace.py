@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -29,6 +33,9 @@ _CLASSES: dict[type, tuple[type, type]] = {
 globals().update((passing.__name__, passing) for _, passing in _CLASSES.values())  # for pickle
 _NAMES = {cls.__name__ for cls in _CLASSES}
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# With these names, a subclass changes or computes torch.nn's forward itself.
+_INTERNALS = {"_VF", "_flat_weights", "_flat_weights_names", "_update_flat_weights"}
+_INTERNALS |= {"_init_flat_weights", "check_forward_args", "permute_hidden"}
 
 
 @dataclass
@@ -49,7 +56,7 @@ class Replaced:
         return "\n".join(lines)
 
 
-def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
+def replace_(model: nn.Module, *, keep_class: bool = False, subclasses: bool = False) -> Replaced:
     """Replaces the LSTM, GRU, RNN and cell modules of torch.nn in a model with lltm's, in place.
 
     Only the class of a module changes. Parameters, buffers, hooks, names, state_dict and optimizers
@@ -60,6 +67,9 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
         keep_class (bool): if True, ``isinstance(module, torch.nn.LSTM)`` remains true for replaced
             modules. torch.compile then does not trace through them and, with fullgraph=True, raises
             an error. Default: False
+        subclasses (bool): if True, also replaces modules of subclasses whose forward is inherited
+            or calls ``super().forward``. They keep their methods, and ``isinstance`` remains true
+            for their class. Default: False
 
     Returns:
         Names of the replaced modules, and of the modules left with the reason. It leaves modules on
@@ -72,8 +82,12 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
         print(lltm.replace_(model))
     """
     if not isinstance(model, nn.Module):
+        attributes = getattr(model, "__dict__", {}).items()
+        names = [name for name, value in attributes if isinstance(value, nn.Module)]
+        hint = f"; pass its attribute {' or '.join(names)}" if names else ""
         raise TypeError(
             f"lltm::replace_: expected model to be a torch.nn.Module, got {type(model).__name__}"
+            f"{hint}"
         )
     result = Replaced()
     of_ours = {ours: classes for classes in _CLASSES.values() for ours in classes}
@@ -82,18 +96,18 @@ def replace_(model: nn.Module, *, keep_class: bool = False) -> Replaced:
         if cls in of_ours:  # replaced before, perhaps with another keep_class
             module.__class__ = of_ours[cls][keep_class]
             continue
-        if cls not in _CLASSES:
-            reason = _why_not(module)
-            inside = any(name.startswith(f"{left}.") for left in result.left)
-            if reason is not None and not inside:
-                result.left[name] = reason
-            continue
-        reason = _reason_to_leave(module)
-        if reason is not None:
-            result.left[name] = reason
-            continue
-        module.__class__ = _CLASSES[cls][keep_class]
-        result.replaced.append(name)
+        if cls in _CLASSES:
+            new: Any = _reason_to_leave(module) or _CLASSES[cls][keep_class]
+        else:
+            new = _for_another_class(module, subclasses)
+        if isinstance(new, str):
+            if not any(name.startswith(f"{left}.") for left in result.left):
+                result.left[name] = new
+        elif new is not None:
+            # torch.jit.script stores the overloads of torch.nn's forward in the module.
+            vars(module).pop("__overloads__", None)
+            module.__class__ = new
+            result.replaced.append(name)
     return result
 
 
@@ -109,8 +123,8 @@ def _reason_to_leave(module: nn.Module) -> str | None:
     return None
 
 
-def _why_not(module: nn.Module) -> str | None:
-    """Returns why a module of another class is not replaced, or None if it is not recurrent."""
+def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
+    """Returns a module's new class, the reason why it has none, or None if it is not recurrent."""
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         is_recurrent = module.original_name in _NAMES
@@ -127,7 +141,51 @@ def _why_not(module: nn.Module) -> str | None:
         return "it is parametrized; call replace_ before parametrizing it"
     if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
         return "it is sharded by fully_shard; call replace_ before fully_shard"
-    return f"it is a {cls.__name__}, a subclass that may override forward"
+    if not subclasses:
+        return f"{cls.__name__} is a subclass, whose forward may differ: pass subclasses=True"
+    return _reason_to_leave(module) or _derived(cls)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _derived(cls: Any) -> Any:
+    """Returns a subclass of cls in which super().forward is lltm's, or the reason why not."""
+    base = next((base for base in cls.__mro__ if base in _CLASSES), None)
+    if base is None:
+        return f"lltm has no base class of {cls.__name__}"
+    own = cls.__mro__[: cls.__mro__.index(base)]
+    functions = [set(_names_in(value)) for each in own for value in vars(each).values()]
+    internal = _INTERNALS & set[str]().union(*functions, *map(vars, own))
+    if internal:
+        return f"{cls.__name__} uses {min(internal)} of torch.nn"
+    if cls.forward is not base.forward and not any({"super", "forward"} <= f for f in functions):
+        return f"{cls.__name__}.forward does not call super().forward"
+    members = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        make, arguments, *state = cls.__reduce_ex__(self, protocol)
+        if not arguments or arguments[0] is not type(self):  # a reduction of the subclass
+            return make, arguments, *state
+        return _rebuilt, (make, cls, *arguments[1:]), *state
+
+    members.update(_get_name=lambda self: cls.__name__, __reduce_ex__=reduce)
+    try:
+        return type(cls)(cls.__name__, (cls, _CLASSES[base][True]), members)
+    except TypeError as error:
+        return f"lltm's forward cannot be inherited by {cls.__name__}: {error}"
+
+
+def _rebuilt(make: Callable[..., Any], cls: type, *arguments: Any) -> Any:
+    """Unpickles a module of a derived class, which has no name of its own."""
+    return make(_derived(cls), *arguments)
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """Yields the global and attribute names that the code of a class member uses."""
+    code = getattr(inspect.unwrap(getattr(value, "fget", value)), "__code__", value)
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for constant in code.co_consts:
+            yield from _names_in(constant)
 
 
 def _shown(name: str) -> str:

@@ -24,10 +24,12 @@ from ._prepacked import Prepacked
 from ._recurrent import (
     Recurrent,
     calls_kernels,
+    in_older_onnx_export,
     layer_of,
     names_of,
     operator,
     step_of,
+    torch_form,
 )
 from .integrations import script
 
@@ -92,6 +94,8 @@ class Step(Recurrent, Generic[State]):
             result: Any = _C.layer_step(self, input, states, self._parameter_names, self._OPTIONS)
             if result is not None:
                 return result  # type: ignore[no-any-return]
+        if in_older_onnx_export():
+            return torch_form(self)(input, hx)  # type: ignore[no-any-return]
         run = operator("layer_step", self._parameter_names, self._OPTIONS)
         return step_of(self, input, hx, run)  # type: ignore[no-any-return]
 
@@ -254,6 +258,8 @@ class Layer(Recurrent, Generic[State]):
             result: Any = _C.layer(self, input, states, self._names, self._OPTIONS, reset)
             if result is not None:
                 return result  # type: ignore[no-any-return]
+        if in_older_onnx_export():
+            return torch_form(self, reset)(input, hx)  # type: ignore[no-any-return]
         run = operator("layer", self._names, self._OPTIONS)
         return layer_of(self, input, hx, reset, run)  # type: ignore[no-any-return]
 
