@@ -107,7 +107,7 @@ def test_the_option_can_be_changed() -> None:
         assert size in [t.numel() for t in saved(lambda: layer(x))]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None:
     layer = lltm.LLTM(3, 5, checkpoint_steps=4, **options)

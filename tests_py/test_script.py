@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
 OPTIONS: list[dict[str, Any]] = [
     {},

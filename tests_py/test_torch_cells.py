@@ -159,7 +159,7 @@ def test_a_cell_is_torch_nn_s(name: str, bias: bool) -> None:
             assert_close(results_and_gradients(ours, *given), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.parametrize("name", ["RNN", "RNNCell"])
 def test_the_nonlinearity_of_an_rnn_is_tanh_or_relu(name: str) -> None:
     ours, theirs = pair(name, nonlinearity="relu")
@@ -234,7 +234,7 @@ def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
     assert_close(single, theirs(x)[0].float(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True}
     ours, theirs = pair("LSTM", **options, proj_size=P)
@@ -385,7 +385,7 @@ def test_under_autocast_the_state_determines_no_dtype(
 # ----- graphs -------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @each_module
 def test_torch_jit_script_compiles_them(name: str) -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
