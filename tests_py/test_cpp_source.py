@@ -15,6 +15,7 @@ import pytest
 import support
 import torch
 from torch import Tensor, sigmoid, tanh
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lltm
 from lltm.custom.program import Program, evaluate
@@ -270,6 +271,9 @@ def test_counts_what_autograd_keeps() -> None:
         return y * c, torch.where(c > 0, y, c)  # saves y again, c, and a byte for the condition
 
     assert unwrapped(sections(kept)["saved"]).endswith("keeps 9 bytes")
+    report = kept.explain()
+    with torch.no_grad(), torch.autograd.set_detect_anomaly(True), FakeTensorMode():
+        assert kept.explain() == report
 
 
 def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_the_check_calls_the_function_as_the_trace_does() -> None:
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
-@pytest.mark.parametrize("name", ["most of all", "dtypes of conditions", "unusual"])
+@pytest.mark.parametrize("name", ["most of all", "dtypes of conditions", "unusual", "parameter"])
 def test_other_cells(name: str) -> None:
     def most_of_all(
         z: Any, x: Tensor, y: Tensor, w: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
@@ -300,17 +300,18 @@ def test_other_cells(name: str) -> None:
         return new * h + (1 - new) * delete.clamp(-1, 1)
 
     functions: dict[str, Any] = {
+        "parameter": lambda z, p: p,
         "most of all": most_of_all,
         "dtypes of conditions": dtypes_of_conditions,
     }
     function: Any = functions.get(name, unusual)
-    parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"]}.get(name, [])
+    parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"], "parameter": ["p"]}
     reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
     cell = lltm.cell(
         gates=("u", "v"),
         reads=reads,
         states={"x": 0} if name == "most of all" else None,
-        parameters=dict.fromkeys(parameters, 0.3),
+        parameters=dict.fromkeys(parameters.get(name, []), 0.3),
         name="other",
     )(function)
     dtypes = [torch.float64, torch.float32, torch.bfloat16]

@@ -40,7 +40,8 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
     def function(z: Sequence[Tensor], *others: Tensor) -> list[Tensor]:
         known = dict(zip(names, others, strict=True))
         after = cell._called(dict(zip(gates, z, strict=True)), known)
-        return [new.to(others[0].dtype) for new in after]  # a condition may have another dtype
+        # A condition may have another dtype, and a parameter has no batch.
+        return [new.to(others[0].dtype).expand_as(others[0]) for new in after]
 
     equations = reference.Equations(header.gates_x, header.gates_h, function)
     run = partial(reference._layer, equations=equations, training=False)
