@@ -20,6 +20,7 @@ import support
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
@@ -134,6 +135,11 @@ def test_the_check_finds_a_wrong_gradient(wrong: str) -> None:
     assert text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
         check_cell(lltm.Cell(text, function=lstm.function), dtypes=[torch.float64], verbose=False)
+
+
+def test_the_check_needs_no_mode_of_the_caller() -> None:
+    with torch.inference_mode(), torch.device("meta"), FakeTensorMode():
+        check_cell(plain, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
 def test_the_check_reports_functions_that_are_not_finite() -> None:

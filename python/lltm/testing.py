@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import _recurrent, reference
 from .custom.cell import Cell
 from .custom.modules import CustomLayer
+from .custom.trace import plain_torch
 
 __all__ = ["check_cell", "loop"]
 
@@ -55,6 +56,7 @@ _SHAPES = ((6, 3, 4, 5), (5, 40, 24, 72), (12, 2, 16, 32), (1, 4, 8, 16))
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+@plain_torch()
 def check_cell(
     cell: Cell,
     *,
