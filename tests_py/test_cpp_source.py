@@ -15,6 +15,7 @@ import pytest
 import support
 import torch
 from torch import Tensor, sigmoid, tanh
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lltm
 from lltm.custom.program import Program, evaluate
@@ -267,6 +268,9 @@ def test_counts_bytes_that_autograd_saves() -> None:
         return y * c, torch.where(c > 0, y, c)  # saves y again, c, and a byte for the condition
 
     assert unwrapped(sections(kept)["saved"]).endswith("saves 9 bytes")
+    report = kept.explain()
+    with torch.no_grad(), torch.autograd.set_detect_anomaly(True), FakeTensorMode():
+        assert kept.explain() == report
 
 
 def test_hints_at_a_stabilizer_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import support
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
@@ -134,6 +135,11 @@ def test_check_cell_finds_a_wrong_gradient(wrong: str) -> None:
     assert text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
         check_cell(lltm.Cell(text, function=lstm.function), dtypes=[torch.float64], verbose=False)
+
+
+def test_the_check_needs_no_mode_of_the_caller() -> None:
+    with torch.inference_mode(), torch.device("meta"), FakeTensorMode():
+        check_cell(plain, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
 def test_the_check_reports_functions_that_are_not_finite() -> None:
@@ -280,7 +286,7 @@ def test_check_cell_calls_the_function_as_the_trace_does() -> None:
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
-@pytest.mark.parametrize("name", ["most of all", "dtypes of conditions", "unusual"])
+@pytest.mark.parametrize("name", ["most of all", "dtypes of conditions", "unusual", "parameter"])
 def test_other_cells(name: str) -> None:
     def most_of_all(
         z: Any, x: Tensor, y: Tensor, w: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
@@ -300,17 +306,18 @@ def test_other_cells(name: str) -> None:
         return new * h + (1 - new) * delete.clamp(-1, 1)
 
     functions: dict[str, Any] = {
+        "parameter": lambda z, p: p,
         "most of all": most_of_all,
         "dtypes of conditions": dtypes_of_conditions,
     }
     function: Any = functions.get(name, unusual)
-    parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"]}.get(name, [])
+    parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"], "parameter": ["p"]}
     reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
     cell = lltm.cell(
         gates=("u", "v"),
         reads=reads,
         states={"x": 0} if name == "most of all" else None,
-        parameters=dict.fromkeys(parameters, 0.3),
+        parameters=dict.fromkeys(parameters.get(name, []), 0.3),
         name="other",
     )(function)
     dtypes = [torch.float64, torch.float32, torch.bfloat16]

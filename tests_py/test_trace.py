@@ -242,6 +242,11 @@ def test_the_program_computes_the_same_as_the_function(name: str) -> None:
     assert len(program.saved) == saved, program.text
 
 
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return torch.tanh(x) * 2
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "arithmetic": lambda a, b: -a * 2 + (3 - b) / (b * b + 1) - 1 / (a * a + 0.5) + a / 4,
     "powers": lambda a, b: a**3 + (b * b + 1) ** -2 + torch.square(a) + (a * a + 1) ** -0.5,
@@ -279,6 +284,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "surrogate": lambda a, b: spike(a - b) * b,
     "maximum_of_constant": lambda a, b: torch.maximum(a, torch.tensor(0.5)) + b,
     "isnan": lambda a, b: torch.where(torch.isnan(a), 0.0, a) * b,
+    "isinf": lambda a, b: torch.where(torch.isinf(a), 0.0, a) * b,
+    "scripted": lambda a, b: scripted(a) * b,
     "loop": lambda a, b: sum(a**k / (k + 1) for k in range(4)) * b,
 }
 
@@ -382,7 +389,7 @@ def test_rounded_float32_constants_warn() -> None:
     """Warns once."""
     expected = r"0\.30000001192092896 in torch.float32.*\n.*test_trace"
     with pytest.warns(UserWarning, match=expected) as warned:
-        trace(lambda z: z[0] * torch.tensor(0.3) * z[0], gates=1, name="cell")
+        trace(lambda z: torch.tensor(math.inf) - torch.tensor(0.3) * z[0], gates=1, name="cell")
     assert [w.filename for w in warned] == [__file__]
 
 
@@ -532,6 +539,9 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "a multiple of 1/2.*got aten::pow": lambda z: 2 ** z[0],
     "in the derivative": lambda z: BadSpike.apply(z[0]),  # type: ignore[no-untyped-call]
     "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
+    "constants other than NaN": lambda z: z[0] * math.nan,
+    "change of a detached tensor, got aten::mul_": lambda z: tanh(z[0]).detach().mul_(2),
+    "change of a detached tensor, got aten::add_": lambda z: tanh(z[0]).data.add_(2),
     "the function to return only h', got tuple": lambda z: (z[0], z[0]),
     "the function to return only h', got float": lambda z: 0.5,
     r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
@@ -625,7 +635,7 @@ def test_other_errors_have_the_line(match: str, function: Callable[..., Any]) ->
 
 def test_states_may_be_their_number() -> None:
     assert trace(lltm_cell, gates=3, states=1) == trace(lltm_cell, gates=3)
-    for states in (1, {"x": 0.0}):
+    for states in (1, {"x": np.float32(0)}):
         assert trace(lambda z, x: (z[0], x), gates=1, states=states, name="it").states == {"x": 0}
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import _recurrent, reference
 from .custom.cell import Cell
 from .custom.modules import CustomLayer
+from .custom.trace import plain_torch
 
 __all__ = ["check_cell", "loop"]
 
@@ -40,7 +41,8 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
     def function(z: Sequence[Tensor], *others: Tensor) -> list[Tensor]:
         known = dict(zip(names, others, strict=True))
         after = cell._called(dict(zip(gates, z, strict=True)), known)
-        return [new.to(others[0].dtype) for new in after]  # a condition may have another dtype
+        # A condition may have another dtype, and a parameter has no batch.
+        return [new.to(others[0].dtype).expand_as(others[0]) for new in after]
 
     equations = reference.Equations(header.gates_x, header.gates_h, function)
     run = partial(reference._layer, equations=equations, training=False)
@@ -52,6 +54,7 @@ _SHAPES = ((6, 3, 4, 5), (5, 40, 24, 72), (12, 2, 16, 32), (1, 4, 8, 16))
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+@plain_torch()
 def check_cell(
     cell: Cell,
     *,

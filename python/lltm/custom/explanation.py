@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import cpp_source as source_of
 from .program import EXPENSIVE, Program, assignments
-from .trace import call, trace
+from .trace import call, plain_torch, trace
 
 UNITS = 64
 WIDTH = 79  # line width of prose
@@ -125,15 +126,14 @@ def hints(cell: Described) -> str:
     if cell.function is not None:
         header = cell.header
         x, h = set(header.gates_x), set(header.gates_h)
-        with _DetachedMaxima():
-            without = trace(
-                cell.function,
-                gates=cell.gates,
-                reads={**dict.fromkeys(x - h, "x"), **dict.fromkeys(h - x, "h")},
-                states=header.states,
-                parameters=dict.fromkeys(header.parameters, 0.0),
-                name=header.name,
-            )
+        without = trace(
+            _with_detached_maxima(cell.function),
+            gates=cell.gates,
+            reads={**dict.fromkeys(x - h, "x"), **dict.fromkeys(h - x, "h")},
+            states=header.states,
+            parameters=dict.fromkeys(header.parameters, 0.0),
+            name=header.name,
+        )
         if (more := len(header.saved) - len(without.saved)) > 0:
             lines.append(
                 f"The derivatives of maximum and minimum save {more} additional"
@@ -186,10 +186,10 @@ def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
             kept[x.data_ptr()] = x
         return x
 
-    parameters = {name: torch.full((UNITS,), 0.5).requires_grad_() for name in header.parameters}
-    z = {gate: number(gate) for gate in cell.gates}
-    states = {state: number(state) for state in ("h", *header.states)}
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with plain_torch(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        parameters = {p: torch.full((UNITS,), 0.5).requires_grad_() for p in header.parameters}
+        z = {gate: number(gate) for gate in cell.gates}
+        states = {state: number(state) for state in ("h", *header.states)}
         results = call(function, z, states | parameters)  # keeps the saved tensors alive
     assert results
     return sum(x.untyped_storage().nbytes() for x in kept.values()) // UNITS
@@ -202,3 +202,12 @@ class _DetachedMaxima(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         chooses = getattr(func, "__name__", "") in ("maximum", "minimum")
         return result.detach() if chooses else result
+
+
+def _with_detached_maxima(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def detaching(*args: Any, **kwargs: Any) -> Any:
+        with _DetachedMaxima():
+            return function(*args, **kwargs)
+
+    return detaching

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -244,7 +245,7 @@ def _check_numbers(
     expect(len(parameters) <= MOST_PARAMETERS, where, most, len(parameters))
     for name, initial in (*states.items(), *parameters.items()):
         if name in states or not callable(initial):
-            expect_type(initial, (int, float), where, f"a number as the initial value of {name}")
+            expect_type(initial, numbers.Real, where, f"a number as the initial value of {name}")
             expect(initial == initial, where, f"an initial value of {name}", initial)
             largest = sys.float_info.max
             fits = not isinstance(initial, int) or -largest <= initial <= largest

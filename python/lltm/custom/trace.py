@@ -132,6 +132,7 @@ RULES: dict[str, Callable[..., Operand]] = {
     "neg": partial(apply, "negate"),
     "sgn": partial(apply, "sign"),
     "isnan": lambda x: apply("not_equal", x, x),
+    "isinf": lambda x: apply("equal", apply("abs", x), math.inf),
     "reciprocal": lambda x: 1.0 / x,
     "rsqrt": lambda x: 1.0 / sqrt(x),
     "pow": _power,
@@ -183,6 +184,7 @@ FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
 # Keyword arguments that do not change the operation.
 OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
+NO_NAN = "expected constants other than NaN, got NaN"
 _PRODUCT = "expected no matrix multiplications in addition to weight_ih and weight_hh of the step"
 _OVER_UNITS = "expected element-wise operations, which do not combine hidden units"
 WHY_NOT = {
@@ -301,6 +303,7 @@ class Tracer(TorchDispatchMode):
         self.known: dict[int, Operand] = {}
         self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
+        self.detached: set[int] = set()
         self.deriving = False
         self.without_grad = False  # True inside the function's torch.no_grad()
         self.own_gradient = False  # True if the function defines its own gradient
@@ -468,7 +471,8 @@ class Tracer(TorchDispatchMode):
     def operand(self, x: Any) -> Any:
         """Returns the Value or constant number of a tensor, or a number as a float."""
         if not isinstance(x, Tensor):
-            return float(x) if isinstance(x, (bool, int, float)) else x
+            x = float(x) if isinstance(x, (bool, int, float)) else x
+            return self.fail(NO_NAN) if x != x else x
         if (value := self.known.get(x.data_ptr())) is not None:
             return value
         if x.requires_grad:
@@ -478,8 +482,8 @@ class Tracer(TorchDispatchMode):
             self.fail(f"expected outside tensors with a single real value, got {got}")
         number = float(x.flatten()[-1].item())
         if math.isnan(number):
-            self.fail("expected constants other than NaN, got NaN")
-        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # inexact anyway
+            self.fail(NO_NAN)
+        if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1 > 0:  # inexact anyway
             self.warn(
                 f"the constant is {number!r} in {x.dtype}; with dtype=torch.float64, or as a Python"
                 " number, it is not rounded"
@@ -518,8 +522,10 @@ class Tracer(TorchDispatchMode):
         return rounds and not (self.deriving and after.is_floating_point)
 
     def check_in_place(self, func: Any, x: Tensor) -> None:
-        if x.data_ptr() in self.inputs or x.data_ptr() not in self.made:
-            what = "an argument" if x.data_ptr() in self.inputs else "an outside tensor"
+        address = x.data_ptr()
+        known = {"an argument": self.inputs, "a detached tensor": self.detached}
+        other = "" if address in self.made else "an outside tensor"
+        if what := next((kind for kind, addresses in known.items() if address in addresses), other):
             self.fail(f"expected no in-place change of {what}, got {func._schema.name}")
 
     def unsupported(self, func: Any) -> NoReturn:
@@ -529,8 +535,8 @@ class Tracer(TorchDispatchMode):
             " 'What the function may do')"
         )
         # Arguments such as dim, size and k.
-        integers = {x.name for x in func._schema.arguments if "int" in str(x.type)}
-        why = WHY_NOT.get(name, _OVER_UNITS if integers - {"decimals"} else listed)
+        integers = {x.name for x in func._schema.arguments if "int" in str(x.type)} - {"decimals"}
+        why = WHY_NOT.get(name, _OVER_UNITS if integers and not self.deriving else listed)
         of = " in the derivative" if self.deriving else ""
         self.fail(f"{why}, got {func._schema.name}{of}")
 
@@ -593,6 +599,7 @@ class _Detaching(TorchFunctionMode):
             result = result.clone()  # to get another address
             if (value := self.tracer.known.get(result.data_ptr())) is not None:
                 self.tracer.keep(result, apply("detach", value))
+                self.tracer.detached.add(result.data_ptr())
         return result
 
 
@@ -602,7 +609,7 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _plain_torch() -> Iterator[None]:
+def plain_torch() -> Iterator[None]:
     """Disables all modes of the caller."""
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
@@ -627,6 +634,7 @@ def _plain_torch() -> Iterator[None]:
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autograd.set_detect_anomaly(False),
+            torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
             torch.autocast("cpu", enabled=False),
             torch.device("cpu"),
         ):
@@ -655,7 +663,7 @@ def trace(
     program, positional, by_name = declared(
         function, where, gates, reads or {}, states, parameters or {}, bounded
     )
-    with _plain_torch():
+    with plain_torch():
         tracers = [
             Tracer(function, where, shape, value)
             for shape, value in zip(SHAPES, (0.5, -0.25), strict=True)
