@@ -583,10 +583,10 @@ def test_modules_reject_other_layouts(layout: str) -> None:
 
 @pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
 def test_modules_reject_nested_states(nested: Tensor) -> None:
-    text = "of layout Strided, got a nested tensor"
+    text = "to be a tensor, got a nested tensor"
     for layer in (lltm.LSTM(3, 5), lltm.LSTM(3, 5).prepack()):
-        refuses(partial(layer, X, (nested, STATE[1])), RuntimeError, "LSTM", f"h_0 {text}")
-        refuses(partial(layer, X, (STATE[0], nested)), RuntimeError, "LSTM", f"c_0 {text}")
+        refuses(partial(layer, X, (nested, STATE[1])), TypeError, "LSTM", f"h_0 {text}")
+        refuses(partial(layer, X, (STATE[0], nested)), TypeError, "LSTM", f"c_0 {text}")
 
 
 # fmt: off
@@ -638,6 +638,53 @@ def test_a_packed_batch_larger_than_the_input_is_rejected(size: int) -> None:
         refuses(partial(layer, packed), ValueError, "GRU", text)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(
+    ("order", "error", "text"),
+    [
+        (torch.tensor([0, 1, 2]), ValueError, "of shape (2,), got (3,)"),
+        (torch.tensor([[0, 1]]), ValueError, "of shape (2,), got (1, 2)"),
+        (torch.tensor([0.0, 1.0]), TypeError, "of dtype int64, got float32"),
+        (torch.tensor([0, 2]), ValueError, "to be in [0, 2), got 2"),
+        (torch.tensor([-1, 0]), ValueError, "to be in [0, 2), got -1"),
+    ],
+)
+def test_wrong_orders_of_a_packed_batch_are_named(
+    order: Tensor, error: type[Exception], text: str, index: int
+) -> None:
+    orders = [torch.tensor([1, 0]), torch.tensor([1, 0])]
+    orders[index] = order
+    packed = randn(4, 3), torch.tensor([2, 2]), *orders
+    name = ("sorted_indices", "unsorted_indices")[index]
+    for layer in (lltm.GRU(3, 5), lltm.GRU(3, 5).prepack()):
+        refuses(partial(layer, PackedSequence(*packed)), error, "GRU", f"{name} {text}")
+
+
+def test_a_packed_batch_of_negative_size_is_rejected() -> None:
+    packed = PackedSequence(randn(0, 3), torch.tensor([-1]))
+    text = "batch_sizes without negative values, got -1"
+    refuses(partial(lltm.GRU(3, 5), packed), ValueError, "GRU", text)
+
+
+@pytest.mark.parametrize("module", [lltm.LSTM, lltm.RNN, lltm.LLTM])
+def test_dropout_without_a_second_layer_warns_the_caller(module: Any) -> None:
+    with pytest.warns(
+        UserWarning, match="num_layers greater than 1, but got dropout=0.5"
+    ) as caught:
+        module(3, 5, dropout=0.5)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
+def test_functions_reject_nested_tensors(nested: Tensor) -> None:
+    names = "input", "h", "c", "weight_ih", "weight_hh", "bias_ih"
+    good = randn(4, 3), randn(4, 5), randn(4, 5), randn(20, 3), randn(20, 5), randn(20)
+    for k, name in enumerate(names):
+        x, h, c, *rest = (nested if i == k else value for i, value in enumerate(good))
+        with pytest.raises(TypeError, match=f"^lltm::step: expected {name} .*a nested tensor$"):
+            lltm.functional.step("lstm", x, (h, c), *rest)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -647,6 +694,7 @@ def test_a_packed_batch_larger_than_the_input_is_rejected(size: int) -> None:
         ("recurrent_dropout", float("nan"), "to be in [0, 1], got nan"),
         ("hidden_size", -6, "to be positive, got -6"),
         ("hidden_size", 2**62, f"of at most {2**27}, got {2**62}"),
+        ("num_layers", 2**62, f"of at most {2**16}, got {2**62}"),
     ],
 )
 def test_options_that_were_changed_are_checked_as_in_the_constructor(

@@ -121,7 +121,12 @@ def test_wrong_cells_and_states_are_named() -> None:
             "m of dtype float32, the dtype of the input, got float64",
         ),
         (two_states, (h, h, h[:2]), lltm.ArgumentError, "m of shape (3, 6), got (2, 6)"),
-        (two_states, (h, h, h.to("meta")), RuntimeError, "m on device cpu, the device of h, got"),
+        (
+            two_states,
+            (h, h, h.to("meta")),
+            RuntimeError,
+            "m on device cpu, the device of the input, got",
+        ),
     ]
     for cell, states, error, text in calls:
         with pytest.raises(error) as caught:

@@ -196,7 +196,10 @@ def test_more_or_fewer_layers_than_there_are_parameters_are_an_error(
     module = MODULES[name]()
     x, _ = arguments(name)
     vars(module).update(change)
-    with pytest.raises(ValueError, match=r"^lltm::LLTM: expected weights and biases of"):
+    text = (
+        "num_layers to be positive, got 0" if change == {"num_layers": 0} else "weights and biases"
+    )
+    with pytest.raises(ValueError, match=rf"^lltm::LLTM: expected {text}"):
         module(x)
 
 

@@ -80,9 +80,11 @@ def no_projection(where: str, value: Any) -> None:
         )
 
 
-def tensor(where: str, name: str, value: Any) -> Tensor:
-    if not isinstance(value, TENSORS):
-        raise TypeError(f"lltm::{where}: expected {name} to be a tensor, got {_type(value)}")
+def tensor(where: str, name: str, value: Any, expected: str = "a tensor") -> Tensor:
+    # Reading the shape of a nested tensor would raise an internal error of PyTorch.
+    if not isinstance(value, TENSORS) or is_nested(value):
+        got = "a nested tensor" if is_nested(value) else _type(value)
+        raise TypeError(f"lltm::{where}: expected {name} to be {expected}, got {got}")
     result: Tensor = value
     return result
 
@@ -91,18 +93,8 @@ def is_nested(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_nested
 
 
-def not_nested(where: str, value: Tensor) -> None:
-    # Reading the shape of a nested tensor would raise an internal error of PyTorch.
-    if is_nested(value):
-        raise TypeError(f"lltm::{where}: expected input to be a tensor, got a nested tensor")
-
-
 def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
-    if value is not None and not isinstance(value, TENSORS):
-        raise TypeError(
-            f"lltm::{where}: expected {name} to be a tensor or None, got {_type(value)}"
-        )
-    return value
+    return None if value is None else tensor(where, name, value, "a tensor or None")
 
 
 def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:

@@ -136,7 +136,6 @@ def step_of(module: Any, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any
     if fx.is_tracing():
         hx = fx.states(where, hx, len(module._STATES))
     _check.tensor(where, "input", input)
-    _check.not_nested(where, input)
     return module._returned(run(module, input, module._states_of(hx)))
 
 

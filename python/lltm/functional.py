@@ -217,7 +217,6 @@ _state_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _check_tensors(where: str, input: Any, weight_ih: Any, **optional: Any) -> None:
     """The types of a call's tensors, for which the dispatcher would raise a RuntimeError."""
     _check.tensor(where, "input", input)
-    _check.not_nested(where, input)
     _check.tensor(where, "weight_ih", weight_ih)
     for name, value in optional.items():
         _check.optional_tensor(where, name, value)

@@ -199,17 +199,19 @@ class Layer(Recurrent, Generic[State]):
         options: dict[str, Any] = {k: check(where, k, value) for (k, check), value in named}
         steps = _check.checkpoint_steps(where, checkpoint_steps)
         dropped = _check.probability(where, "recurrent_dropout", recurrent_dropout)
+        dropout = options.pop("dropout")
+        if dropout > 0 and options["num_layers"] == 1:
+            warnings.warn(  # as torch.nn does, but for the caller's line
+                "dropout option adds dropout after all but last recurrent layer, so non-zero"
+                f" dropout expects num_layers greater than 1, but got {dropout=} and num_layers=1",
+                stacklevel=3,
+            )
         if isinstance(self, nn.RNNBase):  # creates the parameters itself
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
+            self.dropout = dropout
         else:
             nn.Module.__init__(self)
-            vars(self).update(options)
-            if self.dropout > 0 and self.num_layers == 1:
-                warnings.warn(
-                    f"lltm::{where}: dropout is applied between layers, so it does nothing with"
-                    " num_layers=1",
-                    stacklevel=3,
-                )
+            vars(self).update(options, dropout=dropout)
             self._names = names_of(self._parameter_names, self.num_layers, self.bidirectional)
             for k in range(self._state_shape(0)[0]):
                 columns = self._columns_of_input(k)

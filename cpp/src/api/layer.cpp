@@ -75,6 +75,8 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
   if (steps && is_plain(sizes)) {
     const auto batch = sizes[0].item<int64_t>();
+    TORCH_CHECK_VALUE(
+        batch >= 0, "lltm::", where, ": expected batch_sizes without negative values, got ", batch);
     const SymInt count = rows.data.sym_size(0);  // the operator compares it with the sum
     TORCH_CHECK_VALUE(
         count >= batch,
@@ -92,6 +94,34 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
     return h_0.defined() && h_0.dim() == 3 ? h_0.sym_size(1) : SymInt(0);
   }
   return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
+}
+
+// Checks sorted_indices or unsorted_indices, for which index_select would not name the argument.
+void check_order(const char* where, const char* name, const Tensor& order, const SymInt& batch) {
+  if (!order.defined()) return;
+  check_shape(where, name, order, {batch});
+  TORCH_CHECK_TYPE(
+      order.scalar_type() == at::kLong,
+      "lltm::",
+      where,
+      ": expected ",
+      name,
+      " of dtype int64, got ",
+      dtype_text(order.scalar_type()));
+  if (!is_plain(order) || !order.is_cpu()) return;
+  for (int64_t k = 0; k < order.numel(); ++k) {
+    const int64_t index = order.const_data_ptr<int64_t>()[k * order.stride(0)];
+    TORCH_CHECK_VALUE(
+        0 <= index && index < order.numel(),
+        "lltm::",
+        where,
+        ": expected ",
+        name,
+        " to be in [0, ",
+        order.numel(),
+        "), got ",
+        index);
+  }
 }
 
 }  // namespace
@@ -171,11 +201,12 @@ at::TensorList LayerModule::parameters_of(int64_t k) const {
 
 void LayerModule::check(const Tensor& input) const {
   check_tensor(cell.layer_class, "input", input);
+  check_size(cell.layer_class, "num_layers", num_layers, kMostLayers);
   const auto given = static_cast<int64_t>(parameters.size());
   const int64_t expected = directions() * count_parameters(cell, has_bias, prepacked);
   const int64_t projected = expected + directions();
   TORCH_CHECK_VALUE(
-      num_layers > 0 && (given == expected || (can_project(cell) && given == projected)),
+      given == expected || (can_project(cell) && given == projected),
       "lltm::",
       cell.layer_class,
       ": expected ",
@@ -272,8 +303,10 @@ LayerModule::Result LayerModule::forward(
   if (reset.defined()) check_reset(c10::str("lltm::", cell.layer_class), rows, reset);
   const Interceptors interceptors = interceptors_of(rows, states, parameters, reset);
   const WithoutAutograd guard(interceptors);
-  JoinedState initial =
-      initial_state(rows, states, packed_batch(cell.layer_class, input, states), /*batched=*/true);
+  const SymInt batch = packed_batch(cell.layer_class, input, states);
+  check_order(cell.layer_class, "sorted_indices", sorted_indices, batch);
+  check_order(cell.layer_class, "unsorted_indices", unsorted_indices, batch);
+  JoinedState initial = initial_state(rows, states, batch, /*batched=*/true);
   // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
     initial.h = initial.h.index_select(1, sorted_indices);
@@ -317,7 +350,8 @@ SequenceArgs LayerModule::args_of(
   if (initial.h.defined()) args.h_0 = select_state(initial.h, k, unobserved);
   if (cell.has_c()) args.c_0 = select_state(initial.c, k, unobserved);
   if (recurrent_dropout > 0) {  // one mask for all steps
-    args.recurrent_mask = at::dropout(at::ones_like(args.h_0), recurrent_dropout, /*train=*/true);
+    const Tensor ones = at::ones_like(args.h_0, {}, at::MemoryFormat::Contiguous);
+    args.recurrent_mask = at::dropout(ones, recurrent_dropout, /*train=*/true);
   }
   return args;
 }

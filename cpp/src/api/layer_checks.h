@@ -11,6 +11,7 @@ namespace lltm {
 
 // Largest size for which products with other sizes and the element size do not overflow.
 constexpr int64_t kLargestSize = int64_t{1} << 27;
+constexpr int64_t kMostLayers = int64_t{1} << 16;
 
 void check_size(const char* where, const char* name, int64_t value, int64_t largest);
 void check_probability(const char* where, const char* name, double value);

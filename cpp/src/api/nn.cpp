@@ -29,8 +29,6 @@ namespace {
 using at::Tensor;
 using torch::nn::utils::rnn::PackedSequence;
 
-constexpr int64_t kMostLayers = int64_t{1} << 16;
-
 // The last parameters get a custom cell's initial values.
 void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
