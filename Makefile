@@ -267,7 +267,7 @@ SANITIZE := --kernel-name kns=lltm_ --report-api-errors no --error-exitcode 1 \
   build/gpu/tests_cpp/lltm_cuda_tests --gtest_brief=1 --gtest_filter
 
 require_gpu = $(PYTHON) -c \
-  'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU here")'
+  'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU found")'
 
 # Disables installed pytest plugins: the tests need none, and their warnings would be errors.
 test-cuda: build-gpu

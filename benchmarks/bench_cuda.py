@@ -45,9 +45,6 @@ def engines(case: Case, chosen: Sequence[str]) -> list[str]:
     return [engine for engine in chosen if two or engine == "stepwise"]
 
 
-# ---- times -------------------------------------------------------------------
-
-
 def timed(run: Callable[[], object], training: bool = False, engine: str = "stepwise") -> Sampler:
     """Times runs with events; a sample returns after the runs."""
 
@@ -70,7 +67,7 @@ def layer_timer(make: Make, case: Case, engine: str = "stepwise") -> Sampler:
 
 
 def graph_timer(make: Make, case: Case) -> Sampler:
-    """Times the replay of a CUDA graph of a run."""
+    """Times the replay of a CUDA graph."""
     layer, graph = Layer(make, case), torch.cuda.CUDAGraph()
     current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
     stream.wait_stream(current)
@@ -87,28 +84,24 @@ def graph_timer(make: Make, case: Case) -> Sampler:
 
 
 def card(settings: Settings) -> Row:
-    """Measures the rates of the GPU: a copy, and GEMMs."""
+    """Measures the GPU's rates: a copy, and GEMMs."""
     size, n = 1 << 30, 8192
     # Random bytes, because the GPU compresses zeros.
     source = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
-    def product(dtype: torch.dtype) -> Sampler:
+    def gemm(dtype: torch.dtype) -> Sampler:
         a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
         return timed(partial(torch.mm, a, b, out=torch.empty_like(a)))
 
     builds: dict[str, Callable[[], Sampler]] = {"copy": lambda: timed(lambda: target.copy_(source))}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        builds[f"product, {str(dtype).removeprefix('torch.')}"] = partial(product, dtype)
+        builds[f"GEMM, {str(dtype).removeprefix('torch.')}"] = partial(gemm, dtype)
     amounts = {name: 2.0 * (size if name == "copy" else n**3) for name in builds}
-    return measure("the card: copy of 1 GiB, products of 8192", builds, settings, amounts, "")
-
-
-# ---- results -----------------------------------------------------------------
+    return measure("GPU: copy of 1 GiB, GEMMs of 8192", builds, settings, amounts, "")
 
 
 def results(layer: Layer) -> dict[str, torch.Tensor]:
-    """Returns the output of a sequence and all gradients."""
     layer.forget_gradients()
     (output,) = layer.forward()
     layer.backward([output])
@@ -118,7 +111,7 @@ def results(layer: Layer) -> dict[str, torch.Tensor]:
 
 
 def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.Tensor]:
-    """Returns the results of another implementation with the same arguments and weights."""
+    """Results of another implementation with the same arguments and weights."""
     assert like.gradient is not None
     layer = Layer(make, like.case)
     layer.module.load_state_dict(like.module.state_dict())
@@ -131,16 +124,15 @@ def computed_in(dtype: torch.dtype, make: Make, like: Layer) -> dict[str, torch.
 
 
 def engine_that_ran(run: Callable[[], object]) -> str:
-    """Returns the engine whose kernels ran."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
     names = [event.key for event in profile.key_averages() if "lltm_" in event.key]
     persistent = any("lltm_persistent" in name for name in names)
-    return "persistent" if persistent else "stepwise" if names else "none of lltm"
+    return "persistent" if persistent else "stepwise" if names else "no lltm kernels"
 
 
 def faults(case: Case, engine: str) -> Iterator[str]:
-    """Checks the results of an engine, and yields the errors."""
+    """Yields the errors of an engine's results."""
     case = replace(case, training=True)
     makes = contenders(case)
     theirs = makes[PLAIN if case.cell == "lltm" else f"nn.{case.yardstick}"]
@@ -160,18 +152,14 @@ def faults(case: Case, engine: str) -> Iterator[str]:
     worst = max(shares, key=lambda name: (shares[name] != shares[name], shares[name]))  # NaN first
     print(f"{engine}: {worst}: error in units of PyTorch's: {shares[worst]:.2f}", flush=True)
     if not shares[worst] <= 2:
-        yield f"{worst} is off by {shares[worst]:.1f} times PyTorch's error"
+        yield f"{worst} has {shares[worst]:.1f} times PyTorch's error"
     if not all(torch.equal(found[name], again[name]) for name in found):
-        yield "other bits in a second run"
+        yield "a second run is not bitwise identical"
     if ran != engine:
         yield f"kernels that ran: {ran}"
 
 
-# ---- the program -------------------------------------------------------------
-
-
 def compare(case: Case, settings: Settings, chosen: Sequence[str]) -> Row:
-    """Measures a case with the chosen engines."""
     makes = contenders(case, settings.compile)
     ours = makes.pop(OURS)
     builds: dict[str, Callable[[], Sampler]] = {
@@ -194,7 +182,7 @@ def main() -> None:
     made.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES, help="default: both")
     options = made.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU here")
+        raise SystemExit("no GPU found")
     # float32 for all implementations, because cuDNN's default is TF32.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     warnings.filterwarnings("error", message="lltm")  # it reports a fallback

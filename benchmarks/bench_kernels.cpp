@@ -1,5 +1,5 @@
-// Native benchmarks without Python: the micro-kernel's peak rate and the copy bandwidth of this
-// CPU, and the element-wise kernels of each instruction set compared with a copy.
+// Native benchmarks: the micro-kernel's peak rate and the copy bandwidth of this CPU, and the
+// element-wise kernels of each instruction set compared with a copy.
 //
 //     lltm_bench --benchmark_out=kernels.json
 //
@@ -31,12 +31,10 @@ namespace {
 using lltm::cpu::BFloat16;
 using lltm::cpu::Half;
 
-// ---- registration -----------------------------------------------------------
-
 using Body = std::function<void()>;
 
-// Times the body that `prepare` returns in each repetition. `amount` is the work of a call, from
-// which the rate is computed.
+// Times the body that `prepare` returns in each repetition. `amount` is a call's work, for the
+// rate.
 void add(
     const std::string& name,
     const char* rate,
@@ -56,13 +54,12 @@ std::string threads_text(int threads) {
   return "threads:" + std::to_string(threads);
 }
 
-// Returns 1 and, if it differs, the number of all threads.
+// 1 and, if it differs, the number of all threads.
 std::vector<int> thread_counts() {
   const int all = at::get_num_threads();
   return all == 1 ? std::vector<int>{1} : std::vector<int>{1, all};
 }
 
-// Calls body(0), ..., body(count - 1), each in a separate thread.
 template <typename F>
 void on_threads(int count, const F& body) {
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -70,10 +67,8 @@ void on_threads(int count, const F& body) {
   });
 }
 
-// ---- rates of the CPU ------------------------------------------------
-
-// GEMMs with operands that stay in each core's cache, as in the sequence engine: a range of rows
-// times the gates of a block of hidden units.
+// Operands stay in each core's cache, as in the sequence engine: a range of rows times the gates of
+// a block of hidden units.
 template <typename Format>
 void add_micro_kernel(const std::string& dtype) {
   if (!Format::available()) {
@@ -116,7 +111,7 @@ void add_micro_kernel(const std::string& dtype) {
   }
 }
 
-// A copy that moves `bytes`: half is read and half is written.
+// Moves `bytes`: half is read and half is written.
 Body copy(int64_t bytes, int threads) {
   const int64_t share = bytes / 2 / threads;
   const auto memory = std::make_shared<std::vector<char>>(2 * share * threads, 1);
@@ -138,9 +133,7 @@ void add_copy() {
   }
 }
 
-// ---- element-wise kernels ----------------------------------------------------
-
-// Returns the kernels that this CPU supports, the best first. ATEN_CPU_CAPABILITY can limit them.
+// The best first. ATEN_CPU_CAPABILITY can limit them.
 std::vector<const lltm::cpu::Kernels*> runnable_kernels() {
   const std::string capability = at::get_cpu_capability();
   std::vector<const lltm::cpu::Kernels*> kernels;

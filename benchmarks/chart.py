@@ -26,7 +26,6 @@ Run = dict[str, dict[str, list[float]]]
 
 
 def speedups(run: Run, cell: str, kind: str) -> list[float]:
-    """Returns the speedups over torch.nn's layer, one per shape."""
     found = []
     for shape in SHAPES:
         seconds = run[f"{cell} sequence, {kind}, {shape}, float32"]

@@ -1,10 +1,10 @@
-// Calls the library once per case, after a warm-up call, so that `make bench-check` can count the
-// instructions. benchmarks/instructions.py runs:
+// Calls the library once per case, after a warm-up call, for `make bench-check`.
+// benchmarks/instructions.py runs:
 //
 //     valgrind --tool=callgrind --instr-atstart=no lltm_count
 //
-// callgrind writes a file for each case, with the name of the case as its trigger. The program
-// prints the properties that change the counts, a "name: value" pair per line.
+// callgrind writes a file per case, with the case's name as its trigger. The program prints the
+// properties that change the counts, a "name: value" pair per line.
 #include "cpu/kernel/table.h"
 #include "problems.h"
 
@@ -36,8 +36,6 @@ struct Case {
   std::function<void()> run;
 };
 using Cases = std::vector<Case>;
-
-// ---- operators --------------------------------------------------------------
 
 void add_cell(Cases& cases, const Sizes& sizes) {
   const auto problem = std::make_shared<Problem>(sizes, at::kFloat, /*step=*/true);
@@ -113,8 +111,6 @@ void add_checkpoint(Cases& cases) {
   cases.push_back({"load_safetensors, f32, I:128,H:256", [=] { lltm::load_safetensors(path); }});
 }
 
-// ---- element-wise kernels ----------------------------------------------------
-
 template <typename T>
 void add_elementwise(Cases& cases, const std::string& dtype_name) {
   constexpr int64_t kRows = 16, kHidden = 512;
@@ -132,7 +128,7 @@ Cases all_cases() {
   Cases cases;
   add_cell(cases, {1, 16, 32, 128});
   add_cell(cases, {1, 1, 32, 128});
-  // Few steps, because valgrind runs GEMMs slowly and a few steps show the cost per step.
+  // valgrind runs GEMMs slowly, and a few steps show the cost per step.
   add_sequence(cases, {10, 16, 32, 128}, "f32", at::kFloat);
   add_sequence(cases, {2, 64, 64, 128}, "f32", at::kFloat);
   add_sequence(cases, {2, 33, 60, 100}, "f32", at::kFloat);
@@ -156,9 +152,7 @@ Cases all_cases() {
   return cases;
 }
 
-// ---- properties that change the counts ------------------------------------------
-
-// valgrind emulates a CPU, and the schedules depend on its caches.
+// valgrind emulates a CPU; schedules depend on its caches.
 void print_environment() {
   std::cout << lltm::build_info() << "build: " << LLTM_BUILD << '\n'
             << "C library: " << gnu_get_libc_version() << '\n'
@@ -170,7 +164,7 @@ void print_environment() {
 void count() {
   at::manual_seed(0);
   const Cases cases = all_cases();
-  // Warm-up: compiles micro-kernels, makes one-time registrations, fills memory caches.
+  // Compiles micro-kernels, makes one-time registrations, fills memory caches.
   for (const Case& one : cases) one.run();
   CALLGRIND_START_INSTRUMENTATION;
   for (const Case& one : cases) {

@@ -53,7 +53,7 @@ def cell_of(name: str) -> lltm.Cell:
 
 
 class Ours(nn.Module):
-    """The layer of a cell, which starts from the initial states of the cell."""
+    """Starts from the cell's initial states."""
 
     def __init__(self, cell: lltm.Cell, inputs: int, hidden: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -65,8 +65,6 @@ class Ours(nn.Module):
 
 
 class Loop(Ours):
-    """A loop over the steps that calls the cell's function."""
-
     def __init__(self, cell: lltm.Cell, inputs: int, hidden: int, dtype: torch.dtype) -> None:
         super().__init__(cell, inputs, hidden, dtype)
         self.of_x, self.of_h = (
@@ -120,7 +118,6 @@ def compiled_loop(cell: lltm.Cell, case: Case) -> Make:
 
 
 def compare(case: Case, settings: Settings) -> Row:
-    """Measures the layer of a cell and the loops over its function."""
     cell = cell_of(case.cell)
     builds: dict[str, Callable[[], Any]] = {
         OURS: lambda: layer_timer(partial(Ours, cell), case),

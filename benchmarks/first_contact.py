@@ -35,8 +35,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0  # limit for the first line: loading torch from a cold disk is slow
 
-# ---- the stages --------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -50,7 +48,7 @@ class Stage:
 
 PYTHON = sys.executable
 BENCH = (PYTHON, "benchmarks/bench_cuda.py", "--shapes=1024,16,768,768")
-DEVICE = f"""command -v nvidia-smi || {{ echo no GPU here; exit 1; }}
+DEVICE = f"""command -v nvidia-smi || {{ echo no GPU found; exit 1; }}
 nproc; nvidia-smi --query --display=CLOCK,POWER
 {PYTHON} -c 'import torch; print(torch.__version__, torch.cuda.get_device_properties(0))'"""
 # In shards, so that a hang or a GPU error affects only its shard.
@@ -100,11 +98,8 @@ def stages(results: Path) -> list[Stage]:
     ]
 
 
-# ---- running them ------------------------------------------------------------
-
-
 def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> Iterator[str]:
-    """Yields the output of a process immediately; raises TimeoutError if it takes too long."""
+    """Yields output immediately; raises TimeoutError if the process takes too long."""
     assert process.stdout is not None
     end, heard_by, rest = time.monotonic() + limit, time.monotonic() + START_SECONDS, b""
     with selectors.DefaultSelector() as selector:
@@ -119,11 +114,11 @@ def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> 
             if not read:
                 yield rest.decode(errors="replace")
                 return
-    raise TimeoutError("it hangs" if heard_by < end else f"more than {limit:.0f} seconds")
+    raise TimeoutError("no output" if heard_by < end else f"more than {limit:.0f} seconds")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process group. Does not wait for processes that a driver blocks."""
+    """Does not wait for processes that a driver blocks."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -133,7 +128,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tests(said: Sequence[str]) -> dict[str, Any]:
-    """Returns the number of started tests of GoogleTest or pytest, and the tests without a pass."""
+    """The number of started tests of GoogleTest or pytest, and the tests without a pass."""
     words = "RUN|OK|PASSED|SKIPPED|FAILED|ERROR"
     named = re.compile(rf"\b({words})(?: +\] ([^\s,]+\.[^\s,]+)| (\S+\.py.*?) *(?: - .*)?$)")
     found = [(m[1], m[2] or m[3]) for m in map(named.search, said) if m]
@@ -143,7 +138,7 @@ def tests(said: Sequence[str]) -> dict[str, Any]:
 
 
 def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any]:
-    """Runs a stage, and returns its state and printed values."""
+    """Returns the stage's state and printed values."""
     figures: dict[str, Any] = {}
     said, begin, state = ["nothing"], time.monotonic(), "done"
     try:
@@ -175,7 +170,7 @@ def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any
 
 
 def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: bool) -> list[str]:
-    """Runs the stages in order, and returns the names of the failed stages."""
+    """Returns the names of the failed stages."""
     summary, end_at = results / "summary.json", time.monotonic() + seconds
     known: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
     with (results / "log.txt").open("a", buffering=1) as file:
@@ -183,11 +178,11 @@ def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: boo
             if dry_run:
                 stage = replace(stage, command=(*stage.command, *stage.rehearsal))
             left = end_at - time.monotonic() - 5  # seconds, to end it
-            entry: dict[str, Any] = {"state": "not begun: the time was up"}
+            entry: dict[str, Any] = {"state": "not started: out of time"}
             if left > 0:
                 print(f"\n==== {stage.name}: {' '.join(stage.command)}", file=file)
                 entry = run(stage, min(stage.limit, left), partial(print, file=file))
-            if dry_run and re.search("no GPU here|directory: ncu", entry["state"]):
+            if dry_run and re.search("no GPU found|directory: ncu", entry["state"]):
                 entry["state"] = "needs a GPU"
             known[stage.name] = entry
             summary.write_text(json.dumps(known, indent=1) + "\n")
@@ -196,16 +191,13 @@ def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: boo
     return [stage.name for stage in chosen if known[stage.name]["state"] not in good]
 
 
-# ---- the program -------------------------------------------------------------
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     option = parser.add_argument
-    option("--stage", nargs="+", metavar="NAME", help="these, after the build; default: all")
+    option("--stage", nargs="+", metavar="NAME", help="stages to run after the build; default: all")
     option("--results", type=Path, metavar="FOLDER", default=ROOT / "build/results/first-contact")
-    option("--seconds", type=float, default=540, help="of all stages; default: 540")
-    option("--dry-run", action="store_true", help="what needs no GPU")
+    option("--seconds", type=float, default=540, help="time limit for all stages; default: 540")
+    option("--dry-run", action="store_true", help="run only the parts that need no GPU")
     options = parser.parse_args()
     results = options.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
@@ -214,11 +206,11 @@ def main() -> None:
         if name not in known:
             parser.error(f"expected --stage to be of {', '.join(known)}, got {name}")
     names = dict.fromkeys(["build", *options.stage]) if options.stage else known
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
     bad = run_all([known[name] for name in names], results, options.seconds, options.dry_run)
     print(f"results: {results}")
     if bad:
-        raise SystemExit(f"not all was done; again: make first-contact STAGE='{' '.join(bad)}'")
+        raise SystemExit(f"incomplete; rerun: make first-contact STAGE='{' '.join(bad)}'")
 
 
 if __name__ == "__main__":

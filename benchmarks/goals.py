@@ -25,8 +25,6 @@ ONNX_RUNTIME = "ONNX Runtime"
 
 @dataclass
 class Check:
-    """A measured value and its goal."""
-
     what: str
     value: float
     limit: float
@@ -44,7 +42,7 @@ class Check:
 
 @dataclass
 class Bound:
-    """A lower bound of the time of a case, by the slower of GEMMs and reading the weights."""
+    """A lower bound of a case's time, by the slower of GEMMs and reading the weights."""
 
     by: str
     seconds: float
@@ -84,10 +82,8 @@ def checks_as_json(checks: Checks) -> list[dict[str, Any]]:
     return [{"title": title, "met": check.met, **asdict(check)} for title, check in checks]
 
 
-# ---- the goals ---------------------------------------------------------------
-
-# Goals of lltm.GRU over nn.GRU in float32 (inference, training) and bfloat16 (inference, training),
-# and over ONNX Runtime's GRU.
+# lltm.GRU over nn.GRU in float32 (inference, training) and bfloat16 (inference, training), and over
+# ONNX Runtime's GRU.
 GRU_GOALS: dict[Shape, tuple[float, float, float, float, float]] = {
     (100, 16, 32, 128): (0.18, 0.15, 0.12, 0.09, 0.22),
     (100, 64, 128, 256): (0.34, 0.33, 0.36, 0.35, 0.54),
@@ -142,7 +138,7 @@ def gru_goal(case: Case, against: str) -> float | None:
 
 
 def chunk_goal(case: Case, against: str) -> float | None:
-    """Returns the goal of a chunk of a stream with prepacked weights."""
+    """The goal for a chunk of a stream with prepacked weights."""
     steps, batch = case.shape[:2]
     if against == READ and steps == batch == 1:
         return 0.80

@@ -29,7 +29,7 @@ BASELINE = Path(__file__).with_suffix(".json")
 TOLERANCE = 0.03
 FAILED, NOT_COMPARABLE = 1, 77
 
-# The entire environment of the program: one thread and AVX2 kernels, on any CPU.
+# The program's entire environment: one thread and AVX2 kernels, on any CPU.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 # Printed properties that change the counts without a change of lltm's sources.
 TOOLS = ["torch", "compiler", "build", "C library", "CPU kernels in use", "CPU micro-kernel"]
@@ -40,14 +40,11 @@ Counts = dict[str, int]  # "lltm" and "all"
 
 @dataclass(frozen=True)
 class Run:
-    """The tools of a run, and its counts by case."""
-
     tools: dict[str, str]
     instructions: dict[str, Counts]
 
 
 def count(program: Path) -> Run:
-    """Runs `program` under callgrind."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         sys.exit("lltm: valgrind is not installed (Debian: valgrind)")
@@ -74,9 +71,9 @@ TRIGGER = "desc: Trigger: Client Request: "
 
 
 def counts_of(text: str, names: tuple[str, ...]) -> tuple[str, Counts]:
-    """Returns the case and the counts of a file of callgrind.
+    """The case and the counts of a callgrind file.
 
-    The instructions of objects whose file names start with one of `names` count as `lltm`.
+    Objects whose file names start with one of `names` count as `lltm`.
     """
     (case,) = re.findall(f"^{TRIGGER}(.*)$", text, re.MULTILINE)
     objects: dict[str, str] = {}  # later lines have only the number of a path
@@ -100,7 +97,7 @@ def counts_of(text: str, names: tuple[str, ...]) -> tuple[str, Counts]:
 
 
 def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
-    """Returns an exit status and the lines to print."""
+    """An exit status and the lines to print."""
     other = [name for name in TOOLS if baseline.tools.get(name) != now.tools[name]]
     if other:
         lines = [f"Instructions not compared with those of {BASELINE.name}:"]
@@ -133,7 +130,7 @@ def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
 
 
 def as_json(run: Run) -> str:
-    """Returns the run as JSON, with a line per case."""
+    """JSON with a line per case."""
 
     def lines(entries: Mapping[str, object]) -> str:
         return ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())

@@ -76,13 +76,13 @@ BATCH, INPUTS, HIDDEN = 8, 64, 256
 
 
 def error(y: Tensor, expected: Tensor) -> float:
-    """Returns the mean squared difference of the outputs, relative to their mean square."""
+    """Mean squared difference, relative to the mean square."""
     difference = y.double() - expected.double()
     return float(difference.square().mean() / expected.double().square().mean())
 
 
 def errors(seed: int) -> list[tuple[float, float]]:
-    """Returns the errors of int8 and bfloat16 for each number of steps, with this seed."""
+    """Errors of int8 and bfloat16 for each number of steps."""
     torch.manual_seed(seed)
     layer = lltm.LLTM(INPUTS, HIDDEN).eval()
     x = torch.randn(max(STEPS), BATCH, INPUTS)

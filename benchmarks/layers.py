@@ -1,17 +1,15 @@
-"""Compares layers on a CPU with other implementations, with the bounds of the CPU
-and the goals of this project: `make bench`.
+"""Compares layers on a CPU with other implementations, with the bounds of the CPU and the goals of
+this project: `make bench`.
 
-    python benchmarks/layers.py --json layers.json
-    python benchmarks/layers.py --users     shapes of known applications
+   python benchmarks/layers.py --json layers.json
+   python benchmarks/layers.py --users     shapes of known applications
 
-The method is that of `python -m lltm.benchmark`. This program adds bounds, other
-runtimes, streams, sequences of other lengths, one and all threads, and memory.
+The method is that of `python -m lltm.benchmark`. This program adds bounds, other runtimes, streams,
+sequences of other lengths, one and all threads, and memory.
 
-The same rounds measure the rates of the CPU: a large GEMM, and reading as many
-bytes as the weights have. The bound of a case is the longer of two times: its
-FLOP at the rate of the GEMM, and its passes over the weights at the rate of
-reading. torch.nn's layers in ONNX Runtime and OpenVINO are compared if these
-are installed.
+The same rounds measure the rates of the CPU: a large GEMM, and reading as many bytes as the weights
+have. The bound of a case is the longer of two times: its FLOP at the rate of the GEMM, and its
+passes over the weights at the rate of reading. ONNX Runtime and OpenVINO are included if installed.
 """
 
 from __future__ import annotations
@@ -56,7 +54,6 @@ from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, layer_timer, measure
 
 PREPACKED = "lltm, prepacked"
-# Shapes of chunks of a stream.
 CHUNKS: tuple[Shape, ...] = ((1, 1, 128, 256), (1, 1, 512, 512), (10, 4, 128, 256))
 
 
@@ -79,7 +76,7 @@ Goal = Callable[[Case, str], float | None]
 
 
 def user_cases(cells: Sequence[str], dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, Case]]:
-    """Yields (title, case) for the LSTM and the GRU, if they are among `cells`."""
+    """Yields (title, case) for the LSTM and the GRU, if among `cells`."""
     for name, shape in USERS.items():
         for cell in ("lstm", "gru") if shape.cell == "lltm" else (shape.cell,):
             for dtype in dtypes:
@@ -90,8 +87,6 @@ def user_cases(cells: Sequence[str], dtypes: Sequence[torch.dtype]) -> Iterator[
 
 
 def prepacked(case: Case) -> Make:
-    """Returns a function that makes prepacked layers."""
-
     def make(input_size: int, hidden_size: int, *, dtype: torch.dtype) -> nn.Module:
         layer: nn.Module = getattr(modules, case.module)(input_size, hidden_size, dtype=dtype)
         packed: nn.Module = layer.prepack()  # type: ignore[operator]
@@ -101,7 +96,6 @@ def prepacked(case: Case) -> Make:
 
 
 def compare(title: str, case: Case, settings: Settings) -> CheckedRow:
-    """Measures every implementation of a case."""
     makes = contenders(case, settings.compile) | runtimes(case)
     return measure_case(title, case, makes, settings, step_goal if case.is_step else sequence_goal)
 
@@ -109,7 +103,7 @@ def compare(title: str, case: Case, settings: Settings) -> CheckedRow:
 def measure_case(
     title: str, case: Case, makes: Mapping[str, Make], settings: Settings, goal: Goal
 ) -> CheckedRow:
-    """Measures implementations of a case, and the bound of its time."""
+    """Measures implementations, and the bound of the case's time."""
     builds: dict[str, Build] = {
         name: partial(layer_timer, make, case) for name, make in makes.items()
     }
@@ -132,7 +126,6 @@ def measure_case(
 
 
 def scaling(cell: str, shape: Shape, settings: Settings) -> Iterator[Row]:
-    """Measures one thread and all threads."""
     for training in (False, True):
         case = Case(shape, training=training, cell=cell)
         makes = contenders(case)
@@ -154,7 +147,7 @@ def time_per_step(case: Case) -> Sampler:
 
 
 def lengths(cell: str, steps: Sequence[int], sizes: Shape, settings: Settings) -> Iterator[Row]:
-    """Measures the time per step in sequences of different lengths."""
+    """Measures the time per step."""
     for training in (False, True):
         cases = {f"T={n}": Case((n, *sizes), training=training, cell=cell) for n in steps}
         builds = {name: partial(time_per_step, case) for name, case in cases.items()}
@@ -163,7 +156,7 @@ def lengths(cell: str, steps: Sequence[int], sizes: Shape, settings: Settings) -
 
 
 def streaming(cell: str, shapes: Sequence[Shape], settings: Settings) -> Iterator[Row]:
-    """Measures chunks of a stream, with weights packed once and in every call."""
+    """Weights are packed once and in every call."""
     for shape in shapes:
         case = Case(shape, cell=cell)
         makes = contenders(case)
@@ -176,7 +169,6 @@ def streaming(cell: str, shapes: Sequence[Shape], settings: Settings) -> Iterato
 def beyond_cases(
     cells: Sequence[str], quick: bool, dtypes: Sequence[torch.dtype], settings: Settings
 ) -> Iterator[Row]:
-    """Measures lengths, streams, rates of the CPU and threads."""
     shapes = [shape for shape in GRU_GOALS if shape not in SHAPES]
     for shape, dtype, training in product(shapes, dtypes, (False, True)):
         if "gru" in cells and not quick:

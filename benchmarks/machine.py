@@ -28,7 +28,7 @@ def product(dtype: torch.dtype, onednn: bool) -> Sampler:
 
 
 def addmm(case: Case) -> Sampler:
-    """Times only the GEMM of one step."""
+    """The GEMM of a step."""
     batch, input_size, hidden = case.shape
     gates = GATES[case.cell]
     X = torch.randn(batch, hidden + input_size, dtype=case.dtype)
@@ -38,13 +38,13 @@ def addmm(case: Case) -> Sampler:
 
 
 def read_weights(case: Case) -> Callable[[], object]:
-    """Returns a function that sums as many bytes as the weights of a case have."""
+    """The function sums as many bytes as a case's weights have."""
     size = case.weights * case.dtype.itemsize
     return partial(torch.sum, torch.randn(size // torch.float32.itemsize))
 
 
 def yardsticks(case: Case) -> dict[str, Build]:
-    """Returns the measurements that the bounds of a case need, for the same rounds."""
+    """Measurements that a case's bounds need, in the same rounds."""
     builds: dict[str, Build] = {ADDMM: partial(addmm, case)}
     if not case.is_step or case.training:
         builds = {}
@@ -66,7 +66,7 @@ def weight_passes(case: Case) -> float:
 
 
 def bounds(row: Row, case: Case) -> dict[str, Bound]:
-    """Returns the lower bounds of a case at the rates that were measured in its rounds."""
+    """Lower bounds at the rates of the case's rounds."""
     needs = {PEAK: case.flops / PRODUCT_FLOPS, READ: weight_passes(case)}
     return {
         name: Bound(name, need * statistics.median(row.seconds[name]), need / row.ratio(name))
@@ -76,13 +76,11 @@ def bounds(row: Row, case: Case) -> dict[str, Bound]:
 
 
 def thread_counts() -> dict[str, int]:
-    """Returns the number of all threads, and one thread, by name."""
     counts = sorted({1, torch.get_num_threads()}, reverse=True)
     return {f"{count} thread{'s' if count > 1 else ''}": count for count in counts}
 
 
 def on_threads(count: int, build: Build) -> Sampler:
-    """Takes the samples with `count` threads."""
     sampler = build()
 
     def sample(iterations: int) -> dict[str, float]:
@@ -97,7 +95,7 @@ def on_threads(count: int, build: Build) -> Sampler:
 
 
 def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
-    """Measures GEMMs and copies, with one thread and with all threads."""
+    """Measures one thread and all threads."""
     counts = thread_counts().items()
     for dtype in dtypes:
         products: dict[str, Build] = {
@@ -105,7 +103,7 @@ def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
             for threads, count in counts
             for name, onednn in (("torch.mm", False), (PEAK, True))
         }
-        title = f"matrix product, {PRODUCT_SIZE} x {PRODUCT_SIZE} x {PRODUCT_SIZE}, {dtype}"
+        title = f"GEMM, {PRODUCT_SIZE} x {PRODUCT_SIZE} x {PRODUCT_SIZE}, {dtype}"
         yield measure(title, products, settings, dict.fromkeys(products, PRODUCT_FLOPS))
     size = 1 << 28  # bytes, larger than any cache
     source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)

@@ -29,7 +29,6 @@ LONG_SHAPES: tuple[Shape, ...] = ((4000, 16, 32, 128), (2000, 64, 128, 256))
 
 
 def checkpointed(checkpoint_steps: int) -> Make:
-    """Makes layers with this `checkpoint_steps`."""
     return partial(modules.LLTM, checkpoint_steps=checkpoint_steps)
 
 
@@ -73,7 +72,6 @@ def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
 
 
 def print_peak_memory(name: str, checkpoint_steps: str, dtype: str, *shape: str) -> None:
-    """Prints the result of :func:`peak_memory`, which runs this in a new process."""
     case = Case(tuple(map(int, shape)), getattr(torch, dtype), training=True)
     make = checkpointed(int(checkpoint_steps)) if int(checkpoint_steps) else SEQUENCES[name]
     # Load libraries and start threads.
@@ -86,7 +84,7 @@ def print_peak_memory(name: str, checkpoint_steps: str, dtype: str, *shape: str)
 
 
 def _knows_peaks() -> bool:
-    """Returns True if the system reports the peak memory of a process, as Linux does."""
+    """True on Linux, which reports a process's peak memory."""
     return Path("/proc/self/clear_refs").exists()
 
 
@@ -99,12 +97,12 @@ def _memory(key: str) -> int:
 
 
 def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, str, Check]]:
-    """Yields the title, the measured values, and lltm's value with its goal."""
+    """Yields title, measured values, and lltm's value with its goal."""
     for dtype in dtypes:
         case = Case(shape, dtype, training=True)
         saved = {name: saved_for_backward(make, case) for name, make in SEQUENCES.items()}
         text = ", ".join(f"{name} {units:.2f} H" for name, units in saved.items())
-        title = f"memory saved for backward, elements per step and row, {case}"
+        title = f"memory saved for backward, elements per time step and sequence, {case}"
         yield title, text, Check(f"{OURS}, in H", saved[OURS], 5.0)
     if not _knows_peaks():
         return
@@ -115,15 +113,11 @@ def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
     yield f"peak memory, {case}", text, Check(f"{OURS} / {PLAIN}", ratio, 0.5)
 
 
-# ---- with checkpoints -------------------------------------------------------
-
-
 def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iterator[str]:
-    """Yields time and memory of training, with and without checkpoints."""
     makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     yield from measure(f"checkpoint_steps={checkpoint_steps}: {case}", builds, settings).lines()
-    yield "  memory saved for backward, elements per step and row, and peak memory"
+    yield "  memory saved for backward, elements per time step and sequence, and peak memory"
     for (name, make), steps in zip(makes.items(), (checkpoint_steps, 0), strict=True):
         line = f"  {name:20}{saved_for_backward(make, case):8.2f} H"
         if _knows_peaks():

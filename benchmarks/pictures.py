@@ -48,7 +48,7 @@ def page(path: Path, height: float) -> Iterator[Figure]:
 
 
 def speedup_axis(axes: Axes, ticks: Sequence[float]) -> None:
-    """Makes the x-axis logarithmic, with a line at 1, the speed of torch.nn."""
+    """The axis is logarithmic, with a line at 1, the speed of torch.nn."""
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)

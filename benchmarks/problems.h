@@ -1,4 +1,3 @@
-// Problems for the native benchmarks: arguments of the operators and of an element-wise kernel.
 #pragma once
 
 #include "cell/lltm.h"
@@ -48,7 +47,7 @@ struct Problem {
   Tensor grad_h;  // gradient of h' or of the output
 };
 
-// The element-wise part of one LLTM step with `rows` rows, on one thread. T is the storage type.
+// The element-wise part of an LLTM step with `rows` rows, on one thread. T is the storage type.
 // GEMM operands have the compute type.
 template <typename T>
 struct Step {
@@ -83,7 +82,6 @@ struct Step {
     lltm::cpu::elementwise_of<T, C>(cell(kernels)).backward(args, 0, rows * hidden);
   }
 
-  // Bytes that are read and written.
   double forward_bytes() const { return rows * hidden * (3.0 * sizeof(C) + 7.0 * sizeof(T)); }
   double backward_bytes() const { return rows * hidden * (6.0 * sizeof(C) + 5.0 * sizeof(T)); }
 

@@ -33,7 +33,7 @@ def _import(name: str) -> Any:
 
 
 def names(layer: nn.RNNBase) -> tuple[list[str], list[str]]:
-    """Returns the names of a model's arguments and results."""
+    """Arguments and results."""
     states = "hc" if layer.mode == "LSTM" else "h"
     return ["input", *(f"{s}_0" for s in states)], ["output", *(f"{s}_n" for s in states)]
 
@@ -109,7 +109,7 @@ class _Runtime(nn.Module):
         self.call: Callable[[], object]
 
     def bind(self, arguments: Arrays, results: Arrays) -> Callable[[], object]:
-        """Returns a function that computes `results` from `arguments`, in place."""
+        """Computes `results` from `arguments`, in place."""
         raise NotImplementedError
 
     def forward(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -131,8 +131,6 @@ def _arrays(names: Sequence[str], tensors: Sequence[Tensor]) -> Arrays:
 
 
 class OnnxRuntime(_Runtime):
-    """A layer in ONNX Runtime."""
-
     def __init__(self, *arguments: Any, **dtype: Any) -> None:
         onnxruntime = _import("onnxruntime")
         super().__init__(*arguments, **dtype)
@@ -177,7 +175,6 @@ RUNTIMES: dict[str, type[_Runtime]] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: Open
 
 
 def runtimes(case: Case) -> dict[str, Make]:
-    """Returns the torch.nn layer of a case in other runtimes, if they support the case."""
     if case.is_step or case.training or case.dtype != torch.float32 or not case.is_plain:
         return {}
     layer = getattr(nn, case.yardstick)

@@ -41,7 +41,6 @@ LARGEST = 10**10
 
 
 def drawn(count: int, seed: int) -> Iterator[Shape]:
-    """Yields `count` random shapes (T, B, I, H)."""
     generator = random.Random(seed)
     while count > 0:
         sizes = (round(math.exp(generator.uniform(0, math.log(most)))) for most in LIMITS)
@@ -61,7 +60,7 @@ def compare(case: Case, settings: Settings) -> Row:
 
 
 def speedups(measured: Mapping[Case, Row], other: str) -> dict[Case, float]:
-    """Returns the speedups over the implementation whose name begins with `other`."""
+    """Speedups over the implementation whose name begins with `other`."""
     found = (
         (c, row, [n for n in row.seconds if n.startswith(other)]) for c, row in measured.items()
     )
@@ -90,7 +89,6 @@ def table(found: Mapping[tuple[str, str, str, str], Sequence[float]]) -> Iterato
 
 
 def by_baseline(measured: Mapping[Case, Row]) -> dict[tuple[str, str, str, str], list[float]]:
-    """Groups the speedups for the table."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for other in ("nn.", ONNX_RUNTIME):
         for case, value in speedups(measured, other).items():
@@ -102,7 +100,7 @@ def by_baseline(measured: Mapping[Case, Row]) -> dict[tuple[str, str, str, str],
 
 
 def schedule(case: Case) -> list[str]:
-    """Returns the schedules, from a new process, because LLTM_SCHEDULE is read once per process."""
+    """Runs a new process, because LLTM_SCHEDULE is read once per process."""
     program = f"""
 import torch
 from lltm.benchmark.cases import Case

@@ -225,6 +225,11 @@ PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize
         .ptr();
   } catch (const NotPlain&) {
     Py_RETURN_NONE;
+  } catch (const c10::TypeError& error) {
+    // The module's own check names the argument hx.
+    const std::string text = error.what_without_backtrace();
+    if (text.find(": expected state to be ") == std::string::npos) throw;
+    Py_RETURN_NONE;
   } catch (const c10::ValueError& error) {
     const std::string text =
         torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();

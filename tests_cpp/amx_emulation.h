@@ -17,14 +17,13 @@
 namespace lltm_test::emulated {
 namespace {
 
-// 16 rows of 64 bytes. The configuration sets the part in use.
+// 16 rows of 64 bytes, of which the configuration selects a part.
 struct Tile {
   alignas(64) std::uint8_t bytes[16][64];
   int rows, row_bytes;
 };
 thread_local Tile tiles[8];
 
-// Treats denormal operands and results as zero.
 class FlushDenormals {
  public:
   FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9FC0); }
@@ -54,7 +53,7 @@ inline void zero(int t) {
   std::memset(tiles[t].bytes, 0, sizeof(tiles[t].bytes));
 }
 
-// Copies rows with their real type, so that sanitizers check bounds.
+// Rows have their real type, so that sanitizers check bounds.
 inline void load(int t, const void* from, std::int64_t stride) {
   zero(t);
   for (int r = 0; r < tiles[t].rows; ++r) {
@@ -112,7 +111,7 @@ inline void multiply_bytes(int c, int a, int b) {
   }
 }
 
-// Rounds to nearest, ties to even. NaNs become quiet, denormals zero.
+// To nearest, ties to even. NaNs become quiet, denormals zero.
 inline __m512i round_to_bfloat16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -133,7 +132,7 @@ inline __m512i convert_two(__m512 high, __m512 low) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low_half), high_half, 1);
 }
 
-// Masks cover the first elements. Sanitizers check this copy.
+// Sanitizers check this copy.
 inline __m512 load_first(__mmask16 mask, const void* from) {
   alignas(64) float values[16] = {};
   std::memcpy(values, from, sizeof(float) * __builtin_popcount(mask));

@@ -1,4 +1,4 @@
-// Serialized cells for tests, and evaluators of their instructions and text.
+// Serialized cells, and evaluators of their instructions and text.
 #pragma once
 
 #include "cell/program_text.h"
@@ -17,8 +17,6 @@
 #include <vector>
 
 namespace lltm_test {
-
-// ---- cells ------------------------------------------------------------------
 
 // A gate of x, a gate of h, two states besides h, a parameter.
 inline const std::string kDuoText =
@@ -172,8 +170,6 @@ inline const std::string kEveryText =
 
 inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
 
-// ---- evaluation of instructions ---------------------------------------------
-
 inline constexpr const char* kOperations[] = {
     "copy",    "negate",        "abs",      "sign",      "sqrt",   "exp",      "expm1",
     "log",     "log1p",         "sigmoid",  "tanh",      "elu",    "softplus", "not",
@@ -312,10 +308,7 @@ std::vector<Real> run_program(const lltm::Program& program, const std::vector<Re
   return {values.begin() + program.inputs, values.begin() + program.first_constant()};
 }
 
-// ---- serialization ----------------------------------------------------------
-
-// Serializes a program, with fused operations split. Unnamed values are numbered; an unnamed output
-// uses its value's name.
+// Splits fused operations. Unnamed values are numbered; an unnamed output uses its value's name.
 inline std::string assignments_of(
     const lltm::Program& program,
     const std::string& stem,
@@ -333,7 +326,6 @@ inline std::string assignments_of(
     known[program.first_constant() + k] = number.str();
   }
   int count = 0;
-  // Returns the name of the result.
   const auto assign = [&](Op op, const std::vector<std::string>& operands, std::string name = "") {
     if (name.empty()) name = stem + std::to_string(count++);
     text << name << " = " << kOperations[static_cast<int>(op)];
@@ -424,8 +416,6 @@ std::string text_of_page(Page page) {
   return text + "\nbackward\n" + backward + "end\n";
 }
 
-// ---- evaluation of text -----------------------------------------------------
-
 using Values = std::map<std::string, double>;
 
 inline void run_text(const std::string& text, const std::string& section, Values& values) {
@@ -447,8 +437,8 @@ inline void run_text(const std::string& text, const std::string& section, Values
   }
 }
 
-// Compares forward and backward of a cell's programs with its text. Returns the first bitwise
-// difference, or "".
+// The first bitwise difference of forward and backward between a cell's programs and its text, or
+// "".
 inline std::string difference_from_text(
     const lltm::CellText& cell, const std::string& text, const std::function<double()>& next) {
   std::string report;

@@ -1,5 +1,5 @@
-// Replaces cpu/dispatch.cpp. If LLTM_EMULATED_AMX is set, selects the emulated AMX kernels on every
-// CPU with AVX-512; otherwise like the original.
+// Replaces cpu/dispatch.cpp. LLTM_EMULATED_AMX selects the emulated AMX kernels on every CPU with
+// AVX-512.
 #include "cpu/dispatch.h"
 
 #include <ATen/Version.h>

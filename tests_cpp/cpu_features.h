@@ -13,7 +13,7 @@
 namespace lltm_test {
 
 // `capability`: an ATEN_CPU_CAPABILITY (default, avx2, avx512), or vnni, bf16, amx, dotprod or
-// i8mm. Queries the CPU if Clang's __builtin_cpu_supports has no such name.
+// i8mm. Clang's __builtin_cpu_supports lacks some names.
 inline bool cpu_has(std::string_view capability) {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -1,5 +1,5 @@
-// Implements cuBLAS and runs the element-wise kernels in CPU loops. They test the engine's offsets,
-// directions, packed batches and cuBLAS calls without a GPU.
+// cuBLAS and the element-wise kernels in CPU loops, to test the engine's offsets, directions,
+// packed batches and cuBLAS calls without a GPU.
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
@@ -22,7 +22,7 @@
 
 namespace {
 
-// cuBLAS matrix: column j starts at data + j * ld. Or its transpose.
+// Column j starts at data + j * ld; or the transpose.
 struct Columns {
   const void* data;
   cudaDataType_t type;
@@ -73,7 +73,7 @@ bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t exten
   return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
 
-// Keeps ten fraction bits; rounds to nearest, ties away from zero, like cvt.rna.tf32.f32.
+// Ten fraction bits; to nearest, ties away from zero, like cvt.rna.tf32.f32.
 float to_tf32(float value) {
   if (std::isnan(value)) return value;
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(value) + 0x1000u) & ~0x1FFFu);
@@ -168,7 +168,7 @@ cublasStatus_t cublasGemmEx_64(
         if (lltm_test::sums_in_order && scale == CUDA_R_32F) sum = static_cast<float>(sum);
       }
       sum *= a_scale;
-      // If the factor is zero, C is not read: it may be NaN.
+      // With a factor of zero, C is not read: it may be NaN.
       if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, CUBLAS_OP_N}, i, j);
       set_element(c, c_type, j * ldc + i, sum);
     }
@@ -179,7 +179,6 @@ cublasStatus_t cublasGemmEx_64(
 namespace lltm::cuda {
 namespace {
 
-// Visits every index of the grid, in block and thread order.
 template <typename Body>
 void for_each_thread(int64_t count, const Body& body) {
   for (int64_t block = 0; block < blocks_for(count); ++block) {
@@ -189,8 +188,8 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
-// Calls body(functions, width, piece) for each piece of a cell's kernels. Uses wide kernels
-// whenever possible: test sizes are below the GPU's threshold.
+// Calls body(functions, width, piece) for each piece. Kernels are wide whenever possible: test
+// sizes are below the GPU's threshold.
 template <typename T, typename Args, typename Body>
 void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
   if (args.rows == 0 || args.hidden == 0) return;

@@ -1,6 +1,5 @@
 // Replaces the CUDA headers of cuBLAS, ATen and c10 (CMakeLists.txt), so that the host tests
-// compile gemm.cpp and operators.cpp unchanged. cuda_on_host.cpp implements the functions in CPU
-// loops.
+// compile gemm.cpp and operators.cpp unchanged.
 //
 // Enumerators that are combined as bits have cuBLAS's values.
 #pragma once
@@ -38,8 +37,8 @@ using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
 cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode);
-// Rejects arguments that cuBLAS rejects (leading dimensions too small or above 32 bits, unsupported
-// types), and empty GEMMs.
+// Rejects empty GEMMs and arguments that cuBLAS rejects (leading dimensions too small or above 32
+// bits, unsupported types).
 cublasStatus_t cublasGemmEx_64(
     cublasHandle_t handle,
     cublasOperation_t op_a,
@@ -62,7 +61,7 @@ cublasStatus_t cublasGemmEx_64(
     cublasGemmAlgo_t algorithm);
 
 namespace at::cuda {
-// Like ATen's, sets TF32 mode if allowed.
+// Sets TF32 mode if allowed, like ATen's.
 cublasHandle_t getCurrentCUDABlasHandle();
 }  // namespace at::cuda
 
@@ -95,26 +94,25 @@ inline bool has_nvrtc = true;
 // Checks all built-in kernels now instead of in each cell's first call, because tests count calls.
 // Call initially and after the checks are cleared.
 void check_kernels_now();
-// A wrong result, or a failed launch.
 enum class Fault { none, wrong, fails };
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
-// Unaligned GEMMs have a matrix address, leading dimension or extent that is not a multiple of 16
-// bytes, as cuBLAS's 16-byte kernels require.
+// Unaligned: a matrix address, leading dimension or extent is not a multiple of 16 bytes, as
+// cuBLAS's 16-byte kernels require.
 inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
 // If true, GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
 inline bool sums_in_order = false;
 
-// Number of concurrent thread blocks of a persistent kernel.
+// Concurrent thread blocks of a persistent kernel.
 inline int64_t multiprocessors = 132;
 // Seed of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
 inline int64_t persistent_launches = 0;
-// For each fill with absent words: number of earlier launches, and bytes.
+// For each fill with absent words: earlier launches, and bytes.
 inline std::vector<std::pair<int64_t, int64_t>> filled;
-// Number of launches before launches fail.
+// Launches before launches fail.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 }  // namespace lltm_test
 

@@ -1,5 +1,5 @@
-// A fiber: a function that can suspend and resume, one GPU lane in the tests. Notifies the address
-// and thread sanitizers of stack changes.
+// A fiber: a function that can suspend and resume, as a GPU lane. Notifies the address and thread
+// sanitizers of stack changes.
 #pragma once
 
 #include <setjmp.h>
@@ -26,7 +26,7 @@
 
 namespace lltm_test {
 
-// Memory for the fibers' stacks. Only written pages use physical memory.
+// Only written pages use physical memory.
 class Stacks {
  public:
   static constexpr std::size_t kBytes = 64 << 10;
@@ -86,7 +86,7 @@ class Fiber {
 
   bool done() const { return done_; }
 
-  // Called outside the fiber: runs it until it suspends or returns.
+  // Called outside the fiber.
   void resume() {
 #if defined(__SANITIZE_THREAD__)
     outer_fiber_ = __tsan_get_current_fiber();
@@ -136,7 +136,7 @@ class Fiber {
 #endif
   }
 
-  // Context of the first switch. Later switches use jumps, which need no system call.
+  // First switch. Later switches use jumps, which need no system call.
   ucontext_t first_;
   jmp_buf inside_, outside_;
   bool started_ = false;

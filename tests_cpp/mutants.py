@@ -32,12 +32,8 @@ SURVIVORS = 0.3  # maximum share: some mutations change only speed
 LIMIT = "1800"  # seconds for a command
 JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "1")
 
-# ---- mutations --------------------------------------------------------------
-
 
 class Fault(NamedTuple):
-    """Replaces text[begin:end] with `new`."""
-
     begin: int
     end: int
     new: str
@@ -101,9 +97,6 @@ def faults_of(path: Path, text: str) -> Iterator[Fault]:
             yield Fault(*match.span(1), "pass" if python else ";")
 
 
-# ---- the copy ---------------------------------------------------------------
-
-
 # Rebuilds everything (with ccache), in case an earlier mutation remains. Kernels and tests set
 # their own optimization levels. A mutation recompiles one library file; the tests are in few files.
 BUILD = f"cmake --build build --parallel {JOBS}"
@@ -141,7 +134,6 @@ def run(command: str) -> tuple[int, str]:
 
 
 def linked() -> dict[Path, bytes]:
-    """Returns the digests of libraries and test programs."""
     found = [*COPY.glob("build/**/*.so*"), *COPY.glob("build/tests_cpp/lltm_*tests")]
     made = (path for path in found if not path.is_symlink())
     return {path: hashlib.sha256(path.read_bytes()).digest() for path in made}

@@ -20,7 +20,6 @@ bool has_persistent_kernels(const CellInfo& cell) {
   return visit_persistent_cell(cell, [](auto) {});
 }
 
-// A thread block per multiprocessor.
 template <typename Args>
 std::int64_t resident_blocks(const CellInfo&, std::int64_t, int) {
   return lltm_test::multiprocessors;

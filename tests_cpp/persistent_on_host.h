@@ -2,8 +2,8 @@
 // mma loops over a warp's fragments. The order of thread blocks, warps and (if the code permits
 // divergence) lanes is random.
 //
-// Thread blocks exchange words by relaxed atomics, as on a GPU. With a CPU thread per thread block,
-// the thread sanitizer checks the ordering.
+// Thread blocks exchange words by relaxed atomics. With a CPU thread per thread block, the thread
+// sanitizer checks the ordering.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -24,20 +24,18 @@ namespace lltm_test {
 
 inline int most_polls = 100'000'000;
 
-// Rounds before a grid's last block starts: other work may occupy a GPU.
+// Rounds before a grid's last block starts, as if other work occupied the GPU.
 inline int late_rounds = 0;
 
-// If true, runs blocks in order, each until it waits. `rounds` counts the last grid's rounds.
+// Blocks run in order, each until it waits. `rounds` counts the last grid's rounds.
 inline bool round_robin = false;
 inline int rounds = 0;
 
 namespace {
 
-// ---- mma.sync.aligned.m16n8k16.row.col.f32 -------------------------------------
-
 // A lane's operands, in PTX's layout.
 struct Fragments {
-  float* d;  // 4
+  float* d;
   std::uint32_t a[4], b[2];
 };
 
@@ -72,8 +70,6 @@ void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
   }
 }
 
-// ---- thread block -----------------------------------------------------------
-
 class HostBlock {
  public:
   static constexpr int kThreads = lltm::cuda::kWarps * lltm::cuda::kWarpLanes;
@@ -94,8 +90,7 @@ class HostBlock {
 
   bool done() const { return running_ == 0; }
 
-  // Runs some warps until they wait, so warps may be one step apart. Returns true unless all only
-  // polled.
+  // Some warps, until they wait: warps may be one step apart. Returns true unless all only polled.
   bool run() {
     bool progress = false;
     std::shuffle(std::begin(warps_), std::end(warps_), random_);
@@ -269,8 +264,6 @@ class HostBlock {
   Lane lanes_[kThreads];
 };
 
-// ---- grid -------------------------------------------------------------------
-
 struct HostGrid {
   int slices, groups;
   std::size_t sums;  // shared memory of each block
@@ -287,7 +280,7 @@ inline std::vector<std::unique_ptr<HostBlock>> make_grid(
   return blocks;
 }
 
-// Uses this thread, with a random block order.
+// On this thread, in random block order.
 inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   const auto blocks = make_grid(grid, body, seed);
   std::mt19937_64 random(seed);
@@ -307,7 +300,6 @@ inline void run_grid(const HostGrid& grid, const HostBlock::Body& body, std::uin
   }
 }
 
-// Uses a CPU thread per block.
 inline void run_grid_on_threads(
     const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   const auto blocks = make_grid(grid, body, seed);

@@ -1,5 +1,4 @@
-// Prints the cells of cell_program.h as C++ cell definitions. Host tests compile them instead of
-// NVRTC.
+// Prints the cells of cell_program.h as C++ cell definitions, for host tests.
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/program_source.h"

@@ -83,8 +83,6 @@ void FormTest::check(
   }
 }
 
-// ---- all forms --------------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Properties);
 
 TEST_P(Properties, MatchesItsBaseline) {
@@ -136,7 +134,6 @@ Tensors in_double(Tensors tensors) {
   return tensors;
 }
 
-// Requires NaNs and infinities at the same positions.
 void expect_equally_finite(const Tensors& ours, const Tensors& expected, const char* what) {
   for (size_t k = 0; k < ours.size(); ++k) {
     EXPECT_TRUE(identical(ours[k].isnan(), expected[k].isnan())) << what << ' ' << k;
@@ -146,10 +143,10 @@ void expect_equally_finite(const Tensors& ours, const Tensors& expected, const c
 
 }  // namespace
 
-// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on.
-// Includes large batches, where an infinity can change every partial product. Uses double, because
-// PyTorch's 16-bit GEMMs may spread a NaN to the row above.
-TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
+// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on. In
+// large batches, an infinity can change every partial product. In double, because PyTorch's 16-bit
+// GEMMs may spread a NaN to the row above.
+TEST_P(Properties, NonFiniteArgumentsPropagateAsInTheReference) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
   for (const Sizes& sizes : {Sizes{4, 5, 3, 8}, Sizes{4, 40, 3, 40}}) {
@@ -172,17 +169,15 @@ TEST_P(Properties, NonFiniteArgumentsPropagateAsInPlainPyTorch) {
   }
 }
 
-// ---- sequences --------------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SequenceProperties);
 
-TEST_P(SequenceProperties, PackedRowsMatchTheBaseline) {
+TEST_P(SequenceProperties, PackedSequencesMatchTheBaseline) {
   for (size_t k = 0; k < kSomeLengths.size(); ++k) {
     check(packed(kSomeLengths[k], 3, kSomeHiddenSizes[k % kSomeHiddenSizes.size()]));
   }
 }
 
-TEST_P(SequenceProperties, NoRowsGiveEmptyResults) {
+TEST_P(SequenceProperties, EmptyBatchesGiveEmptyResults) {
   check(packed({}, 2, 5));
 }
 
@@ -197,7 +192,7 @@ TEST_P(SequenceProperties, NoStepsGiveTheInitialStates) {
   EXPECT_FALSE(outputs[2].is_alias_of(arguments.c));
 }
 
-TEST_P(SequenceProperties, StepsThatReachNoRowChangeNothing) {
+TEST_P(SequenceProperties, StepsWithoutSequencesChangeNothing) {
   const Problem problem = packed({5, 3, 2, 2}, 3, 8);
   const Problem longer = [&](uint64_t seed) {
     Arguments arguments = problem(seed);
@@ -221,8 +216,6 @@ TEST_P(SequenceProperties, PackedArgumentsMayBeStridedInAnyWay) {
     });
   }
 }
-
-// ---- gradients --------------------------------------------------------------
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GradientProperties);
 
@@ -252,7 +245,7 @@ TEST_P(GradientProperties, OfUnusedResultsAreZero) {
   }
 }
 
-TEST_P(GradientProperties, EachSubsetOfArgumentsThatRequireGradGetsItsOwn) {
+TEST_P(GradientProperties, AnySubsetOfArgumentsMayRequireGrad) {
   const Arguments arguments = dense({4, 5, 3, 7})(1);
   const Tensors grad_outputs = random_like(form_.baseline(arguments), 2);
   const Evaluation all = evaluate(form_.run, arguments, grad_outputs);
@@ -300,7 +293,7 @@ TEST_P(GradientProperties, OfLargePreActivationsSaturate) {
   }
 }
 
-TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
+TEST_P(GradientProperties, OfNaNsEqualThoseOfTheReference) {
   const double infinity = std::numeric_limits<double>::infinity();
   const Function plain = form_.step ? eager_cell : eager_sequence;
   const auto expect_equal = [&](const Arguments& arguments, const Tensors& grad_outputs) {
@@ -334,11 +327,9 @@ TEST_P(GradientProperties, ThatAreNotNumbersAreThoseOfPlainPyTorch) {
   }
 }
 
-// ---- memory layouts ---------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostProperties);
 
-TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
+TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsAreUnchanged) {
   const auto copies = [](const Tensors& tensors) {
     Tensors result;
     for (const at::Tensor& tensor : tensors) result.push_back(tensor.clone());
@@ -362,7 +353,7 @@ TEST_P(HostProperties, ResultsAreNewTensorsAndArgumentsStayAsTheyAre) {
   }
 }
 
-TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
+TEST_P(HostProperties, StridesBeyond32BitsAreSupported) {
   const FarApart far_apart(dtype());
   std::vector<Problem> problems = {dense({1, 2, 3, 8})};
   if (!form_.step) problems = {packed({1, 1}, 3, 8), packed({2}, 3, 8)};
@@ -386,7 +377,7 @@ TEST_P(HostProperties, StridesBeyond32BitsAreFollowed) {
   }
 }
 
-TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
+TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreSupported) {
   const FarApart far_apart(dtype());
   const Problem problem = dense({2, 5, 3, 1});
   check([&](uint64_t seed) {
@@ -395,8 +386,6 @@ TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreFollowed) {
     return arguments;
   });
 }
-
-// ---- higher-order derivatives, float64 --------------------------------------
 
 DerivativeProperties::DerivativeProperties() : form_(std::get<0>(GetParam())) {
   const auto [form, kind, reverse] = GetParam();
@@ -430,7 +419,7 @@ TEST_P(DerivativeProperties, ThirdMatchesFiniteDifferences) {
   }
 }
 
-// Uses one result, so the gradients of others are undefined.
+// The other results' gradients are undefined.
 TEST_P(DerivativeProperties, SecondMatchesFiniteDifferencesForOneResult) {
   for (size_t used = 0; used < form_.baseline(arguments_).size(); ++used) {
     const Function one = [&](const Arguments& a) { return Tensors{form_.run(a)[used]}; };
@@ -461,8 +450,6 @@ TEST_P(DerivativeProperties, ForwardModeMatchesFiniteDifferences) {
   EXPECT_LT(forward_mode_error(form_.run, arguments_, 3), kDerivativeTolerance);
 }
 
-// ---- saved tensors ----------------------------------------------------------
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AutogradProperties);
 
 namespace {
@@ -475,8 +462,8 @@ Arguments problem_of(const Form& form) {
 
 }  // namespace
 
-// Omits c, which is saved only in some calls.
-TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
+// Without c, which is saved only in some calls.
+TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRejected) {
   const std::vector<const char*> names = argument_names(problem_of(GetParam()));
   for (size_t changed = 0; changed < names.size(); ++changed) {
     const std::string_view name = names[changed];
@@ -492,7 +479,7 @@ TEST_P(AutogradProperties, ArgumentsChangedInPlaceAreRefused) {
   }
 }
 
-TEST_P(AutogradProperties, ASecondBackwardThroughAFreedGraphIsRefused) {
+TEST_P(AutogradProperties, ASecondBackwardThroughAFreedGraphIsRejected) {
   const at::Tensor loss = GetParam().run(requiring_grad(problem_of(GetParam())))[0].sum();
   loss.backward();
   EXPECT_THROW(loss.backward(), c10::Error);

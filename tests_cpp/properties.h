@@ -1,6 +1,5 @@
 // Properties of every form of a step or sequence: operators, activation checkpointing, prepacked
-// weights, modules, CUDA engines. properties.cpp defines each property once. Test programs
-// instantiate them:
+// weights, modules, CUDA engines. Test programs instantiate them:
 //
 //     INSTANTIATE_TEST_SUITE_P(Sequence, Properties, each_case(form, kDtypes), case_name);
 #pragma once
@@ -22,8 +21,8 @@ struct Form {
   bool step = false;        // one step: no T, packed input or direction
   bool has_reverse = true;  // for sequences
   bool any_size = true;     // otherwise I and H must be positive
-  // If true, values and gradients must meet the accuracy bound; otherwise values must be within
-  // `tolerance` plus `roundings` eps of the dtype.
+  // Values and gradients must meet the accuracy bound; otherwise values must be within `tolerance`
+  // plus `roundings` eps of the dtype.
   bool differentiable = true;
   double tolerance = 0;
   double roundings = 0;
@@ -35,7 +34,7 @@ struct Form {
 };
 void PrintTo(const Form& form, std::ostream* stream);
 
-// Sizes compared with the oracle. Packed sequences use the hidden sizes in turn.
+// Compared with the oracle. Packed sequences use the hidden sizes in turn.
 inline const std::vector<Sizes> kSomeSizes = {
     {1, 1, 1, 1}, {5, 3, 5, 7}, {7, 2, 3, 16}, {3, 17, 9, 33}};
 inline const std::vector<std::vector<int64_t>> kSomeLengths = {
@@ -76,7 +75,6 @@ class FormTest : public testing::TestWithParam<Case> {
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
   Problem dense(const Sizes& sizes, bool bias = true) const;
   Problem packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const;
-  // Dense and packed problems of supported sizes.
   std::vector<Problem> problems() const;
 
   void check(const Problem& problem, const OutputGradients& gradients = kRandom) const;

@@ -1,4 +1,4 @@
-// Test oracle: the LLTM's formulas in scalar loops, independent of the library.
+// Test oracle: the LLTM's formulas in scalar loops.
 //
 //     X = [h, x];  z = X W^T + b;  i, o = sigmoid(z_i), sigmoid(z_o)
 //     g = elu(z_g);  c' = c + i g;  h' = o tanh(c')
@@ -14,8 +14,8 @@
 
 namespace reference {
 
-// Result type, wider than float64 if possible, to check float64 results. Computing in float64
-// suffices for narrower types and is several times as fast.
+// Wider than float64 if possible, to check float64 results. For narrower types, float64 suffices
+// and is several times as fast.
 using Widest = long double;
 
 template <typename Real>
@@ -143,7 +143,6 @@ struct Arguments {
   std::vector<bool> reset;                     // (N), true for reset rows; empty: none
   std::optional<Matrix<Real>> recurrent_mask;  // (B, H)
 
-  // Masks h of element b, or its gradient.
   void mask(std::int64_t b, Vector<Real>& h) const {
     if (!recurrent_mask.has_value()) return;
     for (std::size_t j = 0; j < h.size(); ++j) h[j] *= recurrent_mask->row(b)[j];

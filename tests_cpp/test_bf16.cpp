@@ -1,5 +1,4 @@
-// Compares the bfloat16 GEMM of each instruction set with float64. Links only the kernels, without
-// PyTorch.
+// Compares the bfloat16 GEMM of each instruction set with float64. Links only the kernels.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -17,7 +16,7 @@
 namespace lltm::cpu {
 
 #if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();  // amx_emulation.h
+const Kernels* kernels_emulated_amx();
 #endif
 
 namespace {
@@ -40,12 +39,12 @@ GemmBf16 find_gemm(const std::string& isa) {
   return kernels == nullptr ? nullptr : kernels->gemm_bf16_operands;
 }
 
-// Converts a float that bfloat16 represents exactly.
+// bfloat16 represents x exactly.
 BFloat16 bfloat16(float x) {
   return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
 }
 
-// A matrix with gaps between rows. The gaps are NaN, to detect reads.
+// NaN gaps between rows detect reads.
 struct Values {
   Values(int64_t r, int64_t c, int64_t gap) : rows(r), columns(c), stride(c + gap) {
     data.assign(rows * stride, kNaN);
@@ -63,7 +62,6 @@ struct Values {
   std::vector<float> data;
 };
 
-// Operands as values and in kernel layout.
 struct Operands {
   template <typename Value>
   Operands(int64_t m, int64_t n, int64_t k, const Value& value)
@@ -92,8 +90,7 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
     if (gemm_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
   }
 
-  // Checks C = A B or C += A B: each element's error is at most `additions` times half an ulp of
-  // the sum of magnitudes.
+  // Each element's error is at most `additions` times half an ulp of the sum of magnitudes.
   template <typename Value>
   void check(
       int64_t m, int64_t n, int64_t k, bool accumulate, const Value& value, double additions) {
@@ -119,7 +116,7 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
     }
   }
 
-  // Uses small integers, whose sums are exact.
+  // Sums of small integers are exact.
   void check_exact(int64_t m, int64_t n, int64_t k, bool accumulate) {
     std::uniform_int_distribution<int> integer(-8, 8);
     check(m, n, k, accumulate, [&] { return static_cast<float>(integer(generator_)); }, 0);
@@ -154,7 +151,6 @@ TEST_P(Bf16Kernels, EveryDepth) {
 
 TEST_P(Bf16Kernels, SumsAreFloat32) {
   std::normal_distribution<float> normal;
-  // Truncates to a bfloat16 value.
   const auto value = [&] {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(normal(generator_)) & 0xFFFF0000u);
   };

@@ -1,5 +1,5 @@
-// GEMM of floats split into bf16x3 (cpu/kernel/bf16x3.h), for each instruction set that supports
-// it: parts, layouts, results and rounding errors. Links only the kernels, without PyTorch.
+// GEMM of floats split into bf16x3 (cpu/kernel/bf16x3.h): parts, layouts, results and rounding
+// errors. Links only the kernels.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -18,7 +18,7 @@
 namespace lltm::cpu {
 
 #if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();  // amx_emulation.h
+const Kernels* kernels_emulated_amx();
 #else
 static const Kernels* kernels_emulated_amx() {
   return nullptr;
@@ -32,7 +32,7 @@ using Operand = std::vector<BFloat16x3>;
 
 enum class Amx { kEmulated, kOfThisCpu };
 
-// Returns the kernels, or null with a reason.
+// Null with a reason if there are none.
 const Kernels* find_kernels(Amx amx, std::string& reason) {
   const bool emulated = amx == Amx::kEmulated;
   const Kernels* const kernels = emulated ? kernels_emulated_amx() : kernels_amx();
@@ -58,8 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(info.param == Amx::kEmulated ? "emulated" : "of_this_cpu");
     });
 
-// A matrix with gaps between rows and nothing after the last row, so that sanitizers detect reads
-// past the end.
+// Gaps between rows and nothing after the last row let sanitizers detect reads past the end.
 struct TestMatrix {
   TestMatrix(std::int64_t n_rows, std::int64_t n_columns, unsigned seed = 0)
       : rows(n_rows),
@@ -96,13 +95,12 @@ double part(const std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
-// Returns element (r, k) of a left operand: the sum of its parts.
+// Element (r, k) of a left operand: the sum of its parts.
 double left(const Operand& operand, std::int64_t stride, std::int64_t r, std::int64_t k) {
   const auto* const words = &operand[0].bits[0] + (r * stride + k / 32 * 32) * 3 + k % 32;
   return part(words[0]) + part(words[32]) + part(words[64]);
 }
 
-// Returns element (k, n) of a right operand.
 double right(const Operand& operand, std::int64_t depth, std::int64_t k, std::int64_t n) {
   const auto* const tile = &operand[0].bits[0] + (n / 16 * depth + k / 32 * 32) * 16 * 3;
   const auto* const words = tile + k % 32 / 2 * 32 + n % 16 * 2 + k % 2;
@@ -122,8 +120,6 @@ Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
   EXPECT_TRUE(kernels.pack_b(x.rows, x.columns, x.matrix(), {operand.data(), depth * 16}));
   return operand;
 }
-
-// ---- parts ------------------------------------------------------------------
 
 TEST_P(Bf16x3, PartsOfEveryMagnitudeSumUpToTheNumber) {
   std::mt19937 generator(1);
@@ -173,8 +169,6 @@ TEST_P(Bf16x3, NanIsDecomposedIntoNan) {
   EXPECT_TRUE(std::isnan(left(operand, 32, 0, 1)));
   EXPECT_EQ(left(operand, 32, 0, 2), x.at(0, 2));
 }
-
-// ---- layouts ----------------------------------------------------------------
 
 struct Size {
   std::int64_t rows, columns;
@@ -235,9 +229,7 @@ TEST_P(Bf16x3, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   }
 }
 
-// ---- GEMMs ------------------------------------------------------------------
-
-// Checks C = A B or C += A B, and that the gaps are unchanged.
+// The gaps must not change.
 void check_product(
     const Bf16x3Kernels& kernels,
     std::int64_t rows,
@@ -304,7 +296,7 @@ TEST_P(Bf16x3, ProductsOfEveryDepthAreRight) {
   }
 }
 
-// The main use of bf16x3: long sums, compared with float sums.
+// Long sums are the main use of bf16x3.
 TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   constexpr std::int64_t kRows = 32, kColumns = 32, kDepth = 512;
   const TestMatrix a(kRows, kDepth, 3);
@@ -335,8 +327,6 @@ TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   EXPECT_LE(bf16x3_error, float_error);
 }
 
-// ---- emulation --------------------------------------------------------------
-
 std::vector<std::uint32_t> bits_of(const Floats& x) {
   std::vector<std::uint32_t> bits(x.size());
   std::transform(x.begin(), x.end(), bits.begin(), [](float value) {
@@ -346,7 +336,7 @@ std::vector<std::uint32_t> bits_of(const Floats& x) {
 }
 
 // Includes denormals, infinities and NaN.
-TEST(AmxEmulation, GivesTheBitsThatTheInstructionsGive) {
+TEST(AmxEmulation, IsBitwiseIdenticalToTheInstructions) {
   std::string reason;
   const Kernels* const both[] = {
       find_kernels(Amx::kEmulated, reason), find_kernels(Amx::kOfThisCpu, reason)};

@@ -1,5 +1,5 @@
 // Operations of cell programs and 16-bit formats for every instruction set of this CPU. Links only
-// the kernels, without PyTorch.
+// the kernels.
 #include "cell/math.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -68,8 +68,6 @@ class SlowCellMath : public CellMath {};
 INSTANTIATE_TEST_SUITE_P(
     InstructionSets, SlowCellMath, testing::ValuesIn(kInstructionSets), set_name);
 
-// ---- operations of cell programs --------------------------------------------
-
 template <typename T>
 struct Traits;
 
@@ -96,8 +94,7 @@ constexpr Operation kOperations[] = {
 #undef LLTM_OPERATION
 };
 
-// Runs a program on arrays of n numbers. Inputs are its parameters; outputs are h' and the saved
-// values.
+// Inputs are the program's parameters; outputs are h' and the saved values.
 template <typename T>
 std::vector<T> run(
     const Kernels& kernels, const Program& program, const std::vector<T>& inputs, std::size_t n) {
@@ -131,7 +128,7 @@ std::vector<T> apply(const Kernels& kernels, Op op, const std::vector<std::vecto
   return run(kernels, program, inputs, operands[0].size());
 }
 
-// Numbers all floating-point values in order; both zeros are 0.
+// Numbers all values in order; both zeros are 0.
 template <typename T>
 std::int64_t ordinal(T x) {
   using Bits = typename Traits<T>::Bits;
@@ -167,14 +164,13 @@ std::vector<MathFunction<T>> math_functions() {
   };
 }
 
-// Largest error in ULP, and its argument.
 template <typename T>
 struct Worst {
   std::int64_t error = 0;
   T x = 0;
 };
 
-// Distance in representable numbers; infinite between NaN and a number.
+// Infinite between NaN and a number.
 template <typename T>
 std::int64_t steps_between(T a, T b) {
   constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
@@ -394,8 +390,8 @@ void check_limits(const Kernels& kernels) {
   }
 }
 
-// Divides with an approximate reciprocal whose error is at most one unit, as on a GPU.
-TEST(CellQuotient, ErrorsAreAtMostOneUnit) {
+// The error of an approximate reciprocal is at most one unit, as on a GPU.
+TEST(CellQuotient, ErrorsAreAtMostOneUlp) {
   using math::quotient_by;
   const float infinity = std::numeric_limits<float>::infinity();
   std::int64_t worst = 0, worst_subnormal = 0;
@@ -578,12 +574,10 @@ void check_registers(const Kernels& kernels) {
   }
 }
 
-TEST_P(CellMath, RegistersStandInTheirOrder) {
+TEST_P(CellMath, RegistersAreInOrder) {
   check_registers<float>(*kernels_);
   check_registers<double>(*kernels_);
 }
-
-// ---- transposes -----------------------------------------------------------
 
 template <typename T>
 void check_transpose(Transpose<T> transpose, T (*number)(int)) {
@@ -611,13 +605,13 @@ void check_transpose(Transpose<T> transpose, T (*number)(int)) {
   }
 }
 
-TEST_P(CellMath, TransposesAreRightAndWriteNothingElse) {
+TEST_P(CellMath, TransposesAreCorrectAndWriteNothingElse) {
   check_transpose<float>(kernels_->transpose_f32, [](int k) { return static_cast<float>(k); });
   check_transpose<BFloat16>(
       kernels_->transpose_bf16, [](int k) { return BFloat16{static_cast<std::uint16_t>(k)}; });
 }
 
-TEST_P(CellMath, PairsOfColumnsAreRightAndNothingElseIsWritten) {
+TEST_P(CellMath, PairsOfColumnsAreCorrectAndNothingElseIsWritten) {
   const BFloat16 untouched{12345};
   for (const int rows : {1, 15, 16, 17, 33}) {
     for (const int columns : {1, 2, 31, 32, 33, 64, 71}) {
@@ -644,9 +638,6 @@ TEST_P(CellMath, PairsOfColumnsAreRightAndNothingElseIsWritten) {
   }
 }
 
-// ---- 16-bit formats -------------------------------------------------------
-
-// A binary floating-point format with an implicit leading bit.
 struct Format {
   int exponent_bits, mantissa_bits;
 
@@ -727,7 +718,7 @@ void check_store_everywhere(const ArrayConvert<T>& convert, Format format) {
   for_each_chunk<float>(0u, 0xFFFFFFFFu, 251, [&](std::vector<float>& values) {
     check_store(convert, format, values);
   });
-  // Every number of the format, every tie, and the adjacent floats.
+  // Every number, every tie, and the adjacent floats.
   std::vector<float> values;
   for (unsigned bits = 0; bits < format.infinity(); ++bits) {
     const double low = decode(static_cast<std::uint16_t>(bits), format);

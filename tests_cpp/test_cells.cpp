@@ -1,5 +1,4 @@
-// Properties and accuracy of every built-in cell, which engines, GEMM formats, kernels and the ATen
-// fallback read from its cell definition. See also test_engines.cpp.
+// Properties and accuracy of every built-in cell. See also test_engines.cpp.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -16,8 +15,6 @@
 
 namespace lltm_test {
 namespace {
-
-// ---- properties -------------------------------------------------------------
 
 // Only the first cell tests strides of each argument.
 std::vector<Form> forms_of_cells(
@@ -38,7 +35,7 @@ std::vector<Form> first_of(const std::vector<Form>& forms) {
 std::vector<Form> others_of(const std::vector<Form>& forms) {
   return {forms.begin() + 1, forms.end()};
 }
-// Omits float64, in which PyTorch is the oracle.
+// In float64, PyTorch is the oracle.
 constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 
 const std::vector<Form> kSteps =
@@ -114,11 +111,9 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Bool()),
     derivative_name);
 
-// ---- all cells and dtypes ---------------------------------------------------
-
 using CellAndDtype = std::tuple<const char*, at::ScalarType>;
 
-// Omits float64 if PyTorch is the oracle: properties.h and the Python tests cover it.
+// Without float64 if PyTorch is the oracle: properties.h and the Python tests cover it.
 const std::vector<CellAndDtype> kCellsAndDtypes = [] {
   std::vector<CellAndDtype> all;
   for (const at::ScalarType dtype : kDtypes) {
@@ -209,7 +204,6 @@ class OfCells : public testing::TestWithParam<std::tuple<CellAndDtype, Others...
 
 const auto kEach = testing::ValuesIn(kCellsAndDtypes);
 
-// Other cells use every second size.
 template <size_t count>
 auto each_of(const Sizes (&sizes)[count]) {
   std::vector<std::tuple<CellAndDtype, Sizes>> all;
@@ -219,8 +213,6 @@ auto each_of(const Sizes (&sizes)[count]) {
   }
   return testing::ValuesIn(all);
 }
-
-// ---- one step ---------------------------------------------------------------
 
 // Sizes for dot products, the GEMM kernel, and ATen.
 constexpr Sizes kStepSizes[] = {
@@ -248,7 +240,7 @@ TEST_P(CellDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   }
 }
 
-TEST_P(CellDtype, LargePreActivationsOfOneGateLeaveTheOthersAlone) {
+TEST_P(CellDtype, LargePreActivationsOfOneGateDoNotAffectTheOthers) {
   const double scale = of_.dtype == at::kHalf ? 200 : 1e4;
   for (int64_t gate = 0; gate < info_of(of_.cell).x.count(); ++gate) {
     for (const double sign : {1.0, -1.0}) {
@@ -270,7 +262,7 @@ TEST_P(CellDtype, InferenceAndTrainingGiveTheSameValues) {
   EXPECT_TRUE(identical(cell(arguments), training));
 }
 
-// Large enough for several threads.
+// Sizes for several threads.
 TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const Sizes& sizes : {Sizes{1, 33, 17, 70}, Sizes{1, 1, 17, 300}, Sizes{1, 500, 3, 10}}) {
     for (const int count : {2, 3}) check_threads(cell, count, of_.step(sizes)(1));
@@ -278,11 +270,9 @@ TEST_P(CellDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
 }
 
 // Sizes that need padding.
-TEST_P(CellDtype, ResultsDoNotDependOnUninitialisedMemory) {
+TEST_P(CellDtype, ResultsDoNotDependOnUninitializedMemory) {
   for (const Sizes& sizes : kStepSizes) check_uninitialised_memory(cell, of_.step(sizes)(1));
 }
-
-// ---- sequence accuracy ------------------------------------------------------
 
 // Small batches with few or many steps; few hidden units; a merged input projection; shared and
 // separate rows; several chunks; K and N that fill no vector.
@@ -353,7 +343,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 17, 3, 33}, /*bias=*/false));
 }
 
-// Weights are scaled by 1/5, because rounding errors would otherwise grow from step to step.
+// With larger weights, rounding errors would grow from step to step.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   for (const Sizes& sizes :
        {Sizes{40, 4, 3, 9}, Sizes{70, 1, 3, 9}, Sizes{30, 33, 2, 5}, Sizes{300, 4, 3, 9}}) {
@@ -368,7 +358,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
 }
 
 // Several chunks (512 rows; 4096 in bfloat16).
-TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManyRows) {
+TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_all(kBothWays, eager_sequence, of_.dense({5, 450, 2, 16}));
   Packed rows = {"", std::vector<int64_t>(700, 5), 2, 17};
   rows.lengths.resize(1000, 3);
@@ -393,7 +383,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
 }
 
 // Each step fills a chunk and several blocks. The gradients are too large for float16, and for
-// bf16x3, so that every CPU uses float GEMMs.
+// bf16x3: every CPU uses float GEMMs.
 TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
   const double scale = of_.dtype == at::kHalf ? 1 : 0x1p62;
   const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
@@ -412,12 +402,10 @@ TEST_P(SequenceAccuracyDtype, OfAnInputThatIsBatchFirstMatchesOracle) {
   });
 }
 
-// ---- activation checkpoints -------------------------------------------------
-
 // Single steps, a shorter last segment, equal segments, a single long segment.
 constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
-// Covers every engine and both divisions among threads.
+// Every engine and both divisions among threads.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   std::vector<Function> functions;
   for (const int64_t steps : kCheckpointSteps) {
@@ -431,7 +419,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   check_all(functions, eager_sequence, of_.dense({10, 17, 3, 33}, /*bias=*/false));
 }
 
-// Sequences end (in reverse, start) at the first and last step of a segment and in between.
+// Sequences end (in reverse, start) at a segment's first and last step and in between.
 const Packed kOfSegments = {"", {10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
 
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPacked) {
@@ -447,7 +435,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPa
   }
 }
 
-// Gradients grow by equal amounts, which 16-bit accumulation would lose.
+// Equal increments of gradients, which 16-bit accumulation would lose.
 TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
   if (of_.cell != kCells.front()) GTEST_SKIP() << "others forget";
   // Small enough for float16 sums.
@@ -460,7 +448,6 @@ TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
       {checkpointed(1), against_the_steps(checkpointed(1))},
       sequence,
       [&](uint64_t seed) {
-        // Avoids saturated activations.
         const Arguments arguments = of_.dense({500, 5, 3, 17})(seed);
         Tensors small = differentiable(arguments);
         const auto names = argument_names(arguments);
@@ -473,8 +460,6 @@ TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
       equal,
       /*problems=*/1);
 }
-
-// ---- both directions --------------------------------------------------------
 
 class SequenceDtype : public OfCells<bool> {
  protected:
@@ -513,7 +498,7 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
 // Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps,
 // because single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32
 // terms, others chains of 64.
-TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
+TEST_P(SequenceDtype, EqualsItsChunks) {
   if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;
   for (const Sizes& sizes : {Sizes{8, 5, 3, 9}, Sizes{8, 17, 31, 65}, Sizes{8, 40, 20, 130}}) {
@@ -533,7 +518,7 @@ TEST_P(SequenceDtype, IsItsPiecesOneByOne) {
   }
 }
 
-TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
+TEST_P(SequenceDtype, PrepackedWeightsGiveTheSameResults) {
   const c10::InferenceMode inference;
   const int before = at::get_num_threads();
   for (const Arguments& a :
@@ -560,7 +545,7 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSame) {
   }
 }
 
-// Except in float64: MKL's rounding may depend on the row position.
+// Not in float64: MKL's rounding may depend on the row position.
 TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
   const Arguments arguments = dense({6, 5, 3, 17});
   const Tensors one = sequence(arguments), other = against_the_steps(sequence)(arguments);
@@ -593,7 +578,7 @@ TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
 }
 
 // Includes NaN. A mask without resets changes nothing.
-TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
+TEST_P(SequenceDtype, ValuesBeforeAResetHaveNoEffect) {
   for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}}) {
     Arguments arguments = dense(sizes);
     const Tensors without = sequence(arguments);
@@ -615,7 +600,7 @@ TEST_P(SequenceDtype, NothingThatWasBeforeAResetShows) {
   }
 }
 
-TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
+TEST_P(SequenceDtype, GradientsDoNotFlowThroughAReset) {
   for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}, Sizes{1, 40, 9, 64}}) {
     Arguments arguments = dense(sizes);
     const int64_t first = sizes.T / 2;  // last, in reverse
@@ -635,7 +620,7 @@ TEST_P(SequenceDtype, NoGradientGoesFurtherBackThanAReset) {
 }
 
 // Forward is one call over all steps, in training too.
-TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
+TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
   for (const Arguments& a :
        {dense({10, 2, 3, 7}),
         dense({10, 17, 33, 65}),
@@ -658,7 +643,7 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreThoseOfASequenceBitForBit) {
 
 // If only the state gradient is requested, each step must detect gradients that bf16x3 cannot
 // represent. Positive, unsaturated values keep the gradient infinite.
-TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
+TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
   if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";
   Arguments arguments = dense({4, 40, 3, 35});
@@ -679,7 +664,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyRowsReachesTheState) {
   EXPECT_FALSE(ours.isnan().any().item<bool>());
 }
 
-TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
+TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsEqualsThatOfTheReference) {
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others have another order of products";
   const Arguments arguments = dense({300, 4, 3, 7});
   const Tensors grad_outputs = random_like(eager_sequence(arguments), 2);
@@ -694,7 +679,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsIsThatOfPlainPyTorch) {
 }
 
 // Finite arguments have infinite pre-activations of both signs.
-TEST_P(SequenceDtype, OverflowingProductsAreThoseOfPlainPyTorch) {
+TEST_P(SequenceDtype, OverflowingGemmsEqualThoseOfTheReference) {
   if (c10::elementSize(of_.dtype) == 2) GTEST_SKIP() << "rounded otherwise";
   const c10::InferenceMode guard;
   Arguments arguments = dense({1, 40, 3, 35});
@@ -725,7 +710,7 @@ TEST_P(SequenceDtype, InferenceAndTrainingGiveTheSameValues) {
   }
 }
 
-// Divided among threads by rows and by hidden units.
+// Threads divide rows or hidden units.
 TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
   for (const int count : {2, 3}) {
     for (const Sizes& sizes :
@@ -744,7 +729,7 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
 }
 
 // Sizes that need padding.
-TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
+TEST_P(SequenceDtype, ResultsDoNotDependOnUninitializedMemory) {
   for (const Sizes& sizes : kSequenceSizes) check_uninitialised_memory(sequence, dense(sizes));
   for (const Packed& rows : kPacked) {
     check_uninitialised_memory(sequence, of_.packed(rows, reverse())(1));
@@ -755,7 +740,7 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnUninitialisedMemory) {
   check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17));
 }
 
-TEST(SequenceAutograd, AnOutputChangedInPlaceIsRefused) {
+TEST(SequenceAutograd, AnOutputChangedInPlaceIsRejected) {
   const Tensors outputs = sequence(requiring_grad(sequence_problem({3, 2, 3, 4}, at::kFloat, 1)));
   {
     const at::NoGradGuard no_grad;

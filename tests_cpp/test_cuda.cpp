@@ -1,5 +1,5 @@
-// Compares the operators on a GPU with the oracle; the baseline is PyTorch on the same GPU. A
-// separate program, skipped without a GPU.
+// The operators on a GPU; the baseline is PyTorch on the same GPU. A separate program, skipped
+// without a GPU.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -15,8 +15,8 @@
 namespace lltm_test {
 namespace {
 
-// Copies to the GPU with the same strides. The gradient is copied by element, because the gradient
-// of a strided copy would sum repeated elements.
+// Keeps the strides. The gradient is copied by element, because the gradient of a strided copy
+// would sum repeated elements.
 struct ToCuda : torch::autograd::Function<ToCuda> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
     const at::Tensor memory = at::empty({0}, tensor.options()).set_(tensor.storage());
@@ -41,7 +41,7 @@ Function on_cuda(const Function& function) {
   };
 }
 
-// Saves the time for parameter gradients.
+// Saves time.
 Function without_parameter_gradients(const Function& function) {
   return [=](Arguments arguments) {
     arguments.weights = arguments.weights.detach();
@@ -65,8 +65,6 @@ void check_states(const Function& ours, const Function& eager, const Problem& pr
       /*problems=*/1);
 }
 
-// ---- properties -------------------------------------------------------------
-
 template <bool kPersistent>
 std::shared_ptr<void> persistent() {
   return std::make_shared<PersistentSetting>(kPersistent);
@@ -85,7 +83,7 @@ Form cell_form() {
   form.step = true;
   return form;
 }
-// For the persistent engine, includes sizes that only the per-step engine supports.
+// The persistent engine's sizes include some that only the per-step engine supports.
 template <bool kPersistent>
 Form sequence_form() {
   Form form = on_cuda(kPersistent ? "persistent" : "stepwise", sequence, eager_sequence);
@@ -110,8 +108,6 @@ INSTANTIATE_FOR_SEQUENCES(GradientProperties);
 INSTANTIATE_FOR_SEQUENCES(CudaSequence);
 #undef INSTANTIATE_FOR_SEQUENCES
 
-// ---- other sizes ------------------------------------------------------------
-
 TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, Sizes{1, 17, 9, 33}, Sizes{1, 1, 130, 130}}) {
     check(dense(sizes));
@@ -120,7 +116,7 @@ TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
 }
 
 // Exceeds a grid's second dimension. 17 units use narrow kernels.
-TEST_P(CudaCell, ValuesAndGradientsMatchOracleForManyRows) {
+TEST_P(CudaCell, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 16}));
   check_many_rows(cell, eager_cell, dense({1, 70000, 2, 17}));
 }
@@ -148,7 +144,7 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
 }
 
 // In both directions, every step synchronizes all thread blocks.
-TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
+TEST_P(CudaSequence, LongSequencesEndAndAreReproducible) {
   const Arguments arguments = dense({2000, 17, 8, 256})(1);
   Arguments moved = with(arguments, [&] {
     Tensors tensors;
@@ -175,11 +171,11 @@ TEST_P(CudaSequence, LongSequencesEndAndRepeat) {
 }
 
 // Several chunks of pre-activations, wide kernels.
-TEST_P(CudaSequence, ValuesAndGradientsMatchOracleOverManyRows) {
+TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_many_rows(sequence, eager_sequence, dense({9, 20000, 2, 16}));
 }
 
-TEST_P(CudaSequence, RunsTwiceToTheSameBits) {
+TEST_P(CudaSequence, RunsAreBitwiseIdentical) {
   const Arguments arguments = dense({20, 33, 17, 70})(1);
   const Tensors gradients = random_like(eager_sequence(arguments), 2);
   const Evaluation first = evaluate(on_cuda(sequence), arguments, gradients);
@@ -335,7 +331,7 @@ TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (!at::cuda::is_available() && !testing::FLAGS_gtest_list_tests) {
-    std::cout << "skipped: no GPU here\n";
+    std::cout << "skipped: no GPU found\n";
     return 77;  // SKIP_RETURN_CODE in CMakeLists.txt
   }
   return RUN_ALL_TESTS();

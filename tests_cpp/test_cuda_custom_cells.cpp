@@ -20,7 +20,7 @@
 namespace lltm_test {
 namespace {
 
-Evaluation by_composite_path(const Function& function, const Arguments& a, const Tensors& grads) {
+Evaluation by_aten_fallback(const Function& function, const Arguments& a, const Tensors& grads) {
   has_nvrtc = false;
   Evaluation evaluation = evaluate(function, a, grads);
   has_nvrtc = true;
@@ -53,8 +53,8 @@ void check_kernels(const Function& ours, const Problem& problem) {
     Arguments a64 = with(a, in_float64(differentiable(a)));
     if (a.recurrent_mask) a64.recurrent_mask = a.recurrent_mask->to(at::kDouble);
     const Tensors mine = results(evaluate(ours, a, grads));
-    const Tensors baseline = results(by_composite_path(ours, a, grads));
-    const Tensors exact = results(by_composite_path(ours, a64, in_float64(grads)));
+    const Tensors baseline = results(by_aten_fallback(ours, a, grads));
+    const Tensors exact = results(by_aten_fallback(ours, a64, in_float64(grads)));
     ASSERT_EQ(mine.size(), exact.size());
     comparisons.resize(exact.size());
     int64_t fewest = std::numeric_limits<int64_t>::max();
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
 
-TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheCompositePath) {
+TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
   for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{1, 3, 5, 7}, Sizes{1, 5, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
@@ -159,7 +159,7 @@ TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheCompositePath) {
   }
 }
 
-TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheCompositePath) {
+TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheAtenFallback) {
   for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
@@ -168,13 +168,13 @@ TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheCompositePath) {
   }
 }
 
-TEST_P(CudaCustomCells, PackedValuesAndGradientsMatchTheCompositePath) {
+TEST_P(CudaCustomCells, PackedValuesAndGradientsMatchTheAtenFallback) {
   for (const int64_t hidden : {7, 16}) {
     check_kernels(sequence, packed({7, 6, 5, 4, 3, 2, 1}, hidden));
   }
 }
 
-TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheCompositePath) {
+TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheAtenFallback) {
   for (const Problem& problem : {dense({10, 3, 5, 7}), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16)}) {
     check_kernels(sequence, with_reset(problem));
     for (const int64_t steps : {1, 3}) {
@@ -185,15 +185,15 @@ TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheCompositePath) {
   }
 }
 
-TEST_P(CudaCustomCells, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaCustomCells, ReadsOnlyInitializedMemory) {
   check_uninitialised_memory(sequence, dense({4, 3, 5, 7})(1));
 }
-TEST_P(CudaCustomSteps, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaCustomSteps, ReadOnlyInitializedMemory) {
   check_uninitialised_memory(
       lltm_test::cell, for_cell(cell_problem({1, 3, 5, 7}, dtype(), 1), 1, Form::kTwoMatrices));
 }
 
-TEST_P(CudaCustomSteps, OnlyWantedGradientsAreComputed) {
+TEST_P(CudaCustomSteps, OnlyRequestedGradientsAreComputed) {
   const Arguments a = dense({4, 3, 5, 8})(1);
   const Tensors all = evaluate(sequence, a, random_like(sequence(a), 1)).gradients;
   for (size_t k = 0; k < all.size(); ++k) {

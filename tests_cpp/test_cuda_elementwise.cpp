@@ -47,7 +47,7 @@ TEST(CudaIndex, GridsAreWithinTheLimits) {
   EXPECT_LE(blocks_for(int64_t{1} << 37), std::numeric_limits<int32_t>::max());
 }
 
-TEST(CudaIndex, PositionsAreRightBeyond32Bits) {
+TEST(CudaIndex, PositionsAreCorrectBeyond32Bits) {
   const int64_t limit = int64_t{1} << 32;
   for (const int64_t per_row :
        {int64_t{1}, int64_t{7}, int64_t{768}, limit - 1, limit, limit + 5}) {
@@ -199,8 +199,6 @@ void for_each_cell(const Body& body) {
   }
 }
 
-// ---- kernels ----------------------------------------------------------------
-
 template <typename Types>
 class CudaElementwise : public testing::Test {};
 
@@ -218,7 +216,7 @@ using AllKinds = testing::Types<
     Kinds<c10::BFloat16, float>>;
 TYPED_TEST_SUITE(CudaElementwise, AllKinds);
 
-// Values of one hidden unit, H apart. Omitted values are zero.
+// Values of a hidden unit, H apart. Omitted values are zero.
 template <typename T>
 void append(
     std::vector<Real>& to,
@@ -411,8 +409,8 @@ std::vector<Error> check_backward(
   return errors;
 }
 
-// Checks errors per case for built-in cells. Other cells and cells with one pre-activation are
-// checked over all cases, because a single value may cancel.
+// Checks errors per case for built-in cells, and over all cases for other cells and cells with one
+// pre-activation, because a single value may cancel.
 class Errors {
  public:
   Errors(const CellInfo& cell, std::vector<double> bounds)
@@ -471,7 +469,7 @@ TYPED_TEST(CudaElementwise, BackwardMatchesTheProgramAndWritesNothingElse) {
   });
 }
 
-TYPED_TEST(CudaElementwise, OnlyWhatIsAlignedIsReadSixteenBytesAtATime) {
+TYPED_TEST(CudaElementwise, OnlyAlignedDataIsReadSixteenBytesAtATime) {
   using T = typename TypeParam::T;
   const auto wide = [](const Layout& layout) {
     return is_wide(Matrix<const T>(input<T>(layout, 3, 16)));

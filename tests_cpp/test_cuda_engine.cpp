@@ -1,5 +1,5 @@
 // The CUDA backend on the CPU, with simulated cuBLAS and kernels (cuda_on_host.cpp,
-// persistent_on_host.cpp). Uses the persistent engine for supported problems. See also
+// persistent_on_host.cpp). The persistent engine computes supported problems. See also
 // test_cuda_persistent.cpp and test_cuda_custom_cells.cpp.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
@@ -19,8 +19,6 @@
 
 namespace lltm_test {
 namespace {
-
-// ---- properties -------------------------------------------------------------
 
 template <bool kPersistent>
 std::shared_ptr<void> persistent() {
@@ -59,7 +57,7 @@ std::vector<Form> checkpointed_sequences() {
        .setting = persistent<false>});
 }
 constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
-// Omits float64, in which PyTorch is the oracle of other cells.
+// In float64, PyTorch is the other cells' oracle.
 constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr std::array kFloat64 = {at::kDouble};
 
@@ -79,8 +77,6 @@ LLTM_FORMS_OF(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
 // LLTM only: the test memory holds three rows.
 LLTM_FORMS_OF(Cuda, HostProperties, sequences<false>().front(), kDtypes);
 LLTM_FORMS_OF(CudaStep, HostProperties, steps().front(), kDtypes);
-
-// ---- steps and sequences ----------------------------------------------------
 
 class CudaStep : public FormTest {};
 class CudaSequence : public FormTest {};
@@ -122,7 +118,7 @@ TEST_P(CudaSequence, ResetAndMaskedValuesAndGradientsMatchOracle) {
   }
 }
 
-TEST_P(CudaSequence, InferenceGivesTheSameBits) {
+TEST_P(CudaSequence, InferenceIsBitwiseIdenticalToTraining) {
   for (const Arguments& a : {dense({5, 9, 3, 24})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
     const Tensors trained = sequence(requiring_grad(a));
     const at::NoGradGuard no_grad;
@@ -130,16 +126,16 @@ TEST_P(CudaSequence, InferenceGivesTheSameBits) {
   }
 }
 
-TEST_P(CudaSequence, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaSequence, ReadsOnlyInitializedMemory) {
   check_uninitialised_memory(sequence, packed({5, 4, 4, 1}, 3, 7)(1));
   check_uninitialised_memory(sequence, dense({4, 3, 5, 16})(1));
 }
-TEST_P(CudaStep, NoMoreIsReadThanWasWritten) {
+TEST_P(CudaStep, ReadsOnlyInitializedMemory) {
   check_uninitialised_memory(cell, dense({1, 3, 5, 7})(1));
 }
 
 // As with batch_first.
-TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
+TEST_P(CudaSequence, GradientsOfTheOutputMayBeBatchFirst) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
     const Arguments arguments = dense(sizes)(1);
     const Tensors gradients = random_like(eager_sequence(arguments), 2);
@@ -152,9 +148,7 @@ TEST_P(CudaSequence, GradientsOfTheOutputMayLieBatchFirst) {
   }
 }
 
-// ---- requested gradients, below the operators -------------------------------
-
-// backward(mask) computes only the requested gradients, with the same values.
+// Only requested gradients, with the same values.
 template <typename Backward>
 void check_masks(const lltm::OutputMask& all, const Backward& backward) {
   const Tensors expected = backward(all);
@@ -181,7 +175,7 @@ lltm::OutputMask all_of(const CellArguments& a) {
   return {true, true, true, true, apart, true, apart};
 }
 
-TEST_P(CudaSequence, OnlyWantedGradientsAreComputed) {
+TEST_P(CudaSequence, OnlyRequestedGradientsAreComputed) {
   const CellArguments a = operands(dense({4, 3, 5, 8})(1));
   const auto [output, h_n, c_n, activations] =
       lltm::cuda::sequence_forward({sequence_inputs(a), /*save=*/true});
@@ -194,7 +188,7 @@ TEST_P(CudaSequence, OnlyWantedGradientsAreComputed) {
       });
 }
 
-TEST_P(CudaStep, OnlyWantedGradientsAreComputed) {
+TEST_P(CudaStep, OnlyRequestedGradientsAreComputed) {
   const CellArguments a = operands(dense({1, 3, 5, 8})(1));
   const auto [h, c, activations] = lltm::cuda::step_forward({step_inputs(a), /*save=*/true});
   const Tensors grads = random_like({h, c}, 2);
@@ -227,7 +221,7 @@ void expect_the_same(const std::array<Tensors, 2>& results, std::array<lltm::Gra
   EXPECT_TRUE(identical(as_list(grads[0]), as_list(grads[1])));
 }
 
-TEST_P(CudaSequence, AJoinedMatrixGivesTheSame) {
+TEST_P(CudaSequence, AConcatenatedMatrixGivesTheSameResults) {
   for (const Arguments& a : {dense({4, 3, 5, 8})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
     std::array<Tensors, 2> results;
     std::array<lltm::Gradients, 2> gradients;
@@ -244,7 +238,7 @@ TEST_P(CudaSequence, AJoinedMatrixGivesTheSame) {
   }
 }
 
-TEST_P(CudaStep, AJoinedMatrixGivesTheSame) {
+TEST_P(CudaStep, AConcatenatedMatrixGivesTheSameResults) {
   std::array<Tensors, 2> results;
   std::array<lltm::Gradients, 2> gradients;
   const std::array<CellArguments, 2> both = joined_and_apart(dense({1, 3, 5, 7})(1));
@@ -259,8 +253,6 @@ TEST_P(CudaStep, AJoinedMatrixGivesTheSame) {
   expect_the_same(results, gradients);
 }
 
-// ---- cuBLAS and ATen calls of the per-step engine ---------------------------
-
 class CudaStepwise : public FormTest {
  protected:
   static lltm::SequenceResult forward(
@@ -272,8 +264,8 @@ class CudaStepwise : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
 
-// One step per chunk, several steps, and all.
-TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSame) {
+// Chunks of one step, of several, and of all.
+TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSameResults) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
@@ -305,7 +297,7 @@ struct Calls {
 
 // For any H and I, more steps add only aligned GEMMs. If the first pre-activations do not read h,
 // an odd H misaligns the recurrent columns.
-TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
+TEST_P(CudaStepwise, StepsUseAlignedGemmsAndNoCopies) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   for (const auto& [I, H] :
        {std::pair<int64_t, int64_t>{3, 8}, {4, 7}, {16, 7}, {3, 12}, {8, 16}}) {
@@ -333,7 +325,7 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
     EXPECT_EQ(backward_30.unaligned, backward_3.unaligned);
     EXPECT_EQ(backward_30.operators, backward_3.operators);
     EXPECT_GT(forward_3.operators, 0);
-    // The input is the only forward operand that the engine cannot pad.
+    // Forward's only operand that the engine cannot pad.
     if (I == 16) {
       EXPECT_EQ(forward_30.unaligned, 0);
     } else if (I == 3) {
@@ -343,7 +335,7 @@ TEST_P(CudaStepwise, StepsTakeAlignedGemmsAndNoCopies) {
 }
 
 // A single sum over all rows would have several times the permitted error. The baseline is the
-// rounded oracle instead of PyTorch, because MKL sums as inaccurately on some CPUs.
+// rounded oracle, because MKL sums as inaccurately on some CPUs.
 class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }
@@ -380,7 +372,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(at::kDouble, at::kHalf, at::kBFloat16),
     [](const auto& info) { return name(info.param); });
 
-TEST_P(CudaWeightGradients, AreAccurateOverManyRows) {
+TEST_P(CudaWeightGradients, AreAccurateForLargeBatches) {
   for (const int64_t checkpoint_steps : {0, 1, 3}) {
     check_gradients(
         checkpointed(checkpoint_steps),
@@ -389,7 +381,7 @@ TEST_P(CudaWeightGradients, AreAccurateOverManyRows) {
   }
 }
 
-TEST_P(CudaWeightGradients, OfAStepAreAccurateOverManyRows) {
+TEST_P(CudaWeightGradients, OfAStepAreAccurateForLargeBatches) {
   check_gradients(cell, eager_cell, cell_problem({1, 100'000, 4, 4}, GetParam(), 1));
 }
 

@@ -1,5 +1,4 @@
-// Compiles gemm.cpp with cuda_on_host.h. Values are small integers, whose sums are exact in every
-// dtype.
+// Compiles gemm.cpp with cuda_on_host.h. Sums of small integers are exact in every dtype.
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/weight_gradients.h"
@@ -60,7 +59,7 @@ TEST(CudaOperands, RowsThatOverlapAreCopied) {
   }
 }
 
-TEST(CudaOperands, OperandsOfManyGemmsArePaddedOnceWhereTheyAreNotAligned) {
+TEST(CudaOperands, UnalignedOperandsOfManyGemmsArePaddedOnce) {
   const auto is_copied = [](const at::Tensor& tensor, int64_t rows, int64_t cols) {
     const at::Tensor operand = lltm::cuda::as_padded_operand(tensor, rows, cols);
     EXPECT_EQ(operand.sizes(), (at::IntArrayRef{rows, cols}));
@@ -109,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(
       return name(std::get<0>(info.param)) + "_to_" + name(std::get<1>(info.param));
     });
 
-TEST_P(CudaGemm, OperandsMayLieByRowsOrColumnsInsideOthers) {
+TEST_P(CudaGemm, OperandsMayBeRowMajorOrColumnMajorViews) {
   for (const auto& [m, k, n] : {std::tuple(4, 5, 3), {1, 5, 3}, {4, 1, 3}, {4, 5, 1}, {1, 1, 1}}) {
     for (const bool accumulate : {false, true}) {
       for (const int columns : {0, 1, 2, 3}) {  // which of a and b are column-major
@@ -155,9 +154,7 @@ TEST_P(CudaGemm, KOfZeroGivesZero) {
   }
 }
 
-// ---- weight gradients -------------------------------------------------------
-
-// Enough rows for several partial sums and a remainder.
+// Several partial sums and a remainder.
 TEST_P(CudaGemm, WeightGradientsAreExactSums) {
   if (result_dtype() != at::kFloat && result_dtype() != at::kDouble) return;
   for (const int64_t rows : {0, 1, 512, 513, 512 * 32, 512 * 32 + 1, 512 * 97 + 5}) {
@@ -176,8 +173,6 @@ TEST_P(CudaGemm, WeightGradientsAreExactSums) {
     EXPECT_TRUE(identical(around, expected.to(result_dtype()))) << rows;
   }
 }
-
-// ---- TF32 -------------------------------------------------------------------
 
 // TF32 has ten fraction bits: 1 + 2^-12 becomes 1.
 class CudaTf32 : public testing::TestWithParam<bool> {
@@ -206,7 +201,6 @@ TEST_P(CudaTf32, Float32FollowsPyTorch) {
   EXPECT_EQ(times_one(coarse, at::kFloat), coarse);
 }
 
-// Like cuBLAS.
 TEST_P(CudaTf32, TheEnvironmentCanForbidIt) {
   EXPECT_EQ(Gemm(at::kFloat).uses_tf32(), GetParam());
   EXPECT_FALSE(Gemm(at::kDouble).uses_tf32());
@@ -221,7 +215,7 @@ TEST_P(CudaTf32, SixteenBitGemmsAccumulateInFloat32) {
     EXPECT_EQ(times_one(1.5, dtype), 1.5);
     EXPECT_EQ(last_math_mode, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
   }
-  // Sets the mode of the shared handle.
+  // Sets the shared handle's mode.
   times_one(1, at::kFloat);
   EXPECT_EQ(last_math_mode, GetParam() ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH);
 }

@@ -1,5 +1,5 @@
 // The persistent CUDA engine on the CPU (persistent_on_host.h): every cell and class of sizes, with
-// random schedules. Each test checks that the engine was used. See also test_cuda_engine.cpp.
+// random schedules. Each test checks that the engine was used.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
@@ -29,14 +29,12 @@
 namespace lltm_test {
 namespace {
 
-// ---- mma.m16n8k16 -------------------------------------------------------------
-
 template <typename T>
 class PersistentMma : public testing::Test {};
 using Types = testing::Types<c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentMma, Types);
 
-// Element i of a lane's fragment: column of A, row of B, as documented in PTX.
+// Element i of a lane's fragment, as documented in PTX: column of A, row of B.
 int column_of_a(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
 }
@@ -47,8 +45,8 @@ int row_of_b(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
 }
 
-// Small integers make every sum exact.
-TYPED_TEST(PersistentMma, IsAMatrixProduct) {
+// Sums of small integers are exact.
+TYPED_TEST(PersistentMma, MultipliesMatrices) {
   using T = TypeParam;
   std::mt19937 random(1);
   const auto draw = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };
@@ -82,9 +80,7 @@ TYPED_TEST(PersistentMma, IsAMatrixProduct) {
   }
 }
 
-// ---- polls ------------------------------------------------------------------
-
-// A row of K units whose words appear during waits. Counts reads and waits.
+// A row of K units whose words appear during waits.
 template <int kUnitsK>
 struct PolledRow {
   static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits / 2;
@@ -108,7 +104,7 @@ struct PolledRow {
     return true;
   }
 
-  // Polls like a lane of the second warp. Missing words become NaN.
+  // As a lane of the second warp. Missing words become NaN.
   void poll() {
     const auto* const row = reinterpret_cast<const c10::Half*>(words);
     constexpr int kWarp = 1, kLane = 6;
@@ -138,7 +134,7 @@ using UnitCounts = testing::Types<
 TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
 
 // A step ends one round trip after the last word appears.
-TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
+TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripRemains) {
   for (const int last : {1, 2, 5}) {
     PolledRow<TypeParam::value> row;
     row.appear = [&](int n) {
@@ -150,7 +146,7 @@ TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripIsLeft) {
   }
 }
 
-TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
+TYPED_TEST(PersistentPoll, PublishedUnitsAreNotReadAgain) {
   PolledRow<TypeParam::value> row;
   std::iota(std::begin(row.words), std::end(row.words), 1U);
   row.poll();
@@ -159,7 +155,7 @@ TYPED_TEST(PersistentPoll, WhatIsThereIsNotReadAgain) {
 }
 
 // Units appear one by one, the last first.
-TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
+TYPED_TEST(PersistentPoll, OnlyMissingUnitsAreReadAgain) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
   row.appear = [&](int n) {
@@ -173,7 +169,7 @@ TYPED_TEST(PersistentPoll, OnlyAbsentUnitsAreReadAgain) {
   EXPECT_EQ(row.reads, kUnitsK * (kUnitsK + 1) / 2);
 }
 
-TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
+TYPED_TEST(PersistentPoll, UnitsThatTimeOutAreNaN) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
   row.most_waits = 1;
@@ -184,8 +180,6 @@ TYPED_TEST(PersistentPoll, WhatNeverComesIsNaN) {
   row.poll();
   EXPECT_EQ(row.waits, 2);
 }
-
-// ---- timeouts ---------------------------------------------------------------
 
 struct Launch {
   bool begun = true;
@@ -200,7 +194,7 @@ int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begin
   return -1;
 }
 
-TEST(PersistentPatience, EndsWherePollsRunOutAfterAllBlocksHaveBegun) {
+TEST(PersistentPatience, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
   Launch launch;
   for (const int begins_after : {0, 5, 95, 100, 101, 150, 995}) {
     lltm::cuda::Patience patience;
@@ -212,7 +206,7 @@ TEST(PersistentPatience, EndsWherePollsRunOutAfterAllBlocksHaveBegun) {
   }
 }
 
-TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
+TEST(PersistentPatience, EndsEvenIfBlocksNeverStart) {
   Launch launch;
   lltm::cuda::Patience patience;
   const int polls = polls_of(patience, launch, 100, /*begins_after=*/1'000'000);
@@ -220,9 +214,7 @@ TEST(PersistentPatience, EndsEvenIfBlocksNeverBegin) {
   EXPECT_LT(polls, 103 * (lltm::cuda::Patience::kMostCounts + 1));
 }
 
-// ---- thread mapping ---------------------------------------------------------
-
-// Second slice of units, first group of rows.
+// In the second slice of units and the first group of rows.
 struct Thread {
   int number;
 
@@ -260,7 +252,7 @@ TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
 }
 
 // There are 32 banks of 4 bytes.
-TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
+TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutBankConflicts) {
   constexpr int kLanes = lltm::cuda::kWarpLanes;
   for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
     std::set<int> banks;
@@ -291,9 +283,6 @@ TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutConflictsOfBanks) {
   EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
-// ---- engine -----------------------------------------------------------------
-
-// Sets a variable until destroyed.
 template <typename T>
 class Temporarily {
  public:
@@ -321,7 +310,7 @@ Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorks
           .value());
 }
 
-// Uses gradients of ones.
+// The output gradients are ones.
 lltm::Gradients backward(const Arguments& a, const Tensors& results) {
   const CellArguments of_cell = operands(a);
   const at::Tensor ones = at::ones_like(results[0]), none;
@@ -368,7 +357,7 @@ class PersistentEngine : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
 
-// Full and partial slices of units, full and partial tiles of rows.
+// Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
        {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
@@ -387,7 +376,7 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
 
 // With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
 // launches, the last with fewer groups.
-TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
+TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
@@ -399,7 +388,7 @@ TEST_P(PersistentEngine, MoreRowsTakeMoreTilesAndThenMoreLaunches) {
   check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
 }
 
-TEST_P(PersistentEngine, SeveralLaunchesOfRowsGiveTheSameAsOne) {
+TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
   const Arguments arguments = packed(
       {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
        2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
@@ -414,7 +403,7 @@ TEST_P(PersistentEngine, SeveralLaunchesOfRowsGiveTheSameAsOne) {
   EXPECT_TRUE(identical(parts.gradients, all.gradients));
 }
 
-TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
+TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
   for (const Arguments& a : {dense({9, 11, 3, 24})(1), packed({9, 7, 7, 3, 1}, 3, 24)(1)}) {
     const Tensors all = forward(a);
     for (const int64_t rows : {0, 4, 5, 22, 23}) {
@@ -425,7 +414,7 @@ TEST_P(PersistentEngine, ChunksGiveTheSameAsTheWhole) {
   }
 }
 
-TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
+TEST_P(PersistentEngine, ArgumentsMayHaveAnyAlignment) {
   const Arguments aligned = dense({3, 5, 0, 24})(1);
   const Tensors gradients = random_like(eager_sequence(aligned), 2);
   Tensors shifted;
@@ -440,7 +429,7 @@ TEST_P(PersistentEngine, ArgumentsMayBeginAnywhere) {
 }
 
 // Most warps have a part of K: warps without element-wise work get one step ahead.
-TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
+TEST_P(PersistentEngine, EveryScheduleIsBitwiseIdentical) {
   for (const Arguments& a :
        {dense({6, 7, 5, 200})(1), packed({7, 6, 6, 6, 3, 2, 2, 2, 2, 1}, 3, 40)(1)}) {
     const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -455,7 +444,7 @@ TEST_P(PersistentEngine, EveryScheduleGivesTheSameBits) {
 }
 
 // Three and six units of K per warp. A lane waits for all of them together.
-TEST(PersistentRounds, AStepTakesOne) {
+TEST(PersistentRounds, AStepNeedsOne) {
   const PersistentSetting persistent(true);
   const Temporarily in_turn(round_robin, true);
   const int64_t steps = 6;
@@ -474,7 +463,7 @@ at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
 }
 
 // As in the per-step engine, without a deadlock.
-TEST_P(PersistentEngine, NaNsArePassedOn) {
+TEST_P(PersistentEngine, NaNsPropagate) {
   const Arguments clean = dense({4, 9, 4, 24})(1);
   const Tensors clean_gradients = random_like(eager_sequence(clean), 2);
   const auto compare = [](const Arguments& a, const Tensors& gradients) {
@@ -508,7 +497,7 @@ TEST_P(PersistentEngine, NaNsArePassedOn) {
   }
 }
 
-TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
+TEST_P(PersistentEngine, InfinitiesAndLargeValuesPropagate) {
   Arguments a = dense({3, 5, 4, 16})(1);
   at::Tensor& state = a.c.defined() ? a.c : a.h;
   state = state.clone();
@@ -523,15 +512,13 @@ TEST_P(PersistentEngine, InfinitiesAndLargeValuesArePassedOn) {
   }
 }
 
-// ---- supported problems -----------------------------------------------------
-
-TEST_P(PersistentEngine, TheLimitsOfHAreTheCells) {
+TEST_P(PersistentEngine, TheLimitsOfHDependOnTheCell) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   EXPECT_EQ(lltm::cuda::most_hidden_forward(cell), form_.cell == "lstm" ? 1024 : 1536);
   EXPECT_EQ(lltm::cuda::most_hidden_backward(cell), form_.cell == "lstm" ? 768 : 1024);
 }
 
-TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
+TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
     const CellArguments of_cell = operands(a, checkpoint_steps);
     const auto attempt = lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true});
@@ -542,31 +529,32 @@ TEST(PersistentPlan, AReasonIsGivenForAllOthers) {
     return sequence_problem(sizes, dtype, 1);
   };
   EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "float32 or float64");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "dtype is float32 or float64");
   for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
     EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
   }
-  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is no multiple of 8");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoints");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoint_steps is given");
   Arguments a = problem({2, 3, 4, 16});
   a.reset = random_reset(a, 1);
-  EXPECT_EQ(why_not(a), "a reset");
+  EXPECT_EQ(why_not(a), "reset is given");
   a.reset = std::nullopt;
   a.recurrent_mask = random_mask(a, 1);
-  EXPECT_EQ(why_not(a), "a recurrent mask");
+  EXPECT_EQ(why_not(a), "recurrent_mask is given");
   const Temporarily small(multiprocessors, int64_t{3});
   EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
-  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is so large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 56})), "too few thread blocks run at once on this device");
+  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
+  EXPECT_EQ(
+      why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
   const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU refused a launch");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU rejected a launch");
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
-TEST(PersistentSchedule, EachCallSaysWhichEngineItTook) {
+TEST(PersistentSchedule, EachCallReportsItsEngine) {
   const Arguments a = sequence_problem({2, 19, 4, 16}, at::kHalf, 1);
   const Temporarily small(multiprocessors, int64_t{2});
   const PersistentSetting persistent(true);
@@ -576,16 +564,14 @@ TEST(PersistentSchedule, EachCallSaysWhichEngineItTook) {
   sequence(a);
 }
 
-TEST(PersistentSettings, TheDefaultIsTheStepwiseEngine) {
+TEST(PersistentSettings, TheDefaultIsThePerStepEngine) {
   EXPECT_FALSE(lltm::cuda_persistent());
   const PersistentSetting persistent(true);
   EXPECT_TRUE(lltm::cuda_persistent());
 }
 
-// ---- timeouts and launch failures -------------------------------------------
-
 // The launch continues after a step that never ran.
-TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
+TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   // Enough polls for words that do appear, with a fixed schedule.
   const Temporarily few(most_polls, 30);
   const Temporarily seed(schedule_seed, uint64_t{1});
@@ -615,7 +601,7 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
       ADD_FAILURE() << "no error";
     } catch (const c10::Error& error) {
       EXPECT_NE(
-          std::string(error.what()).find("lltm::sequence: the persistent engine waited in vain"),
+          std::string(error.what()).find("lltm::sequence: the persistent kernel timed out"),
           std::string::npos);
     }
     call();
@@ -659,7 +645,7 @@ TEST(PersistentLaunch, AWordThatNeverComesIsNaNAndAnErrorOfTheNextCall) {
 }
 
 // Another stream may occupy multiprocessors for longer than a lane polls.
-TEST_P(PersistentEngine, BlocksMayBeginLate) {
+TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Arguments a = dense({4, 9, 3, 40})(1);
   const Tensors gradients = random_like(eager_sequence(a), 2);
   const Evaluation expected = evaluate(sequence, a, gradients);
@@ -672,7 +658,7 @@ TEST_P(PersistentEngine, BlocksMayBeginLate) {
 }
 
 // Polled words are then in the cache. Fills once per chunk, or once.
-TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
+TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const auto expect_chunks = [&](int64_t row_bytes, const auto& run) {
@@ -707,7 +693,7 @@ TEST_P(PersistentEngine, WordsAreFilledJustBeforeTheirLaunch) {
 }
 
 // The per-step engine computes all steps, even if a later launch fails.
-TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
+TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
         packed_problem(
@@ -735,7 +721,7 @@ TEST(PersistentLaunch, ARefusedOneLeavesTheCallToTheStepwiseEngine) {
   }
 }
 
-TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
+TEST(PersistentLaunch, IfBackwardIsRejectedOnlyBackwardUsesThePerStepEngine) {
   const Temporarily small(multiprocessors, int64_t{2});
   const Arguments a = sequence_problem({3, 70, 4, 24}, at::kHalf, 1);
   const PersistentSetting persistent(true);
@@ -752,8 +738,6 @@ TEST(PersistentLaunch, ARefusedBackwardLeavesOnlyItselfToTheStepwiseEngine) {
     EXPECT_TRUE(identical(as_list(backward(a, saved)), stepwise)) << left;
   }
 }
-
-// ---- all kernels ------------------------------------------------------------
 
 // All results must have many elements.
 void check_one(const Arguments& a, int64_t expected_launches) {
@@ -772,8 +756,8 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
-// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Includes
-// other cells, whose backward K is another multiple of H.
+// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Other
+// cells' backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
   const auto [cell, size, tiles] = info.param;
@@ -809,7 +793,7 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   check_one(a, /*expected_launches=*/2);
 }
 
-// Forward supports larger sizes than backward, which uses the per-step engine.
+// Backward of these sizes uses the per-step engine.
 class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 
@@ -831,7 +815,7 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
 }
 
 // Activation checkpoints: forward uses the per-step engine; each segment of backward is a call.
-TEST(Persistent, LeavesResetsMasksAndCheckpointsToTheStepwiseEngine) {
+TEST(Persistent, ResetsMasksAndCheckpointsUseThePerStepEngine) {
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;
   check_one(a, /*expected_launches=*/2);

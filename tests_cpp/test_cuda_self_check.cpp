@@ -1,5 +1,5 @@
-// Tests that the CUDA backend detects defective kernels (cuda/engine/self_check.h) and uses PyTorch
-// operations instead.
+// The CUDA backend detects defective kernels (cuda/engine/self_check.h) and uses PyTorch operations
+// instead.
 #include "cell_arguments.h"
 #include "cell_program.h"
 #include "cuda/engine/engine.h"
@@ -56,7 +56,7 @@ class CudaSelfCheck : public testing::TestWithParam<Fault> {
     check_kernels_now();
   }
 
-  static Tensors by_composite_path(const Arguments& a) {
+  static Tensors by_aten_fallback(const Arguments& a) {
     const CellArguments of_cell = operands(a);
     const auto [output, h_n, c_n, saved] =
         lltm::composite::sequence_forward({sequence_inputs(of_cell), /*save=*/false});
@@ -72,19 +72,19 @@ Arguments problem(const char* cell, at::ScalarType dtype = at::kFloat) {
   return sequence_problem({5, 3, 4, 16}, dtype, 1, /*bias=*/true, cell);
 }
 
-TEST_P(CudaSelfCheck, KernelsThatDoNotWorkAreLeftToTheCompositePathFromThenOn) {
+TEST_P(CudaSelfCheck, TheAtenFallbackReplacesFailingKernels) {
   const at::NoGradGuard no_grad;
   const Arguments lstm = problem("lstm"), other = problem("lstm", at::kDouble);
   Warnings warnings;
   fault = GetParam();
-  EXPECT_TRUE(identical(sequence(lstm), by_composite_path(lstm)));
+  EXPECT_TRUE(identical(sequence(lstm), by_aten_fallback(lstm)));
   fault = Fault::none;
-  EXPECT_TRUE(identical(sequence(lstm), by_composite_path(lstm)));
+  EXPECT_TRUE(identical(sequence(lstm), by_aten_fallback(lstm)));
   ASSERT_EQ(warnings.all.size(), 1);
   EXPECT_EQ(
       warnings.all[0].find(
-          "lltm: the kernels of a sequence of the cell lstm in Float do not work on cpu, and are "
-          "not used: "),
+          "lltm: the sequence kernels of the cell lstm in Float failed their self-check on cpu and "
+          "are disabled: "),
       0)
       << warnings.all[0];
   // Other kernels are checked separately.
@@ -93,7 +93,7 @@ TEST_P(CudaSelfCheck, KernelsThatDoNotWorkAreLeftToTheCompositePathFromThenOn) {
   EXPECT_EQ(warnings.all.size(), 2);
 }
 
-TEST_P(CudaSelfCheck, AStepHasItsOwn) {
+TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
   const at::NoGradGuard no_grad;
   const Arguments a = cell_problem({1, 3, 4, 16}, at::kFloat, 1);
   Warnings warnings;
@@ -107,7 +107,7 @@ TEST_P(CudaSelfCheck, AStepHasItsOwn) {
 }
 
 // Gradients are correct with either fallback.
-TEST_P(CudaSelfCheck, TrainingGoesOn) {
+TEST_P(CudaSelfCheck, TrainingContinues) {
   const Arguments a = problem("gru", at::kDouble);
   const Tensors gradients = random_like(eager_sequence(a), 2);
   Warnings warnings;
@@ -116,7 +116,7 @@ TEST_P(CudaSelfCheck, TrainingGoesOn) {
   EXPECT_EQ(warnings.all.size(), 1);
 }
 
-TEST_P(CudaSelfCheck, PersistentKernelsThatDoNotWorkAreLeftToTheStepwiseEngine) {
+TEST_P(CudaSelfCheck, ThePerStepEngineReplacesFailingPersistentKernels) {
   const at::NoGradGuard no_grad;
   const Arguments a = problem("lltm", at::kHalf);
   const Tensors stepwise = sequence(a);
@@ -144,7 +144,7 @@ TEST_P(CudaSelfCheck, NothingIsCheckedInAGraph) {
   EXPECT_EQ(gemm_calls - before, 1 + 5) << "of this call alone";
   fault = GetParam();
   c10::cuda::capturing = false;
-  EXPECT_TRUE(identical(sequence(a), by_composite_path(a)));
+  EXPECT_TRUE(identical(sequence(a), by_aten_fallback(a)));
   EXPECT_EQ(warnings.all.size(), 1);
 }
 

@@ -39,7 +39,6 @@ const char* const kPythonOperators[] = {
     "lltm::_version",
 };
 
-// Composed of other operators, without separate kernels.
 const char* const kCompositions[] = {
     "lltm::_cell",
     "lltm::_instructions",
@@ -108,12 +107,9 @@ TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
   }
 }
 
-// ---- errors -----------------------------------------------------------------
-
 enum class Op { kCell, kSequence, kPacked };
 
-// A call with a wrong argument, for each class of C++ errors. Only C++ can pass an undefined
-// tensor.
+// Only C++ can pass an undefined tensor.
 struct WrongCall {
   const char* name;
   Op op;
@@ -165,7 +161,7 @@ Arguments right_arguments(Op op) {
   }
 }
 
-// Calls the C++ function, and the operator used by Python and TorchScript.
+// The C++ function, and the operator, as Python and TorchScript call it.
 void call_function(Op op, const Arguments& a) {
   op == Op::kCell ? cell(a) : sequence(a);
 }
@@ -181,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(kWrongCalls),
     [](const testing::TestParamInfo<WrongCall>& info) { return std::string(info.param.name); });
 
-TEST_P(Errors, AreThoseOfFunctionsAndOperators) {
+TEST_P(Errors, AreTheSameForFunctionsAndOperators) {
   const auto& [_, op, change, error, text] = GetParam();
   for (const bool training : {false, true}) {
     Arguments a = right_arguments(op);
@@ -194,7 +190,7 @@ TEST_P(Errors, AreThoseOfFunctionsAndOperators) {
   }
 }
 
-TEST(Errors, OfAnUnknownCellNameThoseThatThereAre) {
+TEST(Errors, OfAnUnknownCellListTheKnownCells) {
   std::string names;
   for (const char* const name : kCells) names += (names.empty() ? "" : ", ") + std::string(name);
   Arguments a = cell_problem({1, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, "lstm");
@@ -202,11 +198,8 @@ TEST(Errors, OfAnUnknownCellNameThoseThatThereAre) {
   expect_error(
       [&] { cell(a); },
       kValueError,
-      "lltm::step: expected cell to be one of " + names +
-          " or the text of a cell's program, got 'unknown'");
+      "lltm::step: expected cell to be one of " + names + " or a serialized cell, got 'unknown'");
 }
-
-// ---- autocast ---------------------------------------------------------------
 
 TEST(DispatchAutocast, AppliesToTheModules) {
   at::manual_seed(1);

@@ -1,5 +1,5 @@
-// Compares the element-wise part of each cell with its cell definition in float64 and checks that
-// other memory is unchanged. Links only the kernels, without PyTorch.
+// Compares each cell's element-wise part with its cell definition in float64 and checks that other
+// memory is unchanged. Links only the kernels.
 #include "cell/cells.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/table.h"
@@ -61,7 +61,7 @@ class Values {
   std::vector<T> data_;
 };
 
-// An operand of the next GEMM. `holds` returns true if an element is the stored x.
+// The next GEMM's operand. `holds`: an element is the stored x.
 template <typename G>
 struct Operand {
   Operand(std::int64_t rows, std::int64_t columns) : values(rows, columns) {}
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512"),
     [](const auto& info) { return info.param; });
 
-// Hidden units of a layer: pre-activations are further apart than the block width.
+// Pre-activations are further apart than the block width.
 std::int64_t layer_hidden_of(std::int64_t hidden) {
   return hidden + 5;
 }
@@ -198,7 +198,7 @@ void check_forward(
   }
 }
 
-TEST_P(ElementwiseKernels, ForwardIsThatOfTheCell) {
+TEST_P(ElementwiseKernels, ForwardEqualsThatOfTheCell) {
   for_each_problem([&](auto page, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
     const auto check = [&]<typename T, typename G>(std::type_identity<T>, std::type_identity<G>) {
       SCOPED_TRACE(testing::Message() << sizeof(T) << " and " << sizeof(G) << " bytes");
@@ -293,7 +293,7 @@ void check_backward(
   }
 }
 
-TEST_P(ElementwiseKernels, BackwardIsThatOfTheCell) {
+TEST_P(ElementwiseKernels, BackwardEqualsThatOfTheCell) {
   for_each_problem([&](auto page, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
     const auto check = [&]<typename T, typename G>(std::type_identity<T>, std::type_identity<G>) {
       SCOPED_TRACE(testing::Message() << sizeof(T) << " and " << sizeof(G) << " bytes");
@@ -358,13 +358,13 @@ void check_few_rows(const Kernels& kernels, Page /*page*/, std::int64_t rows, st
   }
 }
 
-TEST_P(ElementwiseKernels, FewRowsAreThoseOfTheCell) {
+TEST_P(ElementwiseKernels, SmallBatchesEqualThoseOfTheCell) {
   for_each_problem([&](auto page, std::int64_t hidden, std::int64_t /*begin*/, std::int64_t) {
     check_few_rows(*kernels_, page, kRows, hidden);
   });
 }
 
-TEST_P(ElementwiseKernels, RowsAreAddedUp) {
+TEST_P(ElementwiseKernels, RowsAreSummed) {
   for (const std::int64_t rows : {0, 1, 2, 3, 50}) {
     for (const std::int64_t columns : {1, 15, 64, 65, 130}) {
       const Values<float> x(rows, columns, 1);

@@ -57,7 +57,7 @@ std::vector<ForwardSchedule> forward_schedules(
   return schedules;
 }
 
-// If true, tests only AMX GEMMs: emulation changes nothing else.
+// Emulation changes nothing but AMX GEMMs.
 const bool kMatrixUnitOnly = std::getenv("LLTM_EMULATED_AMX") != nullptr;
 
 std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
@@ -284,7 +284,7 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values(at::kFloat, at::kBFloat16, at::kHalf), testing::ValuesIn(kCells)),
     [](const auto& info) { return name(std::get<0>(info.param)) + '_' + std::get<1>(info.param); });
 
-TEST_P(Engines, AreAsAccurateAsPlainPyTorchByEverySchedule) {
+TEST_P(Engines, AreAsAccurateAsTheReferenceWithEverySchedule) {
   for_each_case(
       [](const Case& problem, const Arguments&) {
         problem.check_forward();
@@ -293,18 +293,18 @@ TEST_P(Engines, AreAsAccurateAsPlainPyTorchByEverySchedule) {
       /*masks=*/true);
 }
 
-TEST_P(Engines, OfPrepackedWeightsAreAsAccurateAsPlainPyTorchByEverySchedule) {
+TEST_P(Engines, WithPrepackedWeightsAreAsAccurateAsTheReferenceWithEverySchedule) {
   for_each_case([](const Case& problem, const Arguments& arguments) {
     problem.check_forward(pack(arguments));
   });
 }
 
-TEST_P(Engines, OfWeightsInInt8GiveTheSameByEverySchedule) {
+TEST_P(Engines, WithInt8WeightsGiveTheSameResultsWithEverySchedule) {
   if (!info_of(std::get<1>(GetParam())).bounded) GTEST_SKIP() << "not in int8";
   for_each_case([](const Case& problem, const Arguments&) { problem.check_int8(); });
 }
 
-TEST(Machine, SaysHowLargeTheCacheOfACoreIs) {
+TEST(Machine, ReportsTheCacheOfACore) {
   EXPECT_GE(lltm::cpu::current_machine().l2, 64 << 10);
 }
 

@@ -1,5 +1,4 @@
-// Compares the float32 GEMMs of each instruction set with float64. Links only the kernels, without
-// PyTorch.
+// Compares the float32 GEMMs of each instruction set with float64. Links only the kernels.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -23,7 +22,7 @@ const Kernels* find_kernels(const std::string& isa) {
   return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
 }
 
-// A matrix of normal numbers. Gaps between rows are NaN, to detect reads.
+// NaN gaps between rows detect reads.
 struct Values {
   Values(int64_t r, int64_t c, unsigned seed, int64_t gap = 0)
       : rows(r), columns(c), stride(c + gap), data(rows * stride, kNaN) {
@@ -73,8 +72,6 @@ INSTANTIATE_TEST_SUITE_P(
       return info.param;
     });
 
-// ---- packed -----------------------------------------------------------------
-
 class PackedF32 : public F32Kernels {
  protected:
   void SetUp() override {
@@ -83,7 +80,7 @@ class PackedF32 : public F32Kernels {
       GTEST_SKIP() << "the baseline has none";
   }
 
-  // C = A B or C += A B, in chains of `chain` terms, with B in each storage type.
+  // Products in chains of `chain` terms, with B in each storage type.
   void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
     check_of<float>(m, n, k, chain, accumulate);
     check_of<Half>(m, n, k, chain, accumulate);
@@ -161,8 +158,6 @@ TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
   }
 }
 
-// ---- in place ---------------------------------------------------------------
-
 template <typename B>
 void check_in_place(
     const Kernels& kernels,
@@ -238,8 +233,6 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
     for (const float x : c) ASSERT_GE(x, kLargest * 0x1p24f + (kK - 16 * 16));
   }
 }
-
-// ---- small batches ----------------------------------------------------------
 
 void check_few_rows(GemmFewRows gemm, int64_t m, int64_t n, int64_t k) {
   SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);

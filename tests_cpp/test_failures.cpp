@@ -64,7 +64,6 @@ class Failures : public testing::TestWithParam<int> {
   }
   ~Failures() override { at::set_num_threads(threads_before_); }
 
-  // Makes each allocation fail in turn.
   static void check(const char* name, const Stack& arguments) {
     FailingAllocator allocator;
     const auto run = [&] {

@@ -1,5 +1,5 @@
 // Packs matrices in every GEMM operand format and layout and compares their product with float64.
-// Links only kernels and formats, without PyTorch.
+// Links only kernels and formats.
 #include "cpu/gemm/formats.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernels.h"
@@ -22,7 +22,7 @@ const Kernels& kernels() {
 }
 
 #if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();  // amx_emulation.h
+const Kernels* kernels_emulated_amx();
 #endif
 
 namespace {
@@ -53,7 +53,6 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512", "emulated_amx"),
     [](const auto& info) { return info.param; });
 
-// A matrix of numbers in [-1, 1] that the storage type represents.
 template <typename T>
 struct Values {
   Values(int64_t r, int64_t c, unsigned seed) : rows(r), columns(c), stride(c + 2) {
@@ -172,7 +171,7 @@ TEST_P(FormatsOfGemm, ProductsOfBfloat16) {
   check_products(Bf16Format{});
 }
 
-TEST_P(FormatsOfGemm, ProductsOfFloat32InParts) {
+TEST_P(FormatsOfGemm, ProductsOfSplitFloat32) {
   if (!Bf16x3Format::available()) GTEST_SKIP() << "this instruction set has none";
   check_products(Bf16x3Format{});
 }

@@ -1,5 +1,5 @@
-// GEMM of floats quantized to 8 bits, for each instruction set: quantization, exact products and
-// scales. Links only the kernels, without PyTorch.
+// GEMM of floats quantized to 8 bits: quantization, exact products and scales. Links only the
+// kernels.
 #include "cpu/kernel/int8.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -18,7 +18,7 @@
 namespace lltm::cpu {
 
 #if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();  // amx_emulation.h
+const Kernels* kernels_emulated_amx();
 #endif
 
 namespace {
@@ -58,8 +58,6 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("default", "avx2", "avx512", "vnni", "amx", "emulated_amx", "dotprod", "i8mm"),
     [](const auto& info) { return info.param; });
 
-// ---- quantization -----------------------------------------------------------
-
 constexpr std::uint8_t kUntouched = 0x5A;
 
 struct LeftOperand {
@@ -87,7 +85,7 @@ TEST_P(Int8Kernel, RowsAreQuantizedToTheNearestOf255Steps) {
     std::vector<float> x(kRows * stride);
     for (float& value : x) value = normal(generator) * 10;
     LeftOperand a(kRows, k);
-    ASSERT_TRUE(kernels_.pack_a(kRows, k, {x.data(), stride}, a.matrix()));
+    ASSERT_TRUE(kernels_.pack_a(kRows, k, {x.data(), stride}, a.matrix(), /*least=*/0));
     for (std::int64_t r = 0; r < kRows; ++r) {
       float largest = 0;
       for (std::int64_t j = 0; j < k; ++j) largest = std::max(largest, std::abs(x[r * stride + j]));
@@ -105,7 +103,7 @@ TEST_P(Int8Kernel, RowsAreQuantizedToTheNearestOf255Steps) {
 TEST_P(Int8Kernel, RowsOfZerosAndOfTheSmallestNumbersAreZero) {
   const std::vector<float> x = {0, -0.0f, 0, 1e-40f, -1e-39f, 0};
   LeftOperand a(2, 3);
-  ASSERT_TRUE(kernels_.pack_a(2, 3, {x.data(), 3}, a.matrix()));
+  ASSERT_TRUE(kernels_.pack_a(2, 3, {x.data(), 3}, a.matrix(), /*least=*/0));
   for (std::int64_t r = 0; r < 2; ++r) {
     EXPECT_EQ(a.scale(r), 0);
     for (std::int64_t k = 0; k < 3; ++k) EXPECT_EQ(a.at(r, k), 0);
@@ -116,7 +114,7 @@ TEST_P(Int8Kernel, RowsOfTheLargestNumbersKeepTheirScale) {
   const float largest = std::numeric_limits<float>::max();
   const std::vector<float> x = {largest, -largest, largest / 127};
   LeftOperand a(1, 3);
-  ASSERT_TRUE(kernels_.pack_a(1, 3, {x.data(), 3}, a.matrix()));
+  ASSERT_TRUE(kernels_.pack_a(1, 3, {x.data(), 3}, a.matrix(), /*least=*/0));
   EXPECT_EQ(a.at(0, 0), 127);
   EXPECT_EQ(a.at(0, 1), -127);
   EXPECT_EQ(a.at(0, 2), 1);
@@ -129,12 +127,10 @@ TEST_P(Int8Kernel, ValuesThatAreNotFiniteAreReportedWhereverTheyAre) {
       std::vector<float> x(kRows * kColumns, 1.0f);
       x[at] = bad;
       LeftOperand a(kRows, kColumns);
-      ASSERT_FALSE(kernels_.pack_a(kRows, kColumns, {x.data(), kColumns}, a.matrix()));
+      ASSERT_FALSE(kernels_.pack_a(kRows, kColumns, {x.data(), kColumns}, a.matrix(), /*least=*/0));
     }
   }
 }
-
-// ---- GEMMs ------------------------------------------------------------------
 
 // Random bytes, or the extreme values, for the largest sums.
 enum class Fill { kRandom, kLargest, kSmallest };
@@ -190,8 +186,7 @@ struct Problem {
   std::vector<Int8> b;
 };
 
-// C = A B or C += A B; the gaps are unchanged. Sums are exact: only the scales and the last
-// addition round.
+// Sums are exact: only the scales and the last addition round. The gaps must not change.
 void check_product(
     const Int8Kernels& kernels,
     std::int64_t rows,
@@ -258,7 +253,7 @@ TEST_P(Int8Kernel, TheLargestSumsDoNotOverflow) {
   }
 }
 
-// Excludes accumulation: CPUs without fused multiply-add round twice.
+// Without accumulation: CPUs without fused multiply-add round twice.
 TEST_P(Int8Kernel, ProductsAreTheSameBitsOnEveryCpu) {
   const Int8Kernels& others = kernels_default()->int8;
   for (const std::int64_t rows : {1, 5, 37}) {

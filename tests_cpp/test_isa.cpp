@@ -1,4 +1,4 @@
-// Checks that each run per instruction set (CMakeLists.txt) uses the named CPU kernels.
+// Each run per instruction set (CMakeLists.txt) uses the named CPU kernels.
 #include "cpu_features.h"
 
 #include <lltm/version.h>
@@ -14,7 +14,7 @@
 namespace lltm_test {
 namespace {
 
-TEST(Isa, KernelsInUseAreThoseThatTheEnvironmentAsksFor) {
+TEST(Isa, KernelsInUseFollowTheEnvironment) {
   const char* const asked = std::getenv("ATEN_CPU_CAPABILITY");
   // The default is libtorch's best instruction set; on other architectures, "default".
   std::string expected = asked != nullptr ? asked : at::get_cpu_capability();
@@ -42,7 +42,7 @@ TEST(Isa, BuildInfoNamesTheKernelsInUse) {
       << lltm::build_info();
 }
 
-TEST(Isa, VersionOfTheLibraryIsThatOfItsHeaders) {
+TEST(Isa, VersionsOfTheLibraryAndItsHeadersAgree) {
   EXPECT_STREQ(lltm::version(), LLTM_VERSION);
 }
 

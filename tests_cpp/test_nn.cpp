@@ -37,7 +37,6 @@ using lltm::State;
 const lltm::Cell kDuo = lltm::Cell::parse(kDuoText);
 constexpr int64_t kInputSize = 3, kHiddenSize = 5;
 
-// True if the options contain a custom cell.
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
 
@@ -104,8 +103,6 @@ void expect_allclose(const Tensors& ours, const Tensors& expected, double tolera
   }
 }
 
-// ---- modules of every cell --------------------------------------------------
-
 template <typename LayerImpl, typename StepImpl>
 struct ModulesOf {
   using Layer = LayerImpl;
@@ -140,7 +137,6 @@ class Modules : public testing::Test {
   static lltm::CellOptions step_options() { return options_of<lltm::CellOptions, StepImpl>(); }
   static Layer layer(const lltm::LayerOptions& given = options()) { return Layer(given); }
 
-  // Layer options passed on by modules.
   static std::vector<lltm::LayerOptions> some_options() {
     return {
         options(),
@@ -159,7 +155,6 @@ class Modules : public testing::Test {
     return o.num_layers() * (o.bidirectional() ? 2 : 1);
   }
 
-  // Calls the operator `layer` with the module's parameters and options.
   Tensors by_operator(
       const Layer& layer,
       const Tensor& input,
@@ -233,7 +228,7 @@ struct NameOfCell {
 };
 TYPED_TEST_SUITE(Modules, EachCell, NameOfCell);
 
-TYPED_TEST(Modules, LayersAreTheOperator) {
+TYPED_TEST(Modules, LayersEqualTheOperator) {
   using StateT = typename TestFixture::StateT;
   for (const lltm::LayerOptions& options : this->some_options()) {
     auto layer = this->layer(options);
@@ -282,7 +277,7 @@ TYPED_TEST(Modules, LayersAreTheOperator) {
   }
 }
 
-TYPED_TEST(Modules, StepsAreTheOperator) {
+TYPED_TEST(Modules, StepsEqualTheOperator) {
   using StateT = typename TestFixture::StateT;
   for (const bool bias : {true, false}) {
     typename TestFixture::Step step(this->step_options().bias(bias));
@@ -307,7 +302,7 @@ TYPED_TEST(Modules, StepsAreTheOperator) {
   }
 }
 
-TYPED_TEST(Modules, PrepackedFormsGiveWhatTheLayerGivesInEvaluation) {
+TYPED_TEST(Modules, PrepackedLayersEqualTheLayerInEvaluation) {
   using StateT = typename TestFixture::StateT;
   const torch::NoGradGuard no_grad;
   for (const lltm::LayerOptions& options : this->some_options()) {
@@ -350,7 +345,7 @@ TYPED_TEST(Modules, PrepackedFormsGiveWhatTheLayerGivesInEvaluation) {
   }
 }
 
-TYPED_TEST(Modules, APrepackedFormServesSeveralThreadsAtOnce) {
+TYPED_TEST(Modules, APrepackedLayerSupportsConcurrentCalls) {
   const auto packed = this->layer()->prepack();
   const Tensor input = at::randn({20, 3, kInputSize});
   const Tensors expected = list(packed.forward(input));
@@ -385,7 +380,7 @@ TYPED_TEST(Modules, AllWeightsAreTheParametersInTheirOrder) {
   }
 }
 
-TYPED_TEST(Modules, ParametersAreDrawnFromTheBoundOfTheHiddenSize) {
+TYPED_TEST(Modules, ParametersAreInitializedWithinTheBoundOfTheHiddenSize) {
   using Layer = typename TestFixture::Layer;
   using Step = typename TestFixture::Step;
   const auto check = [](auto module) {
@@ -423,7 +418,7 @@ TYPED_TEST(Modules, ParametersAreDrawnFromTheBoundOfTheHiddenSize) {
   check(Step(options_of<lltm::CellOptions, typename TestFixture::StepImpl>(30, 25)));
 }
 
-TYPED_TEST(Modules, ClonesHaveParametersOfTheirOwn) {
+TYPED_TEST(Modules, ClonesHaveSeparateParameters) {
   using Layer = typename TestFixture::Layer;
   using Step = typename TestFixture::Step;
   const auto check = [](auto holder, const Tensor& input) {
@@ -447,7 +442,7 @@ TYPED_TEST(Modules, ClonesHaveParametersOfTheirOwn) {
   }
 }
 
-TYPED_TEST(Modules, StandInASequentialAndAnAnyModule) {
+TYPED_TEST(Modules, WorkInASequentialAndAnAnyModule) {
   using StateT = typename TestFixture::StateT;
   using Result = std::tuple<Tensor, StateT>;
   typename TestFixture::Layer layer(this->options());
@@ -520,9 +515,9 @@ TYPED_TEST(Modules, NameWrongOptions) {
   refuse(sizes(3, -1), "hidden_size to be positive, got -1");
   refuse(sizes(3, 5).num_layers(0), "num_layers to be positive, got 0");
   refuse(sizes(3, 5).num_layers(INT64_MAX), "num_layers of at most 65536, got 9223372036854775807");
-  refuse(sizes(3, 5).dropout(1.5), "dropout to lie in [0, 1], got 1.5");
-  refuse(sizes(3, 5).dropout(std::nan("")), "dropout to lie in [0, 1], got nan");
-  refuse(sizes(3, 5).recurrent_dropout(2), "recurrent_dropout to lie in [0, 1], got 2");
+  refuse(sizes(3, 5).dropout(1.5), "dropout to be in [0, 1], got 1.5");
+  refuse(sizes(3, 5).dropout(std::nan("")), "dropout to be in [0, 1], got nan");
+  refuse(sizes(3, 5).recurrent_dropout(2), "recurrent_dropout to be in [0, 1], got 2");
   refuse(sizes(3, 5).checkpoint_steps(-1), "checkpoint_steps to be at least 0, got -1");
   if (this->cell_ != "lstm") {
     refuse(sizes(3, 5).proj_size(2), "proj_size to be 0, got 2: only an LSTM has a projection");
@@ -591,7 +586,7 @@ TYPED_TEST(Modules, NameWrongArguments) {
     layer->forward_with_packed_input(rnn::PackedSequence(rows, at::tensor({2, 1}).to(at::kLong)));
   };
   refuse(
-      [&] { packed(at::zeros({3, 2})); }, kValueError, "input of packed rows (N, 3), got (3, 2)");
+      [&] { packed(at::zeros({3, 2})); }, kValueError, "input of packed shape (N, 3), got (3, 2)");
   refuse([&] { packed(Tensor()); }, kTypeError, "input to be a tensor, got an undefined tensor");
   expect_error(
       [&] { step->forward(at::zeros({4, 2})); },
@@ -622,8 +617,6 @@ TYPED_TEST(Modules, DropoutOfASingleLayerWarnsThatItDoesNothing) {
   this->layer(this->options().dropout(0.5).num_layers(2));
   EXPECT_EQ(warnings.texts.size(), 1);
 }
-
-// ---- single cells -----------------------------------------------------------
 
 TEST(ModuleParameters, HaveTheNamesAndShapesOfThePythonModules) {
   EXPECT_EQ(shapes_of(*lltm::LLTMCell(3, 5)), Named({{"weights", {15, 8}}, {"bias", {15}}}));
@@ -679,7 +672,7 @@ TEST(ModuleState, MayBeATupleOrInBraces) {
   EXPECT_TRUE(identical(list(layer->forward(input, State(h, c))), expected));
 }
 
-TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
+TEST(ModuleState, OfAnotherNumberOfTensorsIsRejected) {
   lltm::CustomLayer layer(kDuo, 3, 5);
   const Tensor input = at::zeros({7, 4, 3}), state = at::zeros({1, 4, 5});
   const std::string text = "lltm::duo.Layer: expected state to be 3 tensors (h_0, c_0, m_0), got 2";
@@ -687,7 +680,7 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRefused) {
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
-// Tests lltm/ops.h with several states, and errors in their number, shape and dtype.
+// lltm/ops.h with several states, and errors in their number, shape and dtype.
 TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   lltm::CustomCell cell(kDuo, kInputSize, kHiddenSize);
   lltm::CustomLayer layer(kDuo, kInputSize, kHiddenSize);
@@ -721,7 +714,7 @@ TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   expect_error(
       given({h, h, h.to(at::kDouble)}),
       kTypeError,
-      "lltm::step: expected m of dtype float32, that of the input, got float64");
+      "lltm::step: expected m of dtype float32, the dtype of the input, got float64");
   expect_error(
       given({h, h, h.narrow(0, 0, 1)}),
       kValueError,
@@ -733,7 +726,7 @@ TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantized) {
   EXPECT_THROW(lltm::CustomLayer(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }
 
-// lltm's module loads the file saved by torch::nn's and returns the same results.
+// lltm's module loads torch::nn's file and returns the same results.
 template <typename Ours, typename Theirs>
 void expect_torch_nn(Ours ours, Theirs theirs, const Tensor& input) {
   ASSERT_EQ(shapes_of(*ours), shapes_of(*theirs));
@@ -785,16 +778,14 @@ TEST(TorchNn, WrongProjectionsAreNamed) {
   expect_error(
       [] { lltm::LSTM(lltm::LSTMOptions(3, 5).proj_size(5)); },
       kValueError,
-      "lltm::LSTM: expected proj_size to lie in [0, hidden_size), got 5");
+      "lltm::LSTM: expected proj_size to be in [0, hidden_size), got 5");
   expect_error(
       [] { lltm::LSTM(lltm::LSTMOptions(3, 5).proj_size(2).recurrent_dropout(0.5)); },
       kValueError,
       "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got 0.5");
 }
 
-// ---- lltm::Cell -------------------------------------------------------------
-
-TEST(CustomCell, SaysWhatItsTextSays) {
+TEST(CustomCell, DescribesItsSerializedForm) {
   EXPECT_EQ(kDuo.name(), "duo");
   EXPECT_EQ(kDuo.text(), kDuoText);
   EXPECT_EQ(kDuo.gates(), std::vector<std::string>({"n_x", "i", "f", "n_h"}));
@@ -820,7 +811,7 @@ class CustomCellFiles : public testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(CustomCellFiles, HoldTheText) {
+TEST_F(CustomCellFiles, ContainTheSerializedCell) {
   kDuo.save(path("duo.cell"));
   const lltm::Cell loaded = lltm::Cell::load(path("duo.cell"));
   EXPECT_EQ(loaded.text(), kDuoText);
@@ -831,7 +822,7 @@ TEST_F(CustomCellFiles, HoldTheText) {
   EXPECT_EQ(bytes.str(), kDuoText);
 }
 
-TEST_F(CustomCellFiles, NameWhatIsWrong) {
+TEST_F(CustomCellFiles, ErrorsNameThePath) {
   expect_error(
       [&] { lltm::Cell::load(path("missing.cell")); },
       kValueError,

@@ -1,5 +1,5 @@
-// Compiles the kernels of custom cells with NVRTC, as on a user's system; needs no GPU.
-// test_cuda_elementwise.cpp tests their results.
+// Compiles the kernels of custom cells with NVRTC, without a GPU. test_cuda_elementwise.cpp tests
+// their results.
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/elementwise_kernels.h"
@@ -47,7 +47,6 @@ class ProgramKernels : public testing::TestWithParam<std::tuple<std::string, Kin
  protected:
   const CellInfo& cell() const { return *find_cell(std::get<0>(GetParam())); }
   const Kind& kind() const { return std::get<1>(GetParam()); }
-  // Returns the hidden units per thread of the launched kernels.
   std::vector<int> widths() const {
     const int hidden = 64;  // any size whose rows consist of full accesses
     const bool fits = kind().width == 2   ? fits_wide<double>(cell(), hidden)
@@ -65,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::get<1>(info.param).name;
     });
 
-// Returns static assertions that the host and NVRTC use the same argument layout, for any tensors:
+// Static assertions that the host and NVRTC use the same argument layout, for any tensors:
 // signatures do not contain sizes.
 std::string layouts_of(const Kind& kind) {
   const auto same = [](const std::string& type, size_t size) {
@@ -108,7 +107,7 @@ TEST_P(ProgramKernels, CompileForEachGpuWithoutSpills) {
 }
 
 // The driver compiles this form, with 16-byte accesses.
-TEST_P(ProgramKernels, CompileToPtxForGpusToCome) {
+TEST_P(ProgramKernels, CompileToPtxForFutureGpus) {
   const int width = widths().back();
   const std::string ptx = compile(print_kernels(cell(), kind().types, width), 999);
   EXPECT_NE(ptx.find(".target sm_"), std::string::npos);
@@ -117,7 +116,7 @@ TEST_P(ProgramKernels, CompileToPtxForGpusToCome) {
   EXPECT_EQ(ptx.find(access) != std::string::npos, width > 1);
 }
 
-TEST(Nvrtc, SaysWhatIsWrong) {
+TEST(Nvrtc, ReportsErrors) {
   ASSERT_EQ(why_no_nvrtc(), nullptr);
   try {
     compile("extern \"C\" __global__ void kernel() { nothing; }", 90);
@@ -129,7 +128,7 @@ TEST(Nvrtc, SaysWhatIsWrong) {
   }
 }
 
-TEST(Nvrtc, SourceIsOfTheCellAndTypes) {
+TEST(Nvrtc, SourceDependsOnTheCellAndTypes) {
   const std::string source = print_kernels(*find_cell(lltm_test::kDuoText), {"double", "float"}, 2);
   for (const char* part :
        {"#include \"cuda/kernel/program_gpu.h\"\n",

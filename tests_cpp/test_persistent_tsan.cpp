@@ -1,6 +1,5 @@
-// The persistent kernels under the thread sanitizer, with a CPU thread per thread block. Without
-// ATen, so that the sanitizer instruments the entire program. Results must be bitwise identical
-// with a single thread's.
+// The persistent kernels under the thread sanitizer, with a CPU thread per thread block, compared
+// bitwise with a single thread. Without ATen, so that the sanitizer instruments the entire program.
 #include "persistent_on_host.h"
 
 #include <c10/util/BFloat16.h>
@@ -134,7 +133,7 @@ using Types = testing::Types<
     Kernels<lltm::Gru, c10::Half>>;
 TYPED_TEST_SUITE(PersistentThreads, Types);
 
-TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
+TYPED_TEST(PersistentThreads, ForwardIsBitwiseIdentical) {
   for (const bool ascending : {true, false}) {
     Forward<typename TypeParam::Page, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);
@@ -146,7 +145,7 @@ TYPED_TEST(PersistentThreads, ForwardGivesTheSameBits) {
   }
 }
 
-TYPED_TEST(PersistentThreads, BackwardGivesTheSameBits) {
+TYPED_TEST(PersistentThreads, BackwardIsBitwiseIdentical) {
   for (const bool ascending : {true, false}) {
     Backward<typename TypeParam::Page, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);

@@ -31,7 +31,7 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
 
   static const char* cell() { return std::get<0>(GetParam()); }
 
-  // Copies to separate memory that ends after the bytes.
+  // Separate memory that ends after the bytes.
   static Tensor copy(const Tensor& bytes) { return bytes.clone(); }
 
   Header header() const {
@@ -45,7 +45,6 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
     return forged;
   }
 
-  // Returns true if a sequence accepts these weights. Checks the result shapes.
   bool takes(const Tensor& weights) const {
     try {
       EXPECT_EQ(sequence_of_packed(a_, weights)[0].sizes(), at::IntArrayRef({3, 5, 35}));
@@ -61,7 +60,7 @@ class PrepackedBytes : public testing::TestWithParam<Packing> {
   Tensor packed_;
 };
 
-TEST_P(PrepackedBytes, AreAsManyAsTheHeaderSays) {
+TEST_P(PrepackedBytes, MatchTheSizeInTheHeader) {
   EXPECT_TRUE(takes(packed_));
   const int64_t bytes = packed_.numel();
   for (const int64_t fewer : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, bytes - 1}) {
@@ -92,7 +91,7 @@ TEST_P(PrepackedBytes, OfTheHeaderAreChecked) {
   }
 }
 
-TEST_P(PrepackedBytes, BehindTheHeaderAreNumbers) {
+TEST_P(PrepackedBytes, AfterTheHeaderAreValues) {
   at::manual_seed(1);
   for (int run = 0; run < 20; ++run) {
     Tensor forged = at::randint(256, packed_.sizes(), packed_.options());

@@ -25,8 +25,6 @@ namespace {
 using lltm_test::run_program;
 using lltm_test::text_of_page;
 
-// ---- built-in cells ---------------------------------------------------------
-
 void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
   for (size_t k = 0; k < values.size(); ++k) {
@@ -61,7 +59,7 @@ struct NameOfPage {
 using AllPages = decltype(types_of(Cells()));
 TYPED_TEST_SUITE(PageProgram, AllPages, NameOfPage);
 
-TYPED_TEST(PageProgram, ComputesAsThePage) {
+TYPED_TEST(PageProgram, ComputesTheSameAsTheCell) {
   using Page = TypeParam;
   constexpr const CellInfo& cell = Page::kCell;
   const RecordedPage recorded(Page{});
@@ -90,7 +88,7 @@ TYPED_TEST(PageProgram, ComputesAsThePage) {
   }
 }
 
-TYPED_TEST(PageProgram, IsThatOfItsText) {
+TYPED_TEST(PageProgram, EqualsTheProgramOfItsSerializedForm) {
   constexpr const CellInfo& page = TypeParam::kCell;
   const std::string text = text_of_page(TypeParam{});
   SCOPED_TRACE(text);
@@ -111,8 +109,6 @@ TYPED_TEST(PageProgram, IsThatOfItsText) {
   expect_same(cell->programs.forward, recorded.programs().forward);
   expect_same(cell->programs.backward, recorded.programs().backward);
 }
-
-// ---- meaning of a text ------------------------------------------------------
 
 const std::string kBase =
     "lltm-cell 1\n"
@@ -146,8 +142,7 @@ std::string replaced(const std::string& from, const std::string& to) {
   return std::string(kBase).replace(at, from.size(), to);
 }
 
-// Reports whether a cell with z.i, h, c and p forgets. `value` is the next state; `before` precedes
-// it.
+// True if a cell with z.i, h, c and p forgets. `value` is the next state; `before` precedes it.
 bool forgets(const std::string& before, const std::string& value) {
   return parse_cell(
              "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\nstate c 0\nparameter p 0\n"
@@ -158,7 +153,7 @@ bool forgets(const std::string& before, const std::string& value) {
       ->info.forgets;
 }
 
-TEST(CellText, AStateForgetsWhereAFactorKeepsItSmall) {
+TEST(CellText, AStateForgetsIfAFactorBoundsIt) {
   const std::string gate = "f = sigmoid z.i\n";
   EXPECT_TRUE(forgets(gate, "multiply f c"));
   EXPECT_TRUE(forgets("", "multiply c 0.9"));
@@ -176,7 +171,7 @@ TEST(CellText, AStateForgetsWhereAFactorKeepsItSmall) {
   EXPECT_TRUE(forgets("a = abs z.i\nb = negate a\nm = maximum b -1.0\n", "multiply c m"));
 }
 
-TEST(CellText, AStateThatNothingKeepsSmallDoesNotForget) {
+TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   const std::string gate = "f = sigmoid z.i\n";
   EXPECT_FALSE(forgets("", "copy c"));
   EXPECT_FALSE(forgets("", "negate c"));
@@ -216,7 +211,7 @@ TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
   EXPECT_FALSE(two_forget(gate, "tanh d", "tanh c"));
 }
 
-TEST(CellText, OfHAloneForgetsWhereHIsBetweenTwoNumbers) {
+TEST(CellText, WithOnlyHForgetsIfHIsBounded) {
   const auto of_h = [](const std::string& rest, const std::string& line = "") {
     return parse_cell(
                "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\n" + line + "forward\n" + rest +
@@ -232,7 +227,7 @@ TEST(CellText, OfHAloneForgetsWhereHIsBetweenTwoNumbers) {
   EXPECT_FALSE(of_h("a = tanh z.i\nh' = add a h\n", "reads_h\n"));
 }
 
-TEST(CellText, SaysWhatItsLinesSay) {
+TEST(CellText, IsParsedLineByLine) {
   const auto cell = parse_cell(kBase);
   EXPECT_EQ(cell->name, "base");
   EXPECT_EQ(cell->gates, (std::vector<std::string>{"n_x", "i", "n_h"}));
@@ -265,7 +260,7 @@ TEST(CellText, SaysWhatItsLinesSay) {
       {3 * 19, 2 * 17, -3 * 19, 17, 17, 0, 19});
 }
 
-TEST(CellText, MayLeaveOutWhatItCan) {
+TEST(CellText, OptionalLinesMayBeMissing) {
   const auto of_x = parse_cell(
       "lltm-cell 1\nname x\nweight_ih a b\nweight_hh\nstate s 0\nforward\nh' = copy z.a\n"
       "s' = copy z.b\nsave\nbackward\nd.z.a = copy d.h'\nd.z.b = copy d.s'\nd.s = copy 0\nend\n");
@@ -277,7 +272,7 @@ TEST(CellText, MayLeaveOutWhatItCan) {
   EXPECT_EQ(of_x->programs.forward.inputs, 3);
 }
 
-TEST(CellText, MayLackWhatAParameterStartsFrom) {
+TEST(CellText, InitialValuesOfParametersMayBeMissing) {
   const auto cell = parse_cell(replaced("parameter p 0.5", "parameter p nan"));
   ASSERT_EQ(cell->parameters.size(), 2U);
   EXPECT_TRUE(std::isnan(cell->parameters[0].initial));
@@ -292,7 +287,7 @@ TEST(CellText, WithoutStatesReadsH) {
   expect_near(run_program(cell->programs.backward, {0.5, 2}), {1.5, 0});
 }
 
-TEST(CellText, TakesEveryOperation) {
+TEST(CellText, SupportsEveryOperation) {
   // Each operation uses the last result and two others.
   std::string assignments = "v = copy z.n_x\n", last = "v", all;
   for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
@@ -314,9 +309,7 @@ TEST(CellText, TakesEveryOperation) {
   }
 }
 
-// ---- code -------------------------------------------------------------------
-
-// Returns the code of base with this forward. h', c' are outputs 7, 8; constants follow.
+// The code of base with this forward. h', c' are outputs 7, 8; constants follow.
 std::vector<std::array<int, 5>> code_of(const std::string& assignments, const char* save = "save") {
   std::string text = replaced("a = sigmoid z.i\nb = multiply z.n_x z.n_h\nc' = multiply a c\n", "");
   text.replace(text.find("h' = add b p\n"), 13, assignments);
@@ -388,7 +381,7 @@ TEST(CellCode, FusesDerivativesOfFunctionsIntoProducts) {
   }
 }
 
-TEST(CellCode, LeavesWhatIsNoSuchDerivativeOrUsedElsewhere) {
+TEST(CellCode, DoesNotFuseOtherDerivativesAndValuesUsedElsewhere) {
   const auto size = [](const std::string& assignments, const char* saved = "save") {
     return code_of(assignments + "c' = copy c\n", saved).size();
   };
@@ -404,7 +397,7 @@ TEST(CellCode, LeavesWhatIsNoSuchDerivativeOrUsedElsewhere) {
   EXPECT_EQ(size(of_elu + "t = where g 1.0 s\nh' = multiply s t\n"), 5U);
 }
 
-TEST(CellCode, LeavesProductsThatAreUsedTwice) {
+TEST(CellCode, DoesNotFuseProductsUsedTwice) {
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = add m c\nc' = add m p\n"),
       (Code{
@@ -428,7 +421,7 @@ TEST(CellCode, LeavesProductsThatAreUsedTwice) {
           {number(Op::kCopy), kC1, kH1, 0, 0}}));
 }
 
-TEST(CellCode, TakesNegationsAway) {
+TEST(CellCode, RemovesNegations) {
   const Code copied = {{number(Op::kCopy), kC1, kC, 0, 0}};
   const std::vector<std::pair<std::string, std::array<int, 5>>> table = {
       {"n = negate z.i\nh' = add c n\n", {number(Op::kSubtract), kH1, kC, kI, 0}},
@@ -454,7 +447,7 @@ TEST(CellCode, TakesNegationsAway) {
       code_of("n = negate z.i\nm = multiply n p\nh' = subtract m c\nc' = copy c\n").size(), 3U);
 }
 
-TEST(CellCode, DropsWhatNothingUses) {
+TEST(CellCode, RemovesUnusedInstructions) {
   EXPECT_EQ(
       code_of("e = exp z.i\nf = add e 2.5\ng = copy c\nh' = abs g\nc' = copy g\n"),
       (Code{{number(Op::kAbs), kH1, kC, 0, 0}, {number(Op::kCopy), kC1, kC, 0, 0}}));
@@ -473,7 +466,7 @@ TEST(CellCode, SharesConstants) {
   EXPECT_FALSE(std::signbit(forward.constants[2]));
 }
 
-TEST(CellCode, UsesRegistersAgain) {
+TEST(CellCode, ReusesRegisters) {
   std::string chain = "v0 = exp z.i\n";
   for (int k = 1; k < 400; ++k) {
     chain += "v" + std::to_string(k) + " = exp v" + std::to_string(k - 1) + "\n";
@@ -483,7 +476,7 @@ TEST(CellCode, UsesRegistersAgain) {
   EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
 }
 
-// Returns sums of `count` exponentials that are all live at once.
+// Sums of `count` exponentials that are all live at once.
 std::string wide(int count) {
   std::string text;
   for (int k = 0; k < count; ++k) {
@@ -506,8 +499,6 @@ TEST(CellCode, NeedsAtMostAllRegisters) {
   EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [] { return -0.5; }), "");
 }
 
-// ---- wrong texts ------------------------------------------------------------
-
 std::string error_of(const std::string& text) {
   try {
     parse_cell(text);
@@ -525,20 +516,20 @@ struct Wrong {
   std::string error;     // after "cell program, line "
 };
 
-TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
+TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
   const std::string header =
       "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
   const std::string assignment = "'NAME = OPERATION OPERANDS'";
   const std::string name = "a name of letters, digits and _";
-  const std::string operand = "a name that is known or a number";
-  const std::string not_taken = "a name that is not taken";
-  const std::string value = "a value of forward that is no parameter";
+  const std::string operand = "a known name or a number";
+  const std::string unused = "an unused name";
+  const std::string value = "a value of forward that is not a parameter";
   const std::vector<Wrong> table = {
       // lines and words
-      {kBase, "", "1: expected 'lltm-cell 1', got the end of the text"},
+      {kBase, "", "1: expected 'lltm-cell 1', got the end of the cell"},
       {kBase, "\n", "1: expected words with one space between them, got ''"},
       {kBase, "lltm-cell 1", "1: expected a line that ends with \\n, got 'lltm-cell 1'"},
-      {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the text"},
+      {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the cell"},
       {"cell 1", "cell 2", "1: expected 'lltm-cell 1', got 'lltm-cell 2'"},
       {"lltm-cell 1\n", "lltm-cell 1\r\n", "1: expected 'lltm-cell 1', got 'lltm-cell 1\\x0d'"},
       {"name base",
@@ -551,9 +542,9 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
        " name base",
        "2: expected words with one space between them, got ' name base'"},
       {"end\n", "end", "24: expected a line that ends with \\n, got 'end'"},
-      {"end\n", "end\nend\n", "25: expected the end of the text, got 'end'"},
+      {"end\n", "end\nend\n", "25: expected the end of the cell, got 'end'"},
       {"end\n", "end now\n", "24: expected 'end', got 'end now'"},
-      {"end\n", "", "24: expected 'NAME = OPERATION OPERANDS' or 'end', got the end of the text"},
+      {"end\n", "", "24: expected 'NAME = OPERATION OPERANDS' or 'end', got the end of the cell"},
       // the header
       {"name base\n", "", "2: expected 'name NAME', got 'weight_ih i n_x'"},
       {"name base", "name a b", "2: expected 'name NAME', got 'name a b'"},
@@ -573,14 +564,14 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
        "parameter p 0.5\nstate c -1e30\n",
        "8: expected " + header + ", got 'state c -1e30'"},
       {"state c -1e30", "state c", "7: expected 'state NAME NUMBER', got 'state c'"},
-      {"state c -1e30", "state h 0", "7: expected " + not_taken + ", got 'h'"},
+      {"state c -1e30", "state h 0", "7: expected " + unused + ", got 'h'"},
       {"state c -1e30", "state c nan", "7: expected a number, got 'nan'"},
       {"state c -1e30", "state c 1e999", "7: expected a number, got '1e999'"},
       {"state c -1e30", "state c 1e", "7: expected a number, got '1e'"},
       {"state c -1e30", "state c 0x10", "7: expected a number, got '0x10'"},
       {"state c -1e30", "state c 1-2", "7: expected a number, got '1-2'"},
-      {"parameter p 0.5", "parameter c 0.5", "8: expected " + not_taken + ", got 'c'"},
-      {"parameter p 0.5", "parameter z 0.5", "8: expected " + not_taken + ", got 'z'"},
+      {"parameter p 0.5", "parameter c 0.5", "8: expected " + unused + ", got 'c'"},
+      {"parameter p 0.5", "parameter z 0.5", "8: expected " + unused + ", got 'z'"},
       {"parameter p 0.5", "parameter p 0,5", "8: expected a number, got '0,5'"},
       {"forward\n", "Forward\n", "10: expected " + header + ", got 'Forward'"},
       {"forward\n", "forward now\n", "10: expected 'forward', got 'forward now'"},
@@ -612,12 +603,12 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
       {"a = sigmoid z.i", "a = sigmoid \x1b[31m", "11: expected " + operand + ", got '\\x1b[31m'"},
       {"a = sigmoid z.i", "a.b = sigmoid z.i", "11: expected " + name + ", got 'a.b'"},
       {"a = sigmoid z.i", "d' = sigmoid z.i", "11: expected " + name + ", got 'd''"},
-      {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + not_taken + ", got 'z.i'"},
-      {"a = sigmoid z.i", "p = sigmoid z.i", "11: expected " + not_taken + ", got 'p'"},
-      {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + not_taken + ", got 'a'"},
+      {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + unused + ", got 'z.i'"},
+      {"a = sigmoid z.i", "p = sigmoid z.i", "11: expected " + unused + ", got 'p'"},
+      {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + unused + ", got 'a'"},
       {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
        "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\nh = sigmoid z.i",
-       "10: expected " + not_taken + ", got 'h'"},
+       "10: expected " + unused + ", got 'h'"},
       {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
        "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid h",
        "10: expected " + operand + ", got 'h'"},
@@ -633,7 +624,7 @@ TEST(CellErrors, NameTheLineWhatWasExpectedAndWhatCame) {
       {"d.z.i = multiply a d.h'",
        "d.z.i = multiply b d.h'",
        "17: expected " + operand + ", got 'b'"},
-      {"d.z.i = multiply a d.h'", "a = copy d.h'", "17: expected " + not_taken + ", got 'a'"},
+      {"d.z.i = multiply a d.h'", "a = copy d.h'", "17: expected " + unused + ", got 'a'"},
       // save
       {"save a c h' z.n_h\n", "", "15: expected " + assignment + " or 'save', got 'backward'"},
       {"save a c", "save a a", "15: expected each value once, got 'a'"},
@@ -661,10 +652,10 @@ TEST(CellErrors, QuoteSixtyCharacters) {
 TEST(CellErrors, WithoutReadsHThereIsNoH) {
   EXPECT_EQ(
       error_of("lltm-cell 1\nname n\nweight_ih a\nweight_hh a\nforward\nh' = add z.a h\nsave\n"),
-      "6: expected a name that is known or a number, got 'h'");
+      "6: expected a known name or a number, got 'h'");
   EXPECT_EQ(
       error_of("lltm-cell 1\nname n\nweight_ih a\nweight_hh a\nforward\nh' = copy z.a\nsave h\n"),
-      "7: expected a value of forward that is no parameter, got 'h'");
+      "7: expected a value of forward that is not a parameter, got 'h'");
 }
 
 // A text at a limit, and a text just above it.
@@ -737,13 +728,14 @@ TEST(CellErrors, NameLimits) {
       {parameters(7), parameters(8), "16: expected at most 8 parameters, got 'parameter s7 0'"},
       {gates(5, "hh"),
        gates(6, "hh"),
-       "4: expected at most 8 gates in both weights, got 'weight_hh n_h i g0 g1 g2 g3 g4 g5'"},
+       "4: expected at most 8 different gates in weight_ih and weight_hh, got 'weight_hh n_h i g0 "
+       "g1 g2 g3 g4 g5'"},
       {gates(5, "ih"), gates(7, "ih"), "3: expected at most 8 gates, got 'g6'"},
       {assignments(508),
        assignments(509),
        "523: expected at most 512 assignments in forward, got 'h' = add b p'"},
       {saved(30), saved(31), "46: expected at most 32 saved values, got 's30'"},
-      {wide(115), wide(116), "10: expected forward to need at most 128 registers, got 129"},
+      {wide(115), wide(116), "10: expected forward to use at most 128 registers, got 129"},
   };
   for (const Limit& limit : table) {
     EXPECT_NO_THROW(parse_cell(limit.taken)) << limit.error;
@@ -751,7 +743,7 @@ TEST(CellErrors, NameLimits) {
   }
 }
 
-TEST(CellErrors, OfBytesOfAnyKind) {
+TEST(CellErrors, OfArbitraryBytesNameALine) {
   std::mt19937 random(11);
   for (int round = 0; round < 3000; ++round) {
     std::string text = kBase;

@@ -38,7 +38,7 @@ struct Expected {
   std::string forward, backward;
 };
 
-TEST(Schedule, IsWhatTheSizesAndTheCachesAskFor) {
+TEST(Schedule, DependsOnSizesAndCaches) {
   const std::vector<Expected> table = {
       {kZen4,
        shape(16, 32, 128),
@@ -168,17 +168,17 @@ TEST(Schedule, OfShortSteps) {
   EXPECT_EQ(schedule_forward(machine, shape(128, 1024, 512, /*bf16=*/true)).grid.columns, 2);
 }
 
-TEST(Schedule, OfFewRows) {
+TEST(Schedule, OfSmallBatches) {
   for (const Named& machine : {kZen4, kCascadeLake, kSapphireRapids}) {
     SCOPED_TRACE(machine.name);
     for (const bool prepacked : {false, true}) {
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
-          "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x "
+          "forward: small batch, weights packed, accumulated in float64, threads 1 x 1 (rows x "
           "blocks), blocks of up to 64 units, chunks of 64 rows");
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
-          "forward: few rows, weights packed, accumulated in float64, threads 1 x 10 (rows x "
+          "forward: small batch, weights packed, accumulated in float64, threads 1 x 10 (rows x "
           "blocks), blocks of up to 32 units, chunks of 64 rows");
     }
   }
@@ -223,15 +223,16 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
-      "forward: few rows, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 "
+      "forward: small batch, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 "
       "units, chunks of 64 rows");
   EXPECT_EQ(
       to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
-      "forward: few rows, weights packed, accumulated in float64, threads 1 x 1 (rows x blocks), "
+      "forward: small batch, weights packed, accumulated in float64, threads 1 x 1 (rows x "
+      "blocks), "
       "blocks of up to 64 units, chunks of 64 rows");
 }
 
-TEST(Schedule, FewRowsAreSharedOut) {
+TEST(Schedule, SmallBatchesAreDividedAmongThreads) {
   const auto grid = [](int64_t steps, int64_t batch, int64_t hidden) {
     LayerShape of = shape(batch, 64, hidden);
     of.rows = steps * batch;
@@ -256,11 +257,11 @@ std::string of_one_step(
 TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
       of_one_step(1, Storage::kF32, 64),
-      "cell: threads 1, blocks of up to 64 units, forward by scalar products, backward by the "
+      "cell: threads 1, blocks of up to 64 units, forward by dot products, backward by the "
       "float32 kernel");
   EXPECT_EQ(
       of_one_step(1),
-      "cell: threads 16, blocks of up to 16 units, forward by scalar products, backward by the "
+      "cell: threads 16, blocks of up to 16 units, forward by dot products, backward by the "
       "float32 kernel");
   EXPECT_EQ(
       of_one_step(16),
@@ -275,7 +276,7 @@ bool has(const std::string& schedule, const std::string& words) {
 TEST(Schedule, OfOneStepByDtype) {
   const Machine plain = {1 << 20, 16, /*f32=*/false, false, false};
   for (const Storage storage : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
-    EXPECT_TRUE(has(of_one_step(4, storage), "forward by scalar products"));
+    EXPECT_TRUE(has(of_one_step(4, storage), "forward by dot products"));
     EXPECT_TRUE(has(of_one_step(15, storage), "backward by the float32 kernel"));
     EXPECT_TRUE(has(of_one_step(64, storage, 256, plain), "forward by ATen, backward by ATen"));
   }
@@ -367,7 +368,7 @@ void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, in
 }
 
 // Invariants for every CPU.
-TEST(Schedule, KeepsItsPromises) {
+TEST(Schedule, KeepsItsGuarantees) {
   for (const int64_t l2 : {256 << 10, 1 << 20, 2 << 20, 8 << 20}) {
     for (const int64_t threads : {1, 2, 16, 128}) {
       for (const bool amx : {false, true}) {
@@ -394,7 +395,7 @@ TEST(Schedule, KeepsItsPromises) {
   }
 }
 
-TEST(Schedule, FollowsTheCache) {
+TEST(Schedule, DependsOnTheCache) {
   for (const LayerShape& layer : kShapes) {
     Machine large = kSapphireRapids.machine;
     large.bf16x3 = false;

@@ -95,8 +95,6 @@ class Serialize : public testing::Test {
 
 using StateDict = Serialize;
 
-// ---- round trips ------------------------------------------------------------
-
 class SerializeDtype : public Serialize, public testing::WithParamInterface<at::ScalarType> {};
 
 constexpr at::ScalarType kEveryDtype[] = {
@@ -205,9 +203,7 @@ TEST_F(Serialize, LoadedTensorsOwnTheirMemory) {
   EXPECT_TRUE(identical(loaded.at("y"), at::ones({3})));
 }
 
-// ---- file contents ----------------------------------------------------------
-
-TEST_F(Serialize, WritesWhatTheFormatSays) {
+TEST_F(Serialize, WritesTheFormat) {
   lltm::save_safetensors(
       {{"a", at::tensor({1, 2, 3}, at::kByte)},
        {"b", at::tensor({1.0, -2.0}, at::kDouble).view({2, 1})},
@@ -231,7 +227,7 @@ TEST_F(Serialize, WritesWhatTheFormatSays) {
 }
 
 // Output of safetensors.numpy.save (0.8.0) for weights, bias, a scalar s and an empty z.
-TEST_F(Serialize, ReadsWhatPythonWrote) {
+TEST_F(Serialize, ReadsFilesOfPython) {
   const std::string header = R"({"__metadata__":{"format":"pt"},)"
                              R"("s":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
                              R"("bias":{"dtype":"F64","shape":[3],"data_offsets":[8,32]},)"
@@ -268,8 +264,6 @@ TEST_F(Serialize, ReadsAFileWithoutTensors) {
   write(contents("{}"));
   EXPECT_TRUE(lltm::load_safetensors(path()).empty());
 }
-
-// ---- write errors -----------------------------------------------------------
 
 TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   write("what was there before, which is longer than nothing");
@@ -334,7 +328,7 @@ TEST_F(Serialize, SavingToALoopOfLinksNamesThePath) {
 }
 
 // Pipes and devices are not replaced by files.
-TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
+TEST_F(Serialize, SavingToANonRegularFileNamesThePath) {
   ASSERT_EQ(mkfifo(path().c_str(), S_IRUSR | S_IWUSR), 0);
   expect_error(
       [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
@@ -344,8 +338,8 @@ TEST_F(Serialize, SavingToWhatIsNoFileNamesThePath) {
   EXPECT_EQ(files().size(), 1);
 }
 
-// Limits the file size. A large tensor is partly written, a small tensor not at all.
-TEST_F(Serialize, FileStaysAsItIsWhenTheDiskIsFull) {
+// The file size is limited. A large tensor is partly written, a small tensor not at all.
+TEST_F(Serialize, FileIsUnchangedIfTheDiskIsFull) {
   const std::string before = "what was there before";
   write(before);
   rlimit unlimited = {};
@@ -386,7 +380,7 @@ TEST_F(Serialize, SavingOverAFolderLeavesNothingElse) {
   EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
-TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
+TEST_F(Serialize, SavingRejectsTensorsThatTheFormatDoesNotSupport) {
   const std::string before = "what was there before";
   write(before);
   const auto save = [&](const std::string& name, const Tensor& tensor) {
@@ -414,16 +408,14 @@ TEST_F(Serialize, SavingRefusesWhatTheFormatDoesNotKnow) {
   expect_error(
       save("__metadata__", at::zeros({2})),
       kValueError,
-      "lltm::save_safetensors: expected names of tensors, got \"__metadata__\", which the format "
-      "keeps for itself");
+      "lltm::save_safetensors: expected tensor names, got \"__metadata__\", which the format "
+      "reserves");
   expect_error(
       save("\xff", at::zeros({2})),
       kValueError,
       "lltm::save_safetensors: " + path() + ": expected names in UTF-8, got other bytes");
   EXPECT_EQ(read(), before);
 }
-
-// ---- read errors ------------------------------------------------------------
 
 TEST_F(Serialize, LoadingNoFileNamesThePath) {
   expect_error(
@@ -450,7 +442,6 @@ void PrintTo(const MalformedFile& file, std::ostream* stream) {
 
 class Malformed : public Serialize, public testing::WithParamInterface<MalformedFile> {};
 
-// Headers.
 std::string one_tensor(const std::string& value) {
   return contents("{\"x\":" + value + "}");
 }
@@ -476,37 +467,37 @@ std::string repeated(int64_t times, const std::string& text) {
 }
 
 const std::string kNoObject =
-    "expected a header from { to } and spaces after it, got something else";
+    "expected a header from { to }, followed only by spaces, got another header";
 const std::string kNotATensor = "expected an object in tensor \"x\", got ";
-const std::string kNotASize = "expected whole numbers from 0 on in tensor \"x\", got ";
+const std::string kNotASize = "expected non-negative integers in tensor \"x\", got ";
 const std::string kTooLarge = "expected a shape of less than 2^63 bytes of tensor \"x\", got ";
 const std::string kNoPair = "expected data_offsets [begin, end] of tensor \"x\", got ";
 const std::string kUnknownDtype =
-    "expected a dtype out of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL of tensor \"x\", "
+    "expected a dtype of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL for tensor \"x\", "
     "got ";
 const std::string kSaveInPython =
     "save it in Python with safetensors.torch.save_file(module.state_dict(), path)";
 
 std::string no_json(int byte) {
-  return "expected a JSON header, got something else at byte " + std::to_string(byte) + " of it";
+  return "expected a JSON header, got invalid JSON at byte " + std::to_string(byte);
 }
 std::string not_next(const std::string& tensor, int next, int got) {
   return "expected data_offsets of tensor \"" + tensor + "\" from " + std::to_string(next) +
-         " on, where the one before ends, got " + std::to_string(got);
+         ", without gaps or overlaps, got " + std::to_string(got);
 }
 
 // clang-format off
 const MalformedFile kMalformedFiles[] = {
     // Header length.
-    {"EmptyFile", "", "expected a header of 8 bytes and more, got a file of 0"},
+    {"EmptyFile", "", "expected a file of at least 8 bytes, got 0"},
     {"FileShorterThanTheLength", "\x02\0\0\0\0\0\0"s,
-     "expected a header of 8 bytes and more, got a file of 7"},
+     "expected a file of at least 8 bytes, got 7"},
     {"HeaderLongerThanTheFile", little_endian(3) + "{}",
-     "expected a header of at most 2 bytes, got a length of 3"},
+     "expected a header of at most 2 bytes, got 3"},
     {"HeaderLongerThanAnyFile", little_endian(UINT64_MAX) + "{}",
-     "expected a header of at most 2 bytes, got a length of 18446744073709551615"},
+     "expected a header of at most 2 bytes, got 18446744073709551615"},
     {"LengthThatOverflowsWithItsOwnBytes", little_endian(UINT64_MAX - 7) + "{}",
-     "expected a header of at most 2 bytes, got a length of 18446744073709551608"},
+     "expected a header of at most 2 bytes, got 18446744073709551608"},
 
     // Headers that are no JSON object.
     {"HeaderOfLengthZero", contents(""), kNoObject},
@@ -532,21 +523,20 @@ const MalformedFile kMalformedFiles[] = {
      "expected an array as shape in tensor \"x\", got an object"},
     {"DeepShape", of_shape("[[1]]"), kNotASize + "an array"},
 
-    // Tensors and their fields.
     {"TensorOfNull", one_tensor("null"), kNotATensor + "null"},
     {"TensorOfTrue", one_tensor("true"), kNotATensor + "a boolean"},
     {"TensorOfANegativeNumber", one_tensor("-1"), kNotATensor + "a negative number"},
     {"TensorOfANumber", one_tensor("1"), kNotATensor + "the number 1"},
     {"TensorOfAFraction", one_tensor("1.5"), kNotATensor + "the number \"1.5\""},
-    {"TensorOfText", one_tensor("\"text\""), kNotATensor + "the text \"text\""},
+    {"TensorOfText", one_tensor("\"text\""), kNotATensor + "the string \"text\""},
     {"TensorOfAnArray", one_tensor("[]"), kNotATensor + "an array"},
     {"TwoTensorsOfOneName",
      contents(R"({"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
               R"("x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})"),
-     "expected every name once in the header, got \"x\" twice"},
+     "expected different names in the header, got \"x\" twice"},
     {"TwoFieldsOfOneName",
      one_tensor(R"({"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]})"),
-     "expected every name once in tensor \"x\", got \"dtype\" twice"},
+     "expected different names in tensor \"x\", got \"dtype\" twice"},
     {"NoDtype", one_tensor(R"({"shape":[0],"data_offsets":[0,0]})"),
      "expected dtype in tensor \"x\", got none"},
     {"NoShape", one_tensor(R"({"dtype":"U8","data_offsets":[0,0]})"),
@@ -562,9 +552,8 @@ const MalformedFile kMalformedFiles[] = {
     {"DtypeWithASpace", contents(header_of("F32 ", "[0]", "[0,0]")), kUnknownDtype + "\"F32 \""},
     {"DtypeOfNoLetters", contents(header_of("", "[0]", "[0,0]")), kUnknownDtype + "\"\""},
     {"DtypeThatIsNoText", one_tensor(R"({"dtype":32,"shape":[0],"data_offsets":[0,0]})"),
-     "expected text as dtype in tensor \"x\", got the number 32"},
+     "expected a string as dtype in tensor \"x\", got the number 32"},
 
-    // Shapes.
     {"ShapeThatIsNoArray", contents(header_of("U8", "3", "[0,3]"), "123"),
      "expected an array as shape in tensor \"x\", got the number 3"},
     {"SizeBelowZero", of_shape("[-1]"), kNotASize + "a negative number"},
@@ -573,7 +562,7 @@ const MalformedFile kMalformedFiles[] = {
     {"SizeWithAnExponent", of_shape("[1e0]"), kNotASize + "the number \"1e0\""},
     {"SizeOf2ToThe64", of_shape("[18446744073709551616]"),
      kNotASize + "the number \"18446744073709551616\""},
-    {"SizeOfText", of_shape("[\"1\"]"), kNotASize + "the text \"1\""},
+    {"SizeOfText", of_shape("[\"1\"]"), kNotASize + "the string \"1\""},
     {"SizeOfNull", of_shape("[null]"), kNotASize + "null"},
     {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
      "expected a shape below 2^63 of tensor \"x\", got 9223372036854775808"},
@@ -592,7 +581,7 @@ const MalformedFile kMalformedFiles[] = {
     // Allocates nothing that exceeds the file.
     {"ShapeOfMoreThanTheFile",
      contents(header_of("F64", "[1099511627776]", "[0,8796093022208]"), "12345678"),
-     "expected 8796093022208 bytes after the header, got a file with 8"},
+     "expected 8796093022208 bytes after the header, got 8"},
     {"ShapeOfMoreThanTheOffsets", contents(header_of("F32", "[2]", "[0,4]"), "1234"),
      "expected 8 bytes of tensor \"x\", F32 of shape (2,), got data_offsets of 4"},
     {"ScalarWithoutBytes", contents(header_of("F32", "[]", "[0,0]")),
@@ -600,33 +589,31 @@ const MalformedFile kMalformedFiles[] = {
     {"EmptyTensorWithBytes", contents(header_of("F32", "[3,0]", "[0,4]"), "1234"),
      "expected 0 bytes of tensor \"x\", F32 of shape (3, 0), got data_offsets of 4"},
 
-    // Offsets.
     {"OneOffset", of_offsets("[0]"), kNoPair + "[0]"},
     {"NoOffset", of_offsets("[]"), kNoPair + "[]"},
     {"ThreeOffsets", of_offsets("[0,1,2]"), "expected two data_offsets of tensor \"x\", got more"},
     {"OffsetsThatEndBeforeTheyBegin", of_offsets("[1,0]"), kNoPair + "[1, 0]"},
     {"OffsetsBeyondTheFile", contents(header_of("U8", "[2]", "[0,2]"), "1"),
-     "expected 2 bytes after the header, got a file with 1"},
+     "expected 2 bytes after the header, got 1"},
     {"TensorsThatOverlap", two_tensors("[1,3]", "123"), not_next("y", 2, 1)},
     {"TensorsOfTheSameBytes", two_tensors("[0,2]", "12"), not_next("y", 2, 0)},
     {"HoleBetweenTensors", two_tensors("[3,5]", "12345"), not_next("y", 2, 3)},
     {"HoleBeforeTheFirstTensor", contents(header_of("U8", "[1]", "[1,2]"), "12"),
      not_next("x", 0, 1)},
     {"BytesAfterTheLastTensor", two_tensors("[2,4]", "12345"),
-     "expected 4 bytes after the header, got a file with 5"},
+     "expected 4 bytes after the header, got 5"},
     {"EmptyTensorOutsideTheData", contents(header_of("U8", "[0]", "[7,7]")), not_next("x", 0, 7)},
 
-    // Metadata.
     {"MetadataThatIsNoObject", contents(R"({"__metadata__":null})"),
      "expected an object in __metadata__, got null"},
     {"MetadataOfANumber", contents(R"({"__metadata__":{"a":1}})"),
-     "expected text in __metadata__, got the number 1"},
+     "expected strings in __metadata__, got the number 1"},
     {"MetadataOfAnObject", contents(R"({"__metadata__":{"a":{}}})"),
-     "expected text in __metadata__, got an object"},
+     "expected strings in __metadata__, got an object"},
     {"MetadataTwice", contents(R"({"__metadata__":{},"__metadata__":{}})"),
-     "expected every name once in the header, got \"__metadata__\" twice"},
+     "expected different names in the header, got \"__metadata__\" twice"},
     {"MetadataWithANameTwice", contents(R"({"__metadata__":{"a":"","a":""}})"),
-     "expected every name once in __metadata__, got \"a\" twice"},
+     "expected different names in __metadata__, got \"a\" twice"},
 
     // Elements, and names in messages.
     {"BoolThatIsNeitherTrueNorFalse", contents(header_of("BOOL", "[3]", "[0,3]"), "\0\1\2"s),
@@ -653,7 +640,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(kMalformedFiles),
     [](const testing::TestParamInfo<MalformedFile>& info) { return info.param.name; });
 
-TEST_P(Malformed, IsRefused) {
+TEST_P(Malformed, IsRejected) {
   write(GetParam().bytes);
   expect_error(
       [&] { lltm::load_safetensors(path()); },
@@ -661,17 +648,15 @@ TEST_P(Malformed, IsRefused) {
       "lltm::load_safetensors: " + path() + ": " + GetParam().reason);
 }
 
-TEST_F(Serialize, AHeaderLongerThanTheLimitIsRefused) {
+TEST_F(Serialize, AHeaderLongerThanTheLimitIsRejected) {
   write(little_endian(100'000'001));
   fs::resize_file(path(), 200'000'000);  // sparse file
   expect_error(
       [&] { lltm::load_safetensors(path()); },
       kValueError,
       "lltm::load_safetensors: " + path() +
-          ": expected a header of at most 100000000 bytes, got a length of 100000001");
+          ": expected a header of at most 100000000 bytes, got 100000001");
 }
-
-// ---- modules --------------------------------------------------------------
 
 lltm::LLTM layer_of(uint64_t seed) {
   torch::manual_seed(seed);
@@ -698,7 +683,7 @@ TEST_F(StateDict, RoundTripGivesTheSameModule) {
   EXPECT_TRUE(identical(values(*loaded), values(*saved)));
 }
 
-TEST_F(StateDict, NamesInTheFileAreThoseOfThePythonModule) {
+TEST_F(StateDict, NamesInTheFileEqualThoseOfThePythonModule) {
   lltm::save_state_dict(*layer_of(0), path());
   std::vector<std::string> names;
   for (const auto& [name, tensor] : lltm::load_safetensors(path())) {
@@ -717,7 +702,7 @@ TEST_F(StateDict, NamesInTheFileAreThoseOfThePythonModule) {
            "weights_l1_reverse"}));
 }
 
-TEST_F(StateDict, TakesHoldersAndPointersToo) {
+TEST_F(StateDict, AcceptsHoldersAndPointers) {
   lltm::LLTM saved = layer_of(0);
   lltm::LLTM loaded = layer_of(1);
   lltm::save_state_dict(saved, path());
@@ -731,7 +716,7 @@ TEST_F(StateDict, TakesHoldersAndPointersToo) {
   lltm::load_state_dict(pointer, path());
 }
 
-TEST_F(StateDict, ParametersStayTheTensorsTheyAre) {
+TEST_F(StateDict, LoadingKeepsTheTensorsOfParameters) {
   lltm::LLTM layer = layer_of(1);
   const Tensors before = layer->parameters();
   std::vector<const void*> memory;
@@ -763,7 +748,7 @@ TEST_F(StateDict, ConvertsToTheDtypeOfTheModule) {
   EXPECT_TRUE(identical(values(*loaded), values(*saved)));
 }
 
-TEST_F(StateDict, TakesABiasSavedAsARow) {
+TEST_F(StateDict, AcceptsABiasSavedAsARow) {
   const Tensor weights = at::arange(15 * 8, at::kFloat).view({15, 8});
   const Tensor bias = at::arange(15, at::kFloat);
   lltm::save_safetensors({{"weights", weights}, {"bias", bias.view({1, 15})}}, path());
@@ -773,7 +758,7 @@ TEST_F(StateDict, TakesABiasSavedAsARow) {
   EXPECT_TRUE(identical(cell->bias, bias));
 }
 
-TEST_F(StateDict, HoldsBuffersAndNestedModules) {
+TEST_F(StateDict, ContainsBuffersAndNestedModules) {
   const auto make = [](uint64_t seed) {
     torch::manual_seed(seed);
     return torch::nn::Sequential(
@@ -834,7 +819,7 @@ TEST_F(StateDict, NamesTheFirstOfManyDifferences) {
 }
 
 // Only a bias may be saved as a row; matrix shapes must match.
-TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
+TEST_F(StateDict, RejectsOtherShapesOfTheSameSize) {
   lltm::LLTMCell cell(3, 5);
   const Tensors before = values(*cell);
   for (const std::vector<int64_t>& shape :
@@ -848,7 +833,7 @@ TEST_F(StateDict, RefusesOtherShapesOfTheSameSize) {
 }
 
 // Copies to the meta device would silently do nothing.
-TEST_F(StateDict, RefusesAModuleWithoutMemory) {
+TEST_F(StateDict, RejectsAModuleOnTheMetaDevice) {
   class Planned : public torch::nn::Module {
    public:
     Planned() : torch::nn::Module("Planned") {
@@ -878,7 +863,7 @@ TEST_F(StateDict, HelpsWithAFileOfTorchSave) {
   }
 }
 
-TEST_F(StateDict, OfADamagedFileChangesNothing) {
+TEST_F(StateDict, ADamagedFileChangesNothing) {
   lltm::LLTMCell cell(3, 5);
   lltm::save_state_dict(*cell, path());
   const Tensors before = values(*cell);

@@ -82,20 +82,20 @@ class SideBySide : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Cells, SideBySide, testing::ValuesIn(kCells));
 
-TEST_P(SideBySide, GradientsAreThoseOfEachCall) {
+TEST_P(SideBySide, GradientsEqualThoseOfSeparateCalls) {
   const Pair calls = draw_pair(GetParam());
   expect_the_same(calls);
   const auto results = together(calls);
   EXPECT_EQ(std::get<0>(results[0]).grad_fn(), std::get<0>(results[1]).grad_fn()) << "one node";
 }
 
-TEST_P(SideBySide, OfCheckpointsToo) {
+TEST_P(SideBySide, GradientsWithCheckpointsEqualThoseOfSeparateCalls) {
   Pair calls = draw_pair(GetParam());
   for (CellArguments& call : calls) call.checkpoint_steps = 2;
   expect_the_same(calls);
 }
 
-TEST_P(SideBySide, WhateverWantsAGradient) {
+TEST_P(SideBySide, GradientsOfAnySubsetEqualThoseOfSeparateCalls) {
   const Pair all = draw_pair(GetParam());
   const size_t count = wanted(all).size();
   for (size_t skipped = 0; skipped < count; ++skipped) {
@@ -129,7 +129,7 @@ TEST_P(SideBySide, WithoutGradientsNothingIsRecorded) {
 }
 
 // Uses the ATen fallback, as in separate calls.
-TEST_P(SideBySide, SecondDerivativesAreThoseOfEachCall) {
+TEST_P(SideBySide, SecondDerivativesEqualThoseOfSeparateCalls) {
   const Pair calls = draw_pair(GetParam());
   const Tensors inputs = wanted(calls);
   const auto second = [&](const at::Tensor& loss) {

@@ -66,7 +66,7 @@ std::vector<int64_t> rows_per_step(const Arguments& arguments) {
   return std::vector<int64_t>(static_cast<size_t>(steps), arguments.h.size(0));
 }
 
-// Returns max|y - y64|; infinity if y is not finite or has another size.
+// max|y - y64|; infinity if y is not finite or has another size.
 double largest_error(const at::Tensor& y, const reference::Matrix<>& y64) {
   const at::Tensor values = y.detach().to(at::kDouble).contiguous();
   const double infinity = std::numeric_limits<double>::infinity();
@@ -180,7 +180,7 @@ Tensors states_of(const Arguments& a) {
   return states;
 }
 
-// Returns `first` and the states: {..., h, c}, or {..., h} for a cell without c.
+// {..., h, c}, or {..., h} for a cell without c.
 Tensors with_states(Tensors first, const Tensors& states) {
   first.push_back(states[0]);
   if (states.size() == 2) first.push_back(states[1]);
@@ -601,7 +601,7 @@ void Comparison::add(
   }
   if (!std::isfinite(eager_)) {
     return ::testing::AssertionFailure()
-           << "plain PyTorch is infinitely wrong here, so the comparison says nothing";
+           << "the PyTorch reference is infinitely wrong here, so the comparison is meaningless";
   }
   // Scaled by max|y64|, which may be 0.
   const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);
@@ -756,7 +756,6 @@ void check_threads(const Function& function, int count, const Arguments& argumen
 
 namespace {
 
-// PyTorch fills allocated memory with NaN until this is destroyed.
 class FilledMemory {
  public:
   FilledMemory()

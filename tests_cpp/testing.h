@@ -21,14 +21,13 @@
 
 namespace lltm_test {
 
-// Built-in cells, and cells of torch::nn, which have two matrices.
+// Cells of torch::nn have two matrices.
 inline const std::vector<const char*> kCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) names.push_back(cell->name);
   return names;
 }();
 const lltm::CellInfo& info_of(std::string_view cell);
-// Cells whose weights can be quantized.
 inline const std::vector<const char*> kBoundedCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) {
@@ -54,7 +53,7 @@ struct Arguments {
   // `bias` for the input, the members below for h.
   std::string_view cell = "lltm";
   std::optional<at::Tensor> weight_hh, bias_hh;
-  // Mask of reset batch elements of a sequence: bool, (T, B) or packed (N).
+  // (T, B) or packed (N), bool.
   std::optional<at::Tensor> reset;
   std::optional<at::Tensor> recurrent_mask;
 };
@@ -64,7 +63,7 @@ using Tensors = std::vector<at::Tensor>;
 // Returns a step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// Differentiable arguments in gradient order: of the LLTM, and of any cell.
+// Names in gradient order: of the LLTM, and of any cell.
 constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
 std::vector<const char*> argument_names(const Arguments& arguments);
 
@@ -88,7 +87,6 @@ at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
 
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);
 
-// Allows or disables the persistent engine until destroyed.
 class PersistentSetting {
  public:
   explicit PersistentSetting(bool enabled);
@@ -100,7 +98,7 @@ class PersistentSetting {
   bool before_;
 };
 
-// Errors raised in Python as ValueError, TypeError and RuntimeError.
+// Raised in Python as ValueError, TypeError and RuntimeError.
 inline const std::type_info& kValueError = typeid(c10::ValueError);
 inline const std::type_info& kTypeError = typeid(c10::TypeError);
 inline const std::type_info& kRuntimeError = typeid(c10::Error);
@@ -113,21 +111,19 @@ void expect_error(
 // only the error distribution is meaningful (tests_py/accuracy.py).
 bool has_jumps(const Arguments& arguments);
 
-// Distance from 1 to the next larger number.
 double epsilon(at::ScalarType dtype);
 
 // The same in PyTorch operations. torch.nn cells use ATen functions such as at::lstm_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
-// Returns the defined differentiable arguments, in this order: input, h, c, weights, bias,
-// weight_hh, bias_hh.
+// The defined differentiable arguments, in this order: input, h, c, weights, bias, weight_hh,
+// bias_hh.
 Tensors differentiable(const Arguments& arguments);
 
-// Replaces the differentiable arguments.
 Arguments with(const Arguments& arguments, const Tensors& replaced);
 
-// Makes the differentiable arguments new leaves. They share memory, so strides are kept.
+// The differentiable arguments are new leaves. They share memory, so strides are kept.
 Arguments requiring_grad(const Arguments& arguments);
 
 // A step has no T.
@@ -136,7 +132,7 @@ struct Sizes {
 };
 void PrintTo(const Sizes& sizes, std::ostream* stream);
 
-// Random arguments. Weights are initialized within ±1/sqrt(H).
+// Weights are initialized within ±1/sqrt(H).
 Arguments cell_problem(
     const Sizes& sizes,
     at::ScalarType dtype,
@@ -159,7 +155,7 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
-// Returns normally distributed values.
+// Normally distributed values.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
@@ -202,7 +198,7 @@ class Comparison {
 
 using Problem = std::function<Arguments(uint64_t seed)>;
 
-// Returns output gradients, undefined for unused outputs.
+// Undefined gradients are of unused outputs.
 using OutputGradients = std::function<Tensors(const Tensors& outputs, uint64_t seed)>;
 inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed) {
   return random_like(outputs, seed);
@@ -224,11 +220,10 @@ void check(
     const OutputGradients& output_gradients = kRandom,
     uint64_t problems = 3);
 
-// Compares the library with eager.
 void check_step(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 
-// Compares `count` threads with one thread as baseline, and repeated runs bitwise.
+// Compares `count` threads with one as baseline, and repeated runs bitwise.
 void check_threads(const Function& function, int count, const Arguments& arguments);
 
 // Fills uninitialized memory with NaN and requires the same results.
@@ -250,13 +245,11 @@ Tensors laid_out(const Tensors& tensors, const Layout& layout);
 std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weights = true);
 inline const std::vector<std::vector<size_t>> kPositions = positions_of("lltm");
 
-// Copies the arguments first.
 Function contiguous(const Function& function);
 
-// Flips the input, runs in reverse and flips the output: same results.
+// Flips the input, runs in reverse and flips the output.
 Function against_the_steps(const Function& sequence);
 
-// A scalar function of float64 tensors.
 using Scalar = std::function<at::Tensor(const Tensors&)>;
 
 // A function of the differentiable arguments and one weight per output.

@@ -1,8 +1,8 @@
-// Reports OpenMP synchronization to the thread sanitizer. libgomp is not instrumented, so its
-// barriers and parallel regions would be missed and correct exchanges reported as races.
+// Reports OpenMP synchronization to the thread sanitizer: libgomp is not instrumented, so correct
+// exchanges at barriers and parallel regions would be reported as races.
 //
-// Linked into the test programs: GOMP_parallel and GOMP_barrier replace libgomp's, call them, and
-// report which writes are visible to which threads.
+// GOMP_parallel and GOMP_barrier replace libgomp's in the test programs, call them, and report
+// which writes are visible to which threads.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 

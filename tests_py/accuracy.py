@@ -36,19 +36,19 @@ import lltm
 GATES = {cell: sum(block >= 0 for block in torch.ops.lltm._cell(cell)[0]) for cell in support.CELLS}
 
 SEEDS = 24
-# If the ratio e(lltm) / e(reference) of one problem is larger, the distributions decide.
+# Above this ratio e(lltm) / e(reference) of a problem, the distributions decide.
 LIMIT = 2.0
 MEDIAN_LIMIT = 1.25
 TAIL_LIMIT = 2.0
 
-# Limit on forward multiply-adds, about a second per problem: the float64 oracle uses long double,
-# and PyTorch's float16 GEMMs are slow.
+# Forward multiply-adds, about a second per problem: the float64 oracle uses long double, and
+# PyTorch's float16 GEMMs are slow.
 MOST_WORK = {torch.float64: 4e6, torch.float32: 2e8, torch.bfloat16: 2e8, torch.float16: 4e7}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes and options of a problem; the seed determines its values."""
+    """The seed determines the values."""
 
     seed: int
     dtype: torch.dtype
@@ -94,7 +94,6 @@ class Problem:
 
 
 def draw(seed: int, dtype: torch.dtype) -> Problem:
-    """Samples a problem whose size suits the dtype."""
     generator = random.Random(f"{seed} {dtype}")
     while True:
         kind = generator.choice(["sequence"] * 4 + ["packed", "cell"])
@@ -111,7 +110,7 @@ def draw(seed: int, dtype: torch.dtype) -> Problem:
 
 
 def ratios(problem: Problem) -> dict[str, float]:
-    """e(lltm) / max(e(reference), 4 eps) for every output and gradient."""
+    """e(lltm) / max(e(reference), 4 eps) of every output and gradient."""
     arguments = problem.arguments()
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     ours, plain = support.errors(outputs, [arguments])
@@ -123,12 +122,12 @@ def ratios(problem: Problem) -> dict[str, float]:
 
 
 def worst_ratio(problem: Problem) -> tuple[float, str]:
-    """The largest ratio and its tensor."""
+    """The largest ratio, and its tensor."""
     return max((ratio, what) for what, ratio in ratios(problem).items())
 
 
 def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
-    """Permutes hidden units and inputs at random."""
+    """Permutes hidden units and inputs."""
     generator = torch.Generator().manual_seed(seed)
     hidden = a.h.shape[1]
     units = torch.randperm(hidden, generator=generator)
@@ -149,7 +148,7 @@ def in_another_order(a: support.Arguments, seed: int) -> support.Arguments:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Errors of an output or gradient, at least 4 eps, in ascending order."""
+    """Errors of at least 4 eps, ascending."""
 
     ours: list[float]
     plain: list[float]
@@ -158,7 +157,6 @@ class Distribution:
         return statistics.median(self.ours) / statistics.median(self.plain)
 
     def tail(self) -> float:
-        """Ratio of the 95th percentiles."""
         last = math.ceil(0.95 * len(self.ours)) - 1
         return self.ours[last] / self.plain[last]
 
@@ -167,7 +165,7 @@ class Distribution:
 
 
 def distributions(problem: Problem) -> dict[str, Distribution]:
-    """Error distributions of every output and gradient."""
+    """Errors of every output and gradient."""
     outputs = support.cell_outputs if problem.kind == "cell" else support.sequence_outputs
     floor = 4 * torch.finfo(problem.dtype).eps
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -201,7 +199,7 @@ FEW = (
 
 
 def of_few(cell: str, shape: tuple[int, int, int, int], seed: int = 0) -> Problem:
-    """A float32 problem of this size, without an initial state."""
+    """A float32 problem without an initial state."""
     return Problem(
         seed, torch.float32, cell, "sequence", *shape, bias=True, reverse=False, zero_state=True
     )

@@ -31,7 +31,7 @@ SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Assigns test groups to workers, to import their packages only once."""
+    """A worker imports the packages of its test group only once."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
 

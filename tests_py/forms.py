@@ -25,17 +25,17 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Cell:
-    """lltm's modules, and the reference modules that they must match."""
+    """lltm's modules, and their reference modules."""
 
     step: Any
     layer: Any
     plain_step: Any
     plain_layer: Any
-    # Modules of torch.nn, for strides and repr, which do not depend on the cell.
+    # Used for strides and repr, which do not depend on the cell.
     torch_step: Any
     torch_layer: Any
-    # Dtypes of the modules, and of forms without derivatives or tested elsewhere. Only the first
-    # cell tests every dtype.
+    # Dtypes of modules, and of forms without derivatives or tested elsewhere. Only the first cell
+    # tests every dtype.
     dtypes: tuple[torch.dtype, ...]
     dtypes_of_others: tuple[torch.dtype, ...]
 
@@ -63,8 +63,6 @@ CELLS = cells()
 
 @dataclass(frozen=True)
 class Sizes:
-    """Argument sizes T, B, I, H."""
-
     steps: int = 3
     batch: int = 3
     inputs: int = 3
@@ -78,7 +76,6 @@ SIZES = Sizes()
 class Sample:
     name: str
     values: Values
-    # Results and expected values.
     run: Callable[[Values], list[Tensor]]
     plain: Callable[[Values], list[Tensor]]
     states: tuple[str, ...] = ("h", "c")
@@ -86,7 +83,7 @@ class Sample:
     options: dict[str, Any] = field(default_factory=dict)
     module: Any = None
     arguments: Callable[[Values], tuple[Any, ...]] = lambda values: ()
-    # Makes the same module with other values.
+    # The same module with other values.
     fresh: Callable[[], Any] = lambda: None
     kind: str = "batched"
     has_reset: bool = False
@@ -96,18 +93,16 @@ class Sample:
         return f"{self.name}: {shapes}"
 
     def call(self, module: Any = None, values: Values | None = None) -> list[Tensor]:
-        """Results of this module or another."""
         arguments = self.arguments(self.values if values is None else values)
         torch.manual_seed(SEED)
         return tensors((self.module if module is None else module)(*arguments))
 
     def is_plain(self) -> bool:
-        """True without resets, dropout and projections."""
         more = ("dropout", "recurrent_dropout", "proj_size")
         return not self.has_reset and not any(name in self.options for name in more)
 
     def given(self) -> list[str]:
-        """Argument names without parameters."""
+        """Excludes parameters."""
         return [name for name in self.values if name in ("input", *self.states)]
 
     def parameters(self) -> list[str]:
@@ -122,7 +117,6 @@ class Form:
     trainable: bool = True
     quantized: bool = False
     steps: bool = True
-    # None for a function.
     make: Callable[..., Any] | None = None
     torch_module: Callable[..., Any] = nn.LSTM
     prepacked: bool = False
@@ -134,7 +128,7 @@ class Form:
     def each(
         self, dtype: torch.dtype, sizes: Sizes = SIZES, every: bool = True
     ) -> Iterator[Sample]:
-        """Returns the samples; unless `every`, a few per layer, with each option and input kind."""
+        """Returns a few samples per layer, with each option and input kind, or `every`."""
         for sample in self.samples(dtype, sizes):
             if every or not (self.steps and sample.options) or sample.name in SOME:
                 print(self.name, sample)  # pytest shows the last sample of a failed test
@@ -142,7 +136,7 @@ class Form:
 
 
 def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Applies `change` to all tensors; to the data of a PackedSequence."""
+    """Changes all tensors; the data of a PackedSequence."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, PackedSequence):
@@ -153,13 +147,10 @@ def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Tensors in a tree; the data of a PackedSequence."""
+    """Includes a PackedSequence's data."""
     found: list[Tensor] = []
     changed(tree, found.append)
     return found
-
-
-# ----- functions -------------------------------------------------------------
 
 
 def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
@@ -209,11 +200,8 @@ def of_sequence(
 
 
 def lengths(sizes: Sizes) -> list[int]:
-    """Sequence lengths, longest first, in steps of 2, at least 1."""
+    """Lengths, longest first, in steps of 2, at least 1."""
     return [max(sizes.steps - 2 * row, min(1, sizes.steps)) for row in range(sizes.batch)]
-
-
-# ----- modules ---------------------------------------------------------------
 
 
 class Use(NamedTuple):
@@ -280,7 +268,6 @@ AS_PYTORCH = tuple(
 
 
 def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
-    """Batch order of a packed sequence."""
     rows = lengths(sizes)
     if kind == "packed out of order":
         rows = [*rows[1:], rows[0]]
@@ -292,7 +279,7 @@ def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
 
 
 class Prepacking(nn.Module):
-    """Prepacks in every call, so that results depend on the layer's weights."""
+    """Prepacks in every call: results depend on the layer's weights."""
 
     def __init__(self, layer: Any, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -395,7 +382,7 @@ class Modules:
 
 
 def state_of(values: Values, states: tuple[str, ...]) -> Any:
-    """The state in the module's form: a pair, or one tensor for a cell without c."""
+    """A pair, or one tensor for a cell without c."""
     found = tuple(values[state] for state in states)
     return found if len(found) > 1 else found[0]
 
@@ -480,5 +467,5 @@ def each_form(
 
 
 def id_of(value: Any) -> str:
-    """Parameter id that is the same in every process."""
+    """The id is the same in every process."""
     return getattr(value, "__name__", str(value).removeprefix("torch."))

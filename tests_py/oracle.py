@@ -1,7 +1,7 @@
 """NumPy oracle: cells over a sequence, with gradients, exact enough for every dtype.
 
-Computes in long double for float64, which is slow, and otherwise in float64. Only the equations are
-from lltm.reference, called with dual numbers for exact derivatives, so the oracle also checks it.
+Computes in long double for float64, which is slow, and otherwise in float64. The equations are
+called from lltm.reference with dual numbers for exact derivatives: the oracle also checks them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ def array(tensor: torch.Tensor) -> Array:
     return tensor.detach().cpu().to(torch.float64).numpy().astype(wider)
 
 
-# ---- dual numbers --------------------------------------------------------------------
-
-
 def _sigmoid(x: Array) -> tuple[Array, Array]:
     with np.errstate(over="ignore"):  # infinity is the right limit
         y = 1 / (1 + np.exp(-x))
@@ -50,7 +47,6 @@ def _relu(x: Array) -> tuple[Array, Array]:
     return np.maximum(x, 0), np.where(x > 0, 1, 0)
 
 
-# Functions in the equations, with derivatives.
 FUNCTIONS: dict[Any, Callable[[Array], tuple[Array, Array]]] = {
     torch.sigmoid: _sigmoid,
     torch.tanh: _tanh,
@@ -74,7 +70,6 @@ class Dual:
         return cls(value, {k: slope * d for k, d in x.slopes.items()})
 
     def _with(self, other: Dual | float, value: Any, own: Any, others: Any) -> Dual:
-        """Applies a function with these derivatives to both."""
         slopes = {k: own * d for k, d in self.slopes.items()}
         if isinstance(other, Dual):
             for k, d in other.slopes.items():
@@ -98,9 +93,6 @@ class Dual:
 
 def _value(x: Dual | float) -> Any:
     return x.value if isinstance(x, Dual) else x
-
-
-# ---- sequences -----------------------------------------------------------------------
 
 
 def _step(

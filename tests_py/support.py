@@ -1,5 +1,3 @@
-"""Shared test helpers."""
-
 from __future__ import annotations
 
 import functools
@@ -57,7 +55,7 @@ needs_cmake = pytest.mark.skipif(
 def program_without_python(folder: str, name: str) -> Callable[..., str]:
     """Builds a C++ program with the lltm under test, checked not to link Python.
 
-    Returns a function that runs it with arguments and returns its output.
+    Returns a function from arguments to output.
     """
     # Kept for the next run.
     build = ROOT / "build" / folder / f"torch-{torch.__version__}"
@@ -79,14 +77,12 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
     return lambda *arguments: checked([build / name, *arguments], env=env)
 
 
-# Baseline CPU kernels of this architecture.
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
 
 # Operator names; test_errors.py compares them with the registry.
 CELLS = tuple(lltm.reference._EQUATIONS)
 
-# Number of gates of the LLTM.
 GATES: int = len(torch.ops.lltm._cell("lltm")[0])
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -120,7 +116,7 @@ LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,
 
 @dataclass(frozen=True)
 class Arguments:
-    """Operator arguments; `weights` and `bias` are weight_ih and bias_ih."""
+    """`weights` and `bias` are weight_ih and bias_ih."""
 
     input: Tensor
     h: Tensor
@@ -137,7 +133,6 @@ class Arguments:
     recurrent_mask: Tensor | None = None
 
     def operands(self) -> tuple[Any, ...]:
-        """The first arguments of the operators."""
         has_c = len(lltm.functional._state_names(self.cell)) > 1
         c = self.c if has_c else None
         return (self.cell, self.input, self.h, c, *self.parameters())
@@ -151,7 +146,6 @@ class Arguments:
         return h if c is None else (h, c)
 
     def names(self) -> list[str]:
-        """Names of tensors()."""
         names = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
         operands = self.operands()[1:]
         return [name for name, t in zip(names, operands, strict=True) if t is not None]
@@ -166,7 +160,6 @@ class Arguments:
         return [want and operand is not None for want, operand in zip(mask, operands, strict=True)]
 
     def rest(self) -> dict[str, Any]:
-        """Sequence options."""
         return {
             "batch_sizes": self.batch_sizes,
             "reverse": self.reverse,
@@ -214,7 +207,7 @@ def cell_arguments(
 
 
 def of_cell(cell: str, a: Arguments) -> Arguments:
-    """The same call for another cell, with two matrices and biases."""
+    """The call has two matrices and biases."""
     hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
     x_blocks, *_ = torch.ops.lltm._cell(cell)
     rows = sum(block >= 0 for block in x_blocks) * hidden
@@ -303,14 +296,13 @@ def _listed(states: Any) -> tuple[Tensor, ...]:
 
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
-    """:func:`sequence_outputs` with activation checkpoints."""
     return sequence_outputs(implementation, a, checkpoint_steps=steps)
 
 
 def prepacked_outputs(
     quantized: torch.dtype | None, implementation: Any, a: Arguments
 ) -> tuple[Tensor, ...]:
-    """:func:`sequence_outputs` with prepacked weights; lltm.reference does not prepack."""
+    """lltm.reference does not prepack."""
     if implementation is lltm.reference:
         return sequence_outputs(implementation, a)
     packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantized)
@@ -324,7 +316,6 @@ Outputs = Callable[[Any, Arguments], tuple[Tensor, ...]]
 def results_and_gradients(
     outputs: Outputs, implementation: Any, arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """All outputs and gradients, by name."""
     leaves = arguments.leaves()
     results = outputs(implementation, leaves)
     gradients = torch.autograd.grad(results, leaves.tensors(), list(grads))
@@ -336,7 +327,7 @@ def results_and_gradients(
 def exact_results_and_gradients(
     arguments: Arguments, grads: Sequence[Tensor]
 ) -> dict[str, oracle.Array]:
-    """Oracle results. A cell is a sequence of one step, without the first output."""
+    """A cell is a sequence of one step, without the first output."""
     a = arguments
     if a.batch_sizes is not None:
         batch_sizes = a.batch_sizes.tolist()
@@ -402,7 +393,6 @@ INFERENCE = " without gradients"
 
 
 def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Errors]:
-    """Errors of lltm.functional and the reference."""
     ours, plain = Errors(), Errors()
     for arguments in problems:
         with torch.no_grad():
@@ -423,7 +413,7 @@ def check_accuracy(outputs: Outputs, draw: Callable[[], Arguments]) -> None:
     """Checks a bound that needs few samples, unlike the criterion.
 
     e(lltm) is at most 2 max(e(PyTorch reference), 4 eps) for every output and gradient. Errors are
-    the largest of several samples: one sample of a small tensor can cancel to almost nothing.
+    the largest of several samples: a small tensor's error can cancel to almost nothing.
     """
     arguments = draw()
     ours, plain = errors(outputs, (draw() for _ in range(8 if arguments.h.numel() < 256 else 2)))
@@ -468,7 +458,7 @@ def run_python(
     timeout_s: float | None = None,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a separate process outside the source tree."""
+    """Runs outside the source tree."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
@@ -481,7 +471,7 @@ def run_python(
 
 
 def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a single-threaded fork, to avoid importing PyTorch again.
+    """Avoids importing PyTorch again, by a single-threaded fork.
 
     Not for compilers or import tests.
     """

@@ -15,7 +15,7 @@ import lltm
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
-def test_the_rule_holds_for_problems_drawn_at_random(dtype: torch.dtype, seed: int) -> None:
+def test_random_problems_meet_the_accuracy_criterion(dtype: torch.dtype, seed: int) -> None:
     problem = accuracy.draw(seed, dtype)
     ratio, what = accuracy.worst_ratio(problem)
     assert ratio <= accuracy.LIMIT or not accuracy.is_broken(problem, what), f"{what}, {problem}"
@@ -33,13 +33,15 @@ QUICK = ((50, 2, 64, 96), (60, 4, 20, 40), (40, 20, 100, 12))
     ],
 )
 @pytest.mark.parametrize("cell", accuracy.GATES)
-def test_the_rule_holds_for_few_rows(cell: str, shape: tuple[int, int, int, int]) -> None:
+def test_small_batches_meet_the_accuracy_criterion(
+    cell: str, shape: tuple[int, int, int, int]
+) -> None:
     for what, found in accuracy.distributions(accuracy.of_few(cell, shape)).items():
         assert found.meets_the_rule(), f"{what}: {found.median()}, {found.tail()}"
 
 
 @pytest.mark.parametrize("cell", accuracy.GATES)
-def test_an_order_of_units_and_inputs_changes_the_order_of_results_alone(cell: str) -> None:
+def test_permuting_units_and_inputs_only_permutes_results(cell: str) -> None:
     a = support.packed_arguments((5, 3, 1), 4, 6, torch.float64)
     a = a if cell == "lltm" else support.of_cell(cell, a)
     b = accuracy.in_another_order(a, 1)
@@ -53,7 +55,7 @@ FEW = ((58, 1, 512, 32), (12, 40, 500, 3), (6, 20, 400, 12))
 
 
 @pytest.mark.parametrize("shape", FEW, ids=str)
-def test_few_elements_of_float64_have_the_errors_of_plain_pytorch(
+def test_few_float64_elements_have_the_errors_of_the_reference(
     shape: tuple[int, int, int, int],
 ) -> None:
     problem = replace(accuracy.of_few("lltm", shape), dtype=torch.float64)

@@ -26,7 +26,7 @@ def autocast(dtype: torch.dtype) -> torch.autocast:
 
 @each_dtype
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: torch.dtype) -> None:
+def test_a_state_of_another_dtype_is_cast(given: torch.dtype, dtype: torch.dtype) -> None:
     layer = lltm.LLTM(3, 5, num_layers=2)
     x = torch.randn(6, 4, 3)
     state = torch.randn(2, 4, 5, dtype=given), torch.randn(2, 4, 5, dtype=given)
@@ -36,7 +36,28 @@ def test_a_state_of_another_dtype_is_brought_along(given: torch.dtype, dtype: to
     assert {y.dtype for y in (output, h_n, c_n, h, c)} == {dtype}
 
 
-def test_a_layer_follows_the_layers_before_it() -> None:
+@each_dtype
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("given", [torch.float32, *LOWER], ids=str)
+def test_layers_that_concatenate_tensors(
+    given: torch.dtype, steps: int, dtype: torch.dtype
+) -> None:
+    """autocast's own cat raises an error for the other 16-bit dtype."""
+    x = torch.randn(steps, 4, 3, dtype=given)
+    for layer in (
+        lltm.LSTM(3, 40, proj_size=2, bidirectional=True, dtype=given),
+        lltm.GRU(3, 5, bidirectional=True, dtype=given),
+    ):
+        h = torch.randn(2, 4, 2 if layer.proj_size else 5, dtype=given)
+        state = (h, torch.randn(2, 4, 40, dtype=given)) if layer.proj_size else h
+        with autocast(dtype):
+            prepacked = layer.prepack()
+            results = [module(x, hx) for module in (layer, prepacked) for hx in (None, state)]
+        dtypes = [{y.dtype for y in leaves_of(result)} for result in results]
+        assert dtypes == [{dtype}, {dtype}, {given}, {given}]
+
+
+def test_a_layer_trains_between_other_layers() -> None:
     model = nn.ModuleList([nn.Linear(3, 4), lltm.LLTM(4, 5), nn.Linear(5, 2)])
     first, layer, last = model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -66,7 +87,7 @@ def test_weights_are_cast_once_in_a_region() -> None:
     assert casts.count((4, 3)) == 4
 
 
-def test_switched_off_it_does_nothing() -> None:
+def test_disabled_autocast_has_no_effect() -> None:
     cell = lltm.LLTMCell(3, 5)
     with autocast(torch.bfloat16), torch.autocast("cpu", enabled=False):
         h, c = cell(torch.randn(4, 3))
@@ -76,7 +97,9 @@ def test_switched_off_it_does_nothing() -> None:
 @each_dtype
 @pytest.mark.parametrize("module", ["cell", "layer"])
 @pytest.mark.parametrize("transform", ["vmap", "ensemble", "grad", "per sample", "jvp", "twice"])
-def test_transforms_keep_to_the_dtypes(transform: str, module: str, dtype: torch.dtype) -> None:
+def test_transforms_use_the_dtypes_of_autocast(
+    transform: str, module: str, dtype: torch.dtype
+) -> None:
     layer = lltm.LLTMCell(3, 5) if module == "cell" else lltm.LLTM(3, 5, num_layers=2)
     x = torch.randn(3, 4, 3) if module == "cell" else torch.randn(3, 6, 4, 3)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}

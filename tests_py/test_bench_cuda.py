@@ -29,12 +29,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", GATES)
-def test_what_computes_as_pytorch_does_has_no_fault(cell: str, dtype: torch.dtype) -> None:
+def test_accurate_results_have_no_errors(cell: str, dtype: torch.dtype) -> None:
     assert list(faults(Case(SHAPE, dtype, cell=cell), "stepwise")) == []
 
 
 @pytest.mark.parametrize("cell", GATES)
-def test_an_error_and_other_kernels_are_faults(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_and_other_kernels_are_errors(
+    cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def off(case: Case) -> dict[str, Any]:
         makes = contenders(case)
 
@@ -52,7 +54,7 @@ def test_an_error_and_other_kernels_are_faults(cell: str, monkeypatch: pytest.Mo
     assert found[1] == "kernels that ran: stepwise"
 
 
-def test_a_case_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_case_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit status reports it. Only 16-bit sequences have two engines."""
     measured = []
 
@@ -79,7 +81,7 @@ def test_a_case_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(results["bad"]) == 4
 
 
-def test_engines_are_measured_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_measured_with_other_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1, 100))
 
     def timer(make: Any, case: Case, engine: str = "") -> Any:
@@ -96,8 +98,8 @@ def test_engines_are_measured_beside_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert "met    0.667 (goal <= 1)  lltm, persistent / nn.LSTM" in "\n".join(row.lines())
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["bench_cuda.py"])
-    with pytest.raises(SystemExit, match=r"^no GPU here$"):
+    with pytest.raises(SystemExit, match=r"^no GPU found$"):
         bench_cuda.main()

@@ -39,8 +39,6 @@ CELLS = RUN / "layers.json"
 README = (support.ROOT / "README.md").read_text()
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
-# ----- Measuring ---------------------------------------------------------------
-
 
 def sampler() -> Sampler:
     return lambda iterations: {"": 1.0}
@@ -60,7 +58,7 @@ def failing_at(call: int) -> Sampler:
 
 
 @pytest.mark.parametrize("call", [1, 2, 4])  # warming up, counting, in a round
-def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
+def test_a_failing_implementation_is_skipped_with_the_reason(call: int) -> None:
     builds = {"ours": sampler, "bad": lambda: failing_at(call), "theirs": sampler}
     row = measure("title", builds, SETTINGS)
     assert row.seconds == {"ours": [1.0] * 3, "theirs": [1.0] * 3}
@@ -74,7 +72,7 @@ def test_a_contender_that_fails_is_left_out_with_the_reason(call: int) -> None:
 def test_a_turn_begins_when_no_other_thread_runs(
     spins: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses a simulated clock; another thread spins until a time on it."""
+    """The clock is simulated; another thread spins until a time on it."""
     now = 0.0
     calls: list[float] = []
 
@@ -91,9 +89,6 @@ def test_a_turn_begins_when_no_other_thread_runs(
     monkeypatch.setattr(timing, "others_run", lambda: now < spins)
     timing.wake(call)
     assert calls == [pytest.approx(min(spins, 1.0), abs=0.0011)]
-
-
-# ----- Implementations ----------------------
 
 
 @pytest.fixture
@@ -137,8 +132,8 @@ def test_a_runtime_that_is_not_installed_is_named(
 
 @pytest.mark.parametrize("cell", GATES)
 @pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
-def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: Shape) -> None:
-    """Compares LLTM implementations only if their arithmetic matches."""
+def test_implementations_with_the_same_parameters_agree(cell: str, shape: Shape) -> None:
+    """Only implementations whose arithmetic matches are compared."""
     case = Case(shape, training=True, cell=cell)
     found = {name: Layer(make, case) for name, make in contenders(case).items()}
     ours = found[OURS]
@@ -151,7 +146,7 @@ def test_contenders_with_the_same_parameters_compute_the_same(cell: str, shape: 
             torch.testing.assert_close(layer.forward(), ours.forward())
 
 
-def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
+def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
     """Not the kernels that its classes inherit."""
     for case in (Case((3, 5, 6)), Case((4, 3, 5, 6))):
         layer = Layer(contenders(case)[TUTORIAL], case)
@@ -163,7 +158,7 @@ def test_the_tutorials_contender_runs_the_tutorials_code() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_case_may_have_layers_directions_and_packed_rows(cell: str) -> None:
+def test_a_case_may_have_layers_directions_and_packed_sequences(cell: str) -> None:
     case = Case(
         (9, 3, 5, 6), training=True, cell=cell, num_layers=2, bidirectional=True, packed=True
     )
@@ -180,7 +175,7 @@ def test_a_case_may_have_layers_directions_and_packed_rows(cell: str) -> None:
 
 
 @pytest.mark.parametrize("name", custom_cells.NAMES)
-def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: str) -> None:
+def test_the_loop_over_a_gallery_cell_equals_the_layer(name: str) -> None:
     cell = custom_cells.cell_of(name)
     ours, loop = (
         make(cell, 3, 4, dtype=torch.float64) for make in (custom_cells.Ours, custom_cells.Loop)
@@ -188,9 +183,6 @@ def test_the_loop_over_a_cell_of_the_gallery_computes_what_the_layer_does(name: 
     loop.load_state_dict(ours.state_dict())
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     torch.testing.assert_close(loop(x, None)[0], ours(x, None)[0])
-
-
-# ----- Bounds and goals ---------------------------------------------------------
 
 
 def test_the_bound_is_the_longer_of_both_times() -> None:
@@ -228,8 +220,6 @@ def test_ratios_and_shares_are_compared_with_goals() -> None:
     assert sequence_goal(Case((60, 33, 100, 200), cell="gru"), f"{ONNX_RUNTIME} GRU") == 0.42
     assert sequence_goal(Case((7, 2, 3, 4), cell="gru"), "nn.GRU") is None
 
-
-# ----- The programs -------------------------------------------------------------
 
 SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--json", "out.json"]
 
@@ -272,7 +262,7 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
 
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
-    """Models with several inputs and a shared GRU are included."""
+    """Includes several inputs and a shared GRU."""
     page = (support.ROOT / "docs/performance.md").read_text()
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
@@ -305,7 +295,7 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])
-def test_a_function_that_is_not_there_is_named(text: str) -> None:
+def test_a_missing_function_is_named(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=text):
         function(text)
 
@@ -316,10 +306,10 @@ def test_a_function_that_is_not_there_is_named(text: str) -> None:
         (("--json", "folder"), "--json: cannot write folder"),
         (("--plot", "file/out.png"), "--plot: cannot write file/out.png: "),
         (("--compare", "missing.json"), "--compare: cannot read missing.json: "),
-        (("--compare", "file"), "--compare: file is no file of --json"),
+        (("--compare", "file"), "--compare: file is not a file written by --json"),
     ],
 )
-def test_files_are_refused_before_anything_is_measured(
+def test_files_are_checked_before_measuring(
     tmp_path: Path, option: tuple[str, str], said: str
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -330,7 +320,7 @@ def test_files_are_refused_before_anything_is_measured(
     assert f"error: argument {said}" in run.stderr.splitlines()[-1]
 
 
-def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(
         "import runpy, sys\n"
         "sys.modules['matplotlib'] = None\n"
@@ -338,7 +328,7 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
     )
     run = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path)
     shown = run.stdout
-    assert 0 < shown.index("no picture: it needs matplotlib") < shown.index("one step, ")
+    assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
     assert not (tmp_path / "lltm-benchmark.png").exists()
 
 
@@ -354,7 +344,7 @@ def test_the_benchmark_of_this_project_states_bounds_and_goals(tmp_path: Path) -
     assert len(found) == 2 * (2 * len(USERS) - 1)  # 2 cells, 2 modes; one user has only a GRU
 
 
-def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
+def test_gallery_cells_are_compared_with_loops(tmp_path: Path) -> None:
     """The compiled loop takes minutes and is omitted."""
     options = ["--quick", "--compile", "--cell", "indrnn", "mgu", "--shapes", "101,1,2,3"]
     run_program("custom_cells.py", *options, "--json", "out.json", cwd=tmp_path)
@@ -363,7 +353,7 @@ def test_cells_of_the_gallery_are_measured_beside_loops(tmp_path: Path) -> None:
         assert row["skipped"] == {custom_cells.COMPILED: "compiling over 100 steps takes too long"}
 
 
-def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Path) -> None:
+def test_a_sweep_samples_shapes_and_prints_the_worst_with_their_schedules(tmp_path: Path) -> None:
     shapes = [*sweep.drawn(50, seed=7)]
     assert shapes == [*sweep.drawn(50, seed=7)] != [*sweep.drawn(50, seed=8)]
     for shape in shapes:
@@ -380,9 +370,6 @@ def test_a_sweep_draws_shapes_and_prints_what_the_worst_rows_chose(tmp_path: Pat
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
 
 
-# ----- Documented results ---------------------------------------------------------
-
-
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
     """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
     pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
@@ -394,7 +381,6 @@ def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
-    """The tables include the stored figures."""
     page = (support.ROOT / "docs/benchmarks.md").read_text()
     command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
     options = parser("", None).parse_args(command.split())

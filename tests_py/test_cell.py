@@ -46,7 +46,7 @@ def test_parameters_have_the_documented_names_shapes_and_range() -> None:
     assert abs(float(values.mean())) < 0.002
 
 
-def test_reset_parameters_draws_anew() -> None:
+def test_reset_parameters_initializes_again() -> None:
     cell = lltm.LLTMCell(3, 5)
     before = cell.weights.detach().clone()
     cell.reset_parameters()
@@ -60,6 +60,6 @@ def test_without_bias_there_is_none() -> None:
     assert cell(torch.randn(2, 3))[0].shape == (2, 5)
 
 
-def test_repr_names_what_is_not_the_default() -> None:
+def test_repr_shows_non_default_arguments() -> None:
     assert repr(lltm.LLTMCell(3, 5)) == "LLTMCell(3, 5)"
     assert repr(lltm.LLTMCell(3, 5, bias=False)) == "LLTMCell(3, 5, bias=False)"

@@ -23,7 +23,7 @@ from lltm.benchmark.cases import Case
 
 
 def saved(run: Callable[[], object]) -> list[Tensor]:
-    """Tensors saved by autograd, except parameters and arguments."""
+    """Excludes parameters and arguments."""
     found: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def test_a_layer_saves_little_more_than_its_output(dtype: torch.dtype) -> None:
     assert saved_for_backward(checkpointed, case) == pytest.approx(1 + 1 / 8)
 
 
-def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> None:
+def test_neither_forward_nor_backward_stores_the_activations_of_all_steps() -> None:
     """Holds activations of 32 of 1000 steps, 5H values each.
 
     The other steps need little more than H values.
@@ -68,9 +68,6 @@ def test_neither_forward_nor_backward_holds_the_activations_of_all_steps() -> No
     plain = peak_memory("lltm", case)
     assert plain > 1000 * 16 * 4 * 128 * 4
     assert peak_memory("lltm", case, checkpoint_steps=32) < plain / 2
-
-
-# ----- a layer ---------------------------------------------------------------
 
 
 def test_a_layer_calls_the_operators() -> None:
@@ -121,12 +118,7 @@ def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None
     assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # both directions
 
 
-# ----- transforms and compilers -----------------------------------------------
-
-
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Function of the selected arguments."""
-
     def run(*values: Tensor) -> tuple[Tensor, ...]:
         given = a
         for name, value in zip(names, values, strict=True):
@@ -184,7 +176,7 @@ def test_a_dynamic_number_of_steps_compiles_once() -> None:
     assert frames == [frames[0]] * 4
 
 
-def test_flops_are_those_of_a_sequence_and_of_forward_once_more() -> None:
+def test_flops_include_a_second_forward() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

@@ -26,7 +26,7 @@ needs_extra = support.needs_extra("compare", "sklearn", "statsmodels", "matplotl
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Imports the scripts; removes their generic module names afterwards."""
+    """Removes the scripts' generic module names afterwards."""
     monkeypatch.syspath_prepend(FOLDER)
     before = set(sys.modules)
     yield
@@ -40,8 +40,6 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-# ---- tasks and runs -------------------------------------------------------------
-
 TASKS = [
     "adding-200",
     "characters",
@@ -52,14 +50,13 @@ TASKS = [
 
 
 def perfect(task: Any, targets: Tensor) -> Tensor:
-    """Outputs of a perfect model."""
     if task.outputs == 1:
         return targets.unsqueeze(1)
     return 1e4 * torch.nn.functional.one_hot(targets, task.outputs).float()
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_scores_a_perfect_answer_and_depends_on_seed_and_update_alone(name: str) -> None:
+def test_a_task_scores_a_perfect_answer_and_depends_only_on_seed_and_update(name: str) -> None:
     task = module("tasks").task(name)
     for inputs, targets in (task.batch(0, 0), task.batch(1, 7), task.validation, task.test):
         if task.vocabulary is None:
@@ -86,7 +83,7 @@ def test_the_adding_problem_asks_for_the_sum_of_the_marked_numbers() -> None:
     torch.testing.assert_close(targets, (numbers * marks).sum(dim=0))
 
 
-def test_a_text_goes_on_from_batch_to_batch() -> None:
+def test_a_text_continues_from_batch_to_batch() -> None:
     task = module("tasks").task("characters")
     (first, successors), (second, _) = task.batch(0, 0), task.batch(0, 1)
     assert torch.equal(torch.cat([first[1:], second[:1]]), successors)
@@ -165,11 +162,8 @@ def test_a_replaced_layer_shares_the_runs_of_torchs(cell: str) -> None:
         assert ours.update() == pytest.approx(theirs.update(), rel=1e-5)
 
 
-# ---- sweep and stored results -------------------------------------------------
-
-
 def sweep(errors: dict[int, float]) -> list[int]:
-    """All rates that a sweep tries, in order."""
+    """The rates, in order."""
     compare = module("compare")
     tried: list[int] = []
     while new := compare.next_exponents({e: errors[e] for e in tried}, (-6, -5, -4), (-10, -2)):
@@ -183,9 +177,7 @@ def test_the_sweep_goes_beyond_an_edge_that_is_the_best() -> None:
     assert sweep({-6: 5, -5: 4, -4: 3, -3: 2, -2: 1}) == [-6, -5, -4, -3, -2]  # the limit
 
 
-def test_an_interrupted_comparison_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses the best validation rate; results are read from the file."""
     compare, results = module("compare"), module("results")
     path = tmp_path / "results.json"
@@ -223,9 +215,6 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     assert read.equal_seconds("adding-200") == 0.25
     read.save(path)
     assert results.Results.load(path) == read
-
-
-# ---- the command and the page ---------------------------------------------------
 
 
 @pytest.mark.slow

@@ -42,14 +42,13 @@ COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 def counting() -> Any:
-    """Backend that counts its graphs."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     return CompileCounterWithBackend("aot_eager")
 
 
 def with_code(run: Callable[..., Any], *arguments: Any) -> tuple[Any, list[str]]:
-    """Result of a compiled function, and Inductor's code for it."""
+    """A compiled function's result, and Inductor's code."""
     from torch._inductor.utils import run_and_get_code
 
     results, sources = run_and_get_code(run, *arguments)
@@ -62,7 +61,6 @@ def fresh_compiler() -> None:
 
 
 def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Results and gradients of a training step."""
     torch.manual_seed(1)  # dropout
     module.zero_grad()
     # The leaves of a PackedSequence include None and indices.
@@ -91,9 +89,6 @@ def test_a_training_step_compiles_without_a_graph_break(name: str) -> None:
     module, arguments = COMPILED[name]()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(train(compiled, module, arguments), train(module, module, arguments))
-
-
-# ----- recompilation ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +124,7 @@ def test_sizes_that_change_are_compiled_for_once_more_and_never_again() -> None:
     assert counter.frame_count == 2
 
 
-def test_a_loop_over_steps_compiles_the_cell_for_the_first_steps_only() -> None:
+def test_a_loop_over_steps_compiles_the_cell_only_for_the_first_steps() -> None:
     cell = lltm.LLTMCell(3, 5)
     counter = counting()
     compiled = torch.compile(cell, fullgraph=True, backend=counter)
@@ -182,11 +177,8 @@ def test_compiled_autograd_traces_backward_without_a_graph_break(name: str) -> N
     torch.testing.assert_close(*gradients)
 
 
-# ----- errors ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_errors_in_a_compiled_graph_are_ours(dynamic: bool) -> None:
+def test_errors_in_a_compiled_graph_are_those_of_lltm(dynamic: bool) -> None:
     """Also with symbolic sizes.
 
     Fake tensors would prefer a decomposition to a Meta kernel.
@@ -210,13 +202,10 @@ def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
         run(torch.randn(6, 2, 3), torch.tensor([6, 2]))
 
 
-# ----- Inductor --------------------------------------------------------------
-
-
 def generated(
     backend: Any, module: nn.Module, x: Tensor, dynamic: bool = False, fullgraph: bool = True
 ) -> list[str]:
-    """Compares a training step with eager mode; returns the forward and backward code."""
+    """Returns the forward and backward code."""
     torch.compiler.reset()
     x = x.detach().clone().requires_grad_()
     compiled = torch.compile(module, backend=backend, fullgraph=fullgraph, dynamic=dynamic)

@@ -57,7 +57,7 @@ def array(values: Tensor) -> str:
 
 
 def calls(struct: str, cell: lltm.Cell, numbers: dict[str, Tensor]) -> str:
-    """Statements that print forward and backward results."""
+    """Prints forward and backward results."""
     header = Program.read(cell.text)
     states, own = numbers["states"], numbers["parameters"]
     plain = "StepForward" in cell.cpp_source
@@ -89,7 +89,7 @@ def test_the_id_is_the_next_after_the_built_in_cells() -> None:
     assert f".id = {len(built_in.split(', '))}," in words.cpp_source
 
 
-def test_the_page_computes_what_the_program_does(
+def test_the_cpp_source_computes_the_same_as_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -174,7 +174,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="builds the library with CMake")
-def test_a_page_is_built_in_as_contributing_says(
+def test_a_cell_is_built_in_by_the_steps_of_contributing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the three steps of CONTRIBUTING.md."""
@@ -218,11 +218,8 @@ def test_a_page_is_built_in_as_contributing_says(
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- explain ------------------------------------------------------------------------------
-
-
 def sections(cell: lltm.Cell) -> dict[str, str]:
-    """Section texts without the first sentence."""
+    """Texts without the first sentence."""
     form = r"^==== (\w+): (\w+)\n(.*?)\n\n(.*?)\n(?=\n====|\Z)"
     found = re.findall(form, cell.explain(), re.MULTILINE | re.DOTALL)
     assert {name for _, name, _, _ in found} == {cell.name}
@@ -236,13 +233,13 @@ def unwrapped(text: str) -> str:
     return text.replace("\n  ", " ")
 
 
-def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explains_saved_values_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     cell = importlib.import_module("peephole_lstm").peephole_lstm
     found = sections(cell)
     assert list(found) == ["cell", "saved", "forward", "backward", "hints", "cpp_source"]
     assert unwrapped(found["cell"]).splitlines() == [
-        "gates       i of x and h, f of x and h, g of x and h, o of x and h",
+        "gates       i (x, h), f (x, h), g (x, h), o (x, h)",
         "states      c = 0.0",
         "parameters  p_i, p_f, p_o",
         f"bounded     {'yes' if 'bounded' in cell.text else 'no'}",
@@ -250,8 +247,8 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
     *values, total = unwrapped(found["saved"]).splitlines()
     assert [value.split(" ")[0] for value in values] == list(Program.read(cell.text).saved)
     assert re.fullmatch(
-        r"6 values, 24 bytes a unit, row and step in float32; in a Python loop autograd keeps"
-        r" (\d+) bytes",
+        r"6 values, 24 bytes per hidden unit, sequence and time step in float32; in a Python loop"
+        r" autograd saves (\d+) bytes",
         total,
     )
     for name in ("forward", "backward"):
@@ -260,19 +257,19 @@ def test_explains_what_is_saved_and_executed(monkeypatch: pytest.MonkeyPatch) ->
         executed = torch.ops.lltm._instructions(cell.text)[name == "backward"]
         assert count == f"{len(lines)} instructions, {executed} executed"
     assert found["cpp_source"] + "\n" == cell.cpp_source
-    assert lltm.Cell(cell.text).explain().count("autograd keeps") == 0  # without its function
+    assert lltm.Cell(cell.text).explain().count("autograd saves") == 0  # without its function
 
 
-def test_counts_what_autograd_keeps() -> None:
+def test_counts_bytes_that_autograd_saves() -> None:
     @lltm.cell(gates=1)
     def kept(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
         y = tanh(z[0])  # saves y
         return y * c, torch.where(c > 0, y, c)  # saves y again, c, and a byte for the condition
 
-    assert unwrapped(sections(kept)["saved"]).endswith("keeps 9 bytes")
+    assert unwrapped(sections(kept)["saved"]).endswith("saves 9 bytes")
 
 
-def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_at_a_stabilizer_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     detached = importlib.import_module("slstm").slstm
     assert sections(detached)["hints"] == "none"
@@ -286,10 +283,10 @@ def test_hints_at_a_stabiliser_with_a_derivative(monkeypatch: pytest.MonkeyPatch
         return sigmoid(z.o) * c_next / n_next, c_next, n_next, m_next
 
     hints = unwrapped(sections(whole)["hints"])
-    assert re.search(r"save 1 value more .* call detach\(\) on it", hints)
+    assert re.search(r"save 1 additional value\. .* call detach\(\) on it", hints)
 
 
-def test_hints_at_functions_of_parameters_alone() -> None:
+def test_hints_at_functions_of_only_parameters() -> None:
     @lltm.cell(gates=1, parameters={"decay": 1.0})
     def leaky(z: Any, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
         kept = sigmoid(1 - decay)
@@ -297,5 +294,5 @@ def test_hints_at_functions_of_parameters_alone() -> None:
         return tanh(v_next), v_next
 
     assert unwrapped(sections(leaky)["hints"]).startswith(
-        "kept = sigmoid t1 is computed in each row and step of parameters alone:"
+        "kept = sigmoid t1 depends only on parameters, but is computed in each time step."
     )

@@ -25,7 +25,7 @@ import lltm
 from lltm import explain
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU found"),
     pytest.mark.skipif(
         "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
     ),
@@ -39,7 +39,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Parametrizes the sequence engine; float32 and float64 always use the per-step engine."""
+    """float32 and float64 always use the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 
@@ -49,7 +49,7 @@ def on_gpu(arguments: Arguments, device: str = "cuda") -> Arguments:
 
 
 def run(arguments: Arguments) -> tuple[Tensor, ...]:
-    """Outputs and gradients of a sequence, for output gradients of ones."""
+    """The output gradients are ones."""
     leaves = arguments.leaves()
     outputs = support.sequence_outputs(lltm.functional, leaves)
     gradients = torch.autograd.grad(
@@ -60,9 +60,6 @@ def run(arguments: Arguments) -> tuple[Tensor, ...]:
 
 def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
-
-
-# ---- values -----------------------------------------------------------------
 
 
 @each_dtype
@@ -108,7 +105,7 @@ def test_gradients_may_be_expanded() -> None:
 
 
 @pytest.mark.parametrize("name", ["input", "h", "c", "weights"])
-def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
+def test_strides_may_exceed_32_bits(name: str) -> None:
     stride, dtype = 1 << 31, torch.float16
     rows = 6 if name == "weights" else 3
     size = rows * stride * dtype.itemsize
@@ -131,7 +128,7 @@ def test_rows_may_lie_more_than_32_bits_apart(name: str) -> None:
 @each_engine
 @each_dtype
 @each_direction
-def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
+def test_runs_are_bitwise_identical(dtype: torch.dtype, reverse: bool) -> None:
     shape = (64, 48, 40, 256)
     a = on_gpu(support.sequence_arguments(shape, dtype, reverse=reverse))
     first = run(a)
@@ -140,7 +137,7 @@ def test_runs_twice_to_the_same_bits(dtype: torch.dtype, reverse: bool) -> None:
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
-    """Number of launches of each kernel."""
+    """Launches of each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize()
@@ -190,7 +187,7 @@ def test_the_setting_chooses_the_kernels(
 
 
 # 4,800 rows of 9,216 bytes need several chunks.
-def test_a_long_sequence_gives_the_same_bits_in_every_run_and_in_a_graph() -> None:
+def test_a_long_sequence_is_bitwise_identical_in_every_run_and_in_a_graph() -> None:
     a = on_gpu(support.sequence_arguments((300, 16, 32, 768), torch.float16))
     with lltm.backends.cuda.flags(persistent=False):
         expected = run(a)
@@ -204,7 +201,7 @@ def test_a_long_sequence_gives_the_same_bits_in_every_run_and_in_a_graph() -> No
     torch.testing.assert_close(results[0], expected[0], rtol=1e-2, atol=1e-2)
 
 
-def test_the_module_takes_packed_sequences() -> None:
+def test_the_module_accepts_packed_sequences() -> None:
     layer = lltm.LLTM(5, 8, num_layers=2, bidirectional=True, dtype=torch.float64)
     padded, lengths = torch.randn(7, 3, 5, dtype=torch.float64), torch.tensor([7, 4, 2])
     packed = nn.utils.rnn.pack_padded_sequence(padded, lengths)
@@ -236,7 +233,7 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype) -> None:
 
 @has_tf32
 @pytest.mark.parametrize("allowed", [False, True], ids=["float32", "TF32"])
-def test_float32_products_follow_allow_tf32(allowed: bool) -> None:
+def test_float32_gemms_follow_allow_tf32(allowed: bool) -> None:
     # TF32 rounds 1 + 2^-12 to 1. With z_i = 0 and z_g = x > 0, c' = x / 2.
     size, x = 256, 1 + 2**-12
     input, zeros = torch.zeros(size, size, device="cuda"), torch.zeros(size, size, device="cuda")
@@ -296,11 +293,8 @@ def test_second_derivatives_work() -> None:
     assert torch.autograd.gradgradcheck(function, a.tensors())
 
 
-# ---- custom cells ---------------------------------------------------------------
-
-
 def error(results: list[Tensor], exact: list[Tensor]) -> float:
-    """Largest error relative to the largest element."""
+    """Error relative to the largest element."""
     return max(
         ((y.detach().double().cpu() - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
         for y, e in zip(results, exact, strict=True)
@@ -309,7 +303,6 @@ def error(results: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def trained(module: Any, input: Tensor) -> list[Tensor]:
-    """Results and gradients of a layer or step."""
     input = input.detach().requires_grad_()
     output, *states = forms.tensors(module(input))
     loss = (output * output).sum() + sum(state.sum() for state in states)
@@ -318,7 +311,7 @@ def trained(module: Any, input: Tensor) -> list[Tensor]:
 
 
 def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Checks that the GPU is as accurate as the CPU."""
+    """The GPU is as accurate as the CPU."""
     module = module.to(dtype)
     input = torch.randn(shape, dtype=dtype)
     exact = trained(copy.deepcopy(module).double(), input.double())
@@ -390,9 +383,6 @@ def test_custom_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.Monke
     assert {"lltm_forward", "lltm_backward"} <= names.keys()
 
 
-# ---- registration -----------------------------------------------------------
-
-
 def opcheck(op: Any, *arguments: Any) -> None:
     pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
     assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
@@ -427,24 +417,21 @@ def test_opcheck_of_a_sequence(reverse: bool) -> None:
             opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, some)
 
 
-def test_errors_are_those_of_the_cpu() -> None:
+def test_errors_are_the_same_as_on_the_cpu() -> None:
     a = on_gpu(support.sequence_arguments((5, 3, 2, 4)))
     with pytest.raises(ValueError, match="expected h_0 of shape"):
         ops.sequence(*replace(a, h=a.h[:2]).operands())
-    with pytest.raises(RuntimeError, match="expected weights on device cuda:0, got cpu"):
+    with pytest.raises(RuntimeError, match="expected weight_ih on device cuda:0, got cpu"):
         ops.sequence(*replace(a, weights=a.weights.cpu()).operands())
     sizes = torch.full((5,), 3, device="cuda")
     with pytest.raises(RuntimeError, match="expected batch_sizes on device cpu"):
         ops.sequence(*replace(a, input=a.input.flatten(0, 1)).operands(), batch_sizes=sizes)
 
 
-# ---- streams, graphs, devices -----------------------------------------------
-
-
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_nothing_waits_for_the_gpu(dtype: torch.dtype) -> None:
+def test_calls_do_not_synchronize(dtype: torch.dtype) -> None:
     a = on_gpu(support.packed_arguments((9, 5, 5, 2), 8, 16, dtype))
     run(a)  # the first call sets up cuBLAS
     try:
@@ -502,7 +489,6 @@ def test_the_current_stream_is_used(dtype: torch.dtype) -> None:
 def captured(
     work: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """A CUDA graph of `work` and its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -580,9 +566,9 @@ def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
     assert output.decode().split() == ["True"]
 
 
-def test_explain_says_which_engine_a_sequence_takes() -> None:
+def test_explain_reports_the_engine_of_a_sequence() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
-    reason = "lltm.backends.cuda.persistent is off"
+    reason = "lltm.backends.cuda.persistent is False"
     assert f"on CUDA, forward: stepwise ({reason})" in explain.schedule(call)
 
 
@@ -628,7 +614,7 @@ def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) ->
 
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_stream_in_pieces_gives_what_the_whole_gives(dtype: torch.dtype) -> None:
+def test_a_stream_in_chunks_equals_the_sequence(dtype: torch.dtype) -> None:
     a = on_gpu(support.sequence_arguments((40, 3, 8, 64), dtype))
     whole, whole_state = lltm.functional.sequence(
         "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias
@@ -682,7 +668,7 @@ needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one G
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, 3, 4, 8), (5, 64, 4, 768)], ids=str)
-def test_devices_work_side_by_side(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+def test_devices_work_concurrently(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
     a = support.sequence_arguments(shape, dtype)
     devices = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
     arguments = [on_gpu(a, device) for device in devices]
@@ -718,7 +704,7 @@ def test_custom_cells_work_on_each_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
-def test_the_process_goes_on_after_memory_ran_out(part: str) -> None:
+def test_the_process_continues_after_an_out_of_memory_error(part: str) -> None:
     small = on_gpu(support.sequence_arguments((5, 3, 4, 7)))
     expected = run(small)
     large = on_gpu(support.sequence_arguments((256, 256, 16, 256))).leaves()

@@ -31,7 +31,7 @@ def test_the_dispatcher_has_cuda_kernels_if_the_library_has(operator: str) -> No
     assert ("operators.cpp" in entry) == BUILT, entry
 
 
-def test_packing_ahead_takes_the_path_of_every_device_but_the_cpu() -> None:
+def test_prepack_has_no_cuda_kernel() -> None:
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("lltm::prepack", "CUDA")
 
 
@@ -50,10 +50,10 @@ def test_build_info_names_the_architectures_and_the_toolkit() -> None:
         ("sm_80, sm_90, compute_90, CUDA 13.0", (9, 0), "sm_90"),
         ("sm_80, sm_90, compute_90, CUDA 13.0", (12, 0), "compute_90"),
         ("sm_80, sm_90, compute_90, CUDA 13.0", (7, 5), "none for this device"),
-        ("none (composite path)", (9, 0), "composite path"),
+        ("none (ATen operations)", (9, 0), "ATen operations"),
     ],
 )
-def test_the_report_names_the_kernels_that_a_device_gets(
+def test_the_report_names_the_kernels_of_a_device(
     kernels: str, capability: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lltm._C.build_info", lambda: f"a: b\nCUDA kernels: {kernels}\n")

@@ -128,15 +128,26 @@ def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
     check_cell(cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 72)], verbose=False)
 
 
-def test_the_check_finds_a_wrong_gradient() -> None:
-    wrong = lltm.Cell(lstm.text.replace("d.z.o = subtract", "d.z.o = add"), function=lstm.function)
-    assert wrong.text != lstm.text
+@pytest.mark.parametrize("wrong", ["add", "subtract inf inf\noff = add"])  # also NaN
+def test_check_cell_finds_a_wrong_gradient(wrong: str) -> None:
+    text = lstm.text.replace("d.z.o = subtract", f"d.z.o = {wrong}")
+    assert text != lstm.text
     with pytest.raises(AssertionError, match=r"^lstm, plain, torch.float64.*of gradient of"):
-        check_cell(wrong, dtypes=[torch.float64], verbose=False)
+        check_cell(lltm.Cell(text, function=lstm.function), dtypes=[torch.float64], verbose=False)
+
+
+def test_the_check_reports_functions_that_are_not_finite() -> None:
+    for function, text in (
+        (lambda z: torch.log(z[0]), "plain, torch.float64, .* function is finite, got NaN or"),
+        (lambda z: torch.sqrt(F.relu(z[0])), "second derivatives are finite, got NaN or infinity"),
+    ):
+        cell = lltm.cell(gates=1, name="it")(function)
+        with pytest.raises(AssertionError, match=text):
+            check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
 
 
 @pytest.mark.parametrize("name", ["hardsigmoid", "softplus", "rounded number", "float32"])
-def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
+def test_check_cell_allows_for_rounding_by_pytorch(name: str) -> None:
     """Larger errors still fail."""
 
     def spike(x: Tensor) -> Tensor:
@@ -157,7 +168,7 @@ def test_the_check_knows_where_pytorch_rounds(name: str) -> None:
         check(lltm.Cell(wrong, function=function), dtypes=[torch.float64])
 
 
-def test_numbers_are_as_exact_as_the_function_has_them() -> None:
+def test_constants_are_as_exact_as_in_the_function() -> None:
     """Constants combined with float32 values are rounded, others are not."""
 
     @lltm.cell(gates=1)
@@ -179,7 +190,7 @@ def test_numbers_are_as_exact_as_the_function_has_them() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("cell", "built_in"), [(lstm, lltm.LSTM), (gru, lltm.GRU)])
-def test_is_as_the_built_in_one(cell: lltm.Cell, built_in: Any, dtype: torch.dtype) -> None:
+def test_equals_the_built_in_cell(cell: lltm.Cell, built_in: Any, dtype: torch.dtype) -> None:
     theirs = built_in(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
     ours = cell.Layer(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
     ours.load_state_dict(theirs.state_dict())
@@ -190,7 +201,7 @@ def test_is_as_the_built_in_one(cell: lltm.Cell, built_in: Any, dtype: torch.dty
     same(one(x[0].float()), other(x[0].float()), atol=1e-6, rtol=0.0)
 
 
-def test_saves_no_more_than_the_built_in_ones() -> None:
+def test_saves_no_more_than_the_built_in_cells() -> None:
     def saved(cell: str) -> int:
         return int(torch.ops.lltm._cell(cell)[-1])
 
@@ -227,7 +238,7 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
 
 # Small-batch engines: each block of hidden units reads all of h_0.
 @pytest.mark.parametrize("steps", [3, 40])
-def test_few_rows_of_a_cell_without_states(steps: int) -> None:
+def test_small_batches_of_a_cell_without_states(steps: int) -> None:
     layer = plain.Layer(3, 200)
     x, h_0 = torch.randn(steps, 2, 3), torch.randn(1, 2, 200)
     with torch.no_grad():
@@ -245,7 +256,7 @@ def test_starts_from_the_initial_values_of_states() -> None:
     same((rows.data, last), (own_rows.data, own_last), rtol=0.0, atol=0.0)
 
 
-def test_parameters_start_as_told() -> None:
+def test_parameters_have_their_initial_values() -> None:
     layer = two_states.Layer(4, 6, num_layers=2, bidirectional=True)
     for name, parameter in layer.named_parameters():
         if name.startswith(("p_l", "q_l")):
@@ -256,7 +267,7 @@ def test_parameters_start_as_told() -> None:
     assert own.unique().numel() > 1
 
 
-def test_the_check_calls_the_function_as_the_trace_does() -> None:
+def test_check_cell_calls_the_function_as_the_trace_does() -> None:
     """Passes z in the order of gates=, and keyword arguments."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
@@ -296,7 +307,11 @@ def test_other_cells(name: str) -> None:
     parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"]}.get(name, [])
     reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
     cell = lltm.cell(
-        gates=("u", "v"), reads=reads, parameters=dict.fromkeys(parameters, 0.3), name="other"
+        gates=("u", "v"),
+        reads=reads,
+        states={"x": 0} if name == "most of all" else None,
+        parameters=dict.fromkeys(parameters, 0.3),
+        name="other",
     )(function)
     dtypes = [torch.float64, torch.float32, torch.bfloat16]
     check_cell(cell, shapes=[(5, 3, 4, 5)], dtypes=dtypes, verbose=False)
@@ -351,13 +366,13 @@ def test_transforms(cell: lltm.Cell) -> None:
     same(torch.vmap(layer)(x)[0], torch.stack([layer(part)[0] for part in x]))
 
 
-def test_a_gradient_of_its_own_is_taken_once() -> None:
+def test_a_custom_gradient_has_first_derivatives_only() -> None:
     layer = spiking.Layer(3, 4)
     x = torch.randn(2, 3, 3, requires_grad=True)
     output, _ = layer(x)
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=False)
     assert grad.abs().max() > 0
-    expected = "lltm: expected first derivatives by autograd alone of the cell spiking"
+    expected = "lltm: cell spiking defines its own gradient: expected first derivatives by autograd"
     with pytest.raises(NotImplementedError, match=expected):
         torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=expected):
@@ -398,12 +413,12 @@ def hooked(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
-def test_no_gradient_of_ones_own_is_taken_for_the_derivative(applied: Any) -> None:
+def test_a_custom_gradient_is_not_mistaken_for_the_derivative(applied: Any) -> None:
     """Custom gradients equal the derivative at most points."""
     cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
-    with pytest.raises(NotImplementedError, match="expected first derivatives by autograd alone"):
+    with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):
         torch.func.grad(lambda x: layer(x)[0].sum())(torch.randn(2, 3, 3))
 
 
@@ -434,7 +449,7 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
 
 
 @each_in_a_graph
-def test_compiles_as_a_whole(cell: lltm.Cell) -> None:
+def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
     layer = cell.Layer(3, 4)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -506,6 +521,17 @@ def test_torchscript_compiles(cell: lltm.Cell) -> None:
     assert type(again[0]).__name__ == type(layer).__name__
 
 
+def test_a_function_without_module_is_scripted() -> None:
+    names: dict[str, Any] = {"tanh": tanh}
+    exec("def cell(z): return tanh(z[0])", names)
+    assert names["cell"].__module__ != __name__
+    for module in (None, "no such module", "__main__"):
+        names["cell"].__module__ = module
+        layer = lltm.cell(gates=1)(names["cell"]).Layer(3, 4)
+        x = torch.randn(3, 2, 3)
+        same(torch.jit.script(layer)(x), layer(x))
+
+
 @each
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
@@ -539,7 +565,7 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     assert again.text == cell.text
     assert repr(again) == repr(cell)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*: u is NaN until")  # its initializer is not serialized
+        warnings.filterwarnings("ignore", ".*: parameter u is NaN")  # no initializer is serialized
         own = again.Layer(3, 4, num_layers=2)
     own.load_state_dict(layer.state_dict())
     same(own(x), layer(x), rtol=0.0, atol=0.0)
@@ -571,7 +597,7 @@ def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path)
         assert not results
 
 
-def test_cells_are_pickled_by_their_text() -> None:
+def test_cells_are_pickled_in_serialized_form() -> None:
     """Keeps z order and numeric initial values."""
 
     @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.7})
@@ -592,7 +618,7 @@ def drawn(parameter: Tensor) -> Tensor:
     return torch.full_like(parameter, 3.0)
 
 
-def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
+def test_copies_and_pickles_initialize_parameters_as_the_cell_does() -> None:
     """Covers layers, prepacked layers and cells; copies also work with lambdas."""
     functions: dict[str, Any] = {
         "a": torch.nn.init.ones_,
@@ -622,17 +648,17 @@ def test_copies_and_pickles_draw_parameters_as_the_cell_does() -> None:
         module = make(3, 4)
         for _ in range(2):  # also pickles a pickled cell
             module = pickle.loads(pickle.dumps(module))
-            with pytest.warns(UserWarning, match=r"Layer|Cell: e is NaN"):
+            with pytest.warns(UserWarning, match=r"(Layer|Cell): parameter e is NaN"):
                 assert values(module)[:4] == [1.0, 2.0, 3.0, 4.0]
             assert module.e_l0.isnan().all() if make is cell.Layer else module.e.isnan().all()
     again = pickle.loads(pickle.dumps(cell))
-    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: e is NaN until a state_dict is"):
+    with pytest.warns(UserWarning, match=r"^lltm::cell\.Layer: parameter e is NaN because"):
         layer = again.Layer(3, 4)
     layer.load_state_dict(cell.Layer(3, 4).state_dict())
     assert (layer.e_l0 == 5.0).all()
 
 
-def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_missing_initializer_warns(tmp_path: Path) -> None:
     """Missing initializers do not mean zero."""
 
     @lltm.cell(gates=1, parameters={"a": torch.nn.init.ones_, "b": 0.5})
@@ -642,7 +668,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
     cell.save(tmp_path / "a.cell")
     again = lltm.Cell.load(tmp_path / "a.cell")
     layer: Any
-    with pytest.warns(UserWarning, match="a is NaN until") as warned:
+    with pytest.warns(UserWarning, match="parameter a is NaN because") as warned:
         layer = again.Layer(3, 4, num_layers=2)
     assert Path(warned[0].filename) == Path(__file__)
     assert layer.a_l0.isnan().all()
@@ -654,7 +680,7 @@ def test_a_text_says_what_it_lacks(tmp_path: Path) -> None:
     assert "maximum" in cell.explain()
 
 
-def test_a_function_that_is_gone_is_a_function_that_is_lacking(
+def test_an_initializer_that_cannot_be_unpickled_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @lltm.cell(gates=1, parameters={"a": drawn})
@@ -665,11 +691,11 @@ def test_a_function_that_is_gone_is_a_function_that_is_lacking(
     monkeypatch.delattr(sys.modules[__name__], "drawn")
     layer = pickle.loads(text)
     assert (layer.a_l0 == 3.0).all()
-    with pytest.warns(UserWarning, match="a is NaN until"):
+    with pytest.warns(UserWarning, match="parameter a is NaN because"):
         layer.reset_parameters()
 
 
-def test_a_gate_that_is_not_used_is_a_hint() -> None:
+def test_hints_name_unused_gates() -> None:
     cell = lltm.cell(gates=("a", "b"), name="half")(lambda z: tanh(z.b))
     assert "z.a is not used" in cell.explain()
     assert "is not used" not in lstm.explain()
@@ -680,7 +706,7 @@ def test_classes_have_a_docstring() -> None:
     assert lstm.Cell.__doc__ == lltm.CustomCell.__doc__
 
 
-def test_a_missing_argument_is_one_of_the_cells_class() -> None:
+def test_a_missing_argument_is_an_error_that_names_the_cells_class() -> None:
     make: Any
     for make, name in ((lstm.Layer, "Layer"), (lstm.Cell, "Cell")):
         with pytest.raises(TypeError, match=rf"^lstm\.{name}\(\) missing .* 'hidden_size'"):
@@ -695,7 +721,7 @@ def test_a_saved_layer_needs_no_function() -> None:
     assert "3, 4" in repr(step)
 
 
-def test_int8_wants_a_bounded_cell() -> None:
+def test_int8_requires_a_bounded_cell() -> None:
     layer = lstm.Layer(32, 32)
     x = torch.randn(5, 3, 32)
     same(layer.prepack(torch.qint8)(x), layer(x), rtol=0.0, atol=0.05)
@@ -709,7 +735,7 @@ def test_int8_wants_a_bounded_cell() -> None:
 def test_prepacked_weights_belong_to_their_cell() -> None:
     weights = lstm.Layer(16, 16).prepack().packed_weights_l0
     x, h = torch.randn(2, 3, 16), torch.zeros(3, 16)
-    expected = "expected weights from prepack for the cell lstm, got some for another"
+    expected = "expected weights prepacked for the cell lstm, got weights prepacked for another"
     with pytest.raises(ValueError, match=expected):
         torch.ops.lltm.sequence("lstm", x, h, h, weights)
 
@@ -722,12 +748,13 @@ def test_wrong_states_are_named() -> None:
     x, s = torch.randn(2, 3, 3), torch.zeros(1, 3, 4)
     for hx, text in (
         (s, r"expected hx to be a tuple \(h_0, c_0, m_0\), got Tensor"),
-        ((s, s), r"expected state to be 3 tensors \(h_0, c_0, m_0\), got 2"),
-        ([s, s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ((s, s), r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
+        ([s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 1 value$"),
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
-        ((s, s, s.half()), r"expected m_0 of dtype float32, that of the input, got float16"),
-        ((s, s.bool(), s), r"expected c_0 of dtype float32, that of the input, got bool"),
+        ((s, s, s.half()), r"expected m_0 of dtype float32, the dtype of the input, got float16"),
+        ((s.half(), s, s), r"expected h_0 of dtype float32, the dtype of the input, got float16"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
         ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
     ):
         with pytest.raises((TypeError, ValueError), match=rf"^lltm::two_states.Layer: {text}"):
@@ -735,7 +762,35 @@ def test_wrong_states_are_named() -> None:
     with pytest.raises(
         TypeError, match=r"^lltm::gru.Layer: expected h_0 to be a tensor, got tuple"
     ):
-        gru.Layer(3, 4)(x, (s, s))
+        gru.Layer(3, 4)(x, (s,))
+    # The functions in Python, the operators' form in C++.
+    s = s[0]
+    for hx, text in (
+        ((s.half(), s, s), r"expected h_0 of dtype float32, the dtype of the input, got float16"),
+        ((s, s, s.double()), r"expected m_0 of dtype float32, the dtype of the input, got float64"),
+        ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
+        ((s[:, :3], s, s), r"expected h_0 of shape \(3, 4\), got \(3, 3\)"),
+        ((s, s, s[:2]), r"expected m_0 of shape \(3, 4\), got \(2, 4\)"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=rf"^lltm::sequence: {text}"):
+            lltm.functional.sequence(two_states, x, hx, torch.randn(8, 3), torch.randn(8, 4))
+
+
+def test_states_may_be_changed_in_place() -> None:
+    layer, x = two_states.Layer(3, 4, bias=False), torch.randn(2, 3, 3)
+    weights = torch.randn(8, 3, requires_grad=True), torch.randn(8, 4), torch.zeros(16)
+    zeros = torch.zeros(3, 4)
+    for states in (
+        layer(x)[1],
+        two_states.Cell(3, 4)(x[0]),
+        lltm.functional.step(two_states, x[0], (zeros, zeros, zeros), *weights),
+    ):
+        others = [state.detach().clone() for state in states]
+        states[1].mul_(2)
+        assert torch.equal(states[0], others[0])
+        assert torch.equal(states[1], 2 * others[1])
+        assert states[1].untyped_storage().data_ptr() != states[2].untyped_storage().data_ptr()
+        sum(state.sum() for state in states).backward()
 
 
 @pytest.mark.parametrize(
@@ -746,7 +801,7 @@ def test_wrong_states_are_named() -> None:
         (("\nend\n", "\n"), "expected"),
     ],
 )
-def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
+def test_wrong_serialized_cells_are_rejected(change: tuple[str, str], text: str) -> None:
     wrong = lstm.text.replace(*change)
     assert wrong != lstm.text
     with pytest.raises(lltm.ArgumentError, match=r"^lltm::cell program, line") as error:
@@ -757,22 +812,22 @@ def test_wrong_texts_are_refused(change: tuple[str, str], text: str) -> None:
         torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_values_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:
     wrong: Any
     for wrong in (None, 3, b"lltm-cell 1"):
-        with pytest.raises(TypeError, match=r"^lltm::cell: expected the text of a cell, got "):
+        with pytest.raises(TypeError, match=r"^lltm::cell: expected a serialized cell, got "):
             lltm.Cell(wrong)
-    expected = r"^lltm::cell: expected the text of a cell, got 'lstm', the name of a built-in one"
+    expected = r"^lltm::cell: expected a serialized cell, got 'lstm', the name of a built-in cell"
     with pytest.raises(lltm.ArgumentError, match=expected):
         lltm.Cell("lstm")
     file = tmp_path / "binary.cell"
     file.write_bytes(b"\xff\xfe\0")
-    expected = r"^lltm::cell: expected the text of a cell, got .*binary.cell: .*0xff"
+    expected = r"^lltm::cell: expected a serialized cell, got .*binary.cell: .*0xff"
     with pytest.raises(lltm.ArgumentError, match=expected):
         lltm.Cell.load(file)
 
 
-def test_what_an_initialiser_returns_is_what_it_says() -> None:
+def test_initializers_fill_or_return_a_parameter() -> None:
     def cell_of(initial: Any) -> lltm.Cell:
         return lltm.cell(gates=1, parameters={"a": initial}, name="it")(lambda z, a: z[0] * a)
 
@@ -792,14 +847,14 @@ def test_what_an_initialiser_returns_is_what_it_says() -> None:
             ValueError, match=r"^lltm::it.Layer: .* fills or returns a, got .*neither"
         ):
             cell_of(wrong).Layer(3, 4)
-    with pytest.raises(ValueError, match=r"^lltm::it.Cell: expected what fills a of shape \(4,\)"):
+    with pytest.raises(ValueError, match="the result of the initializer of a of shape"):
         cell_of(lambda t: torch.ones(1)).Cell(3, 4)
 
 
 @pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])
-def test_parameters_are_no_members_of_modules(name: str) -> None:
+def test_parameters_are_not_named_like_attributes_of_modules(name: str) -> None:
     text = re.sub(r"\bp\b", name, two_states.text)
-    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected names.*got '{name}'"):
+    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected param.*got '{name}'"):
         lltm.Cell(text)
 
 
@@ -822,7 +877,9 @@ def test_wrong_sizes_are_named() -> None:
 
 @pytest.mark.parametrize("op", ["step", "sequence"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_what_fills_up_a_joined_matrix_has_a_zero_gradient(op: str, dtype: torch.dtype) -> None:
+def test_the_padding_of_a_concatenated_matrix_has_a_zero_gradient(
+    op: str, dtype: torch.dtype
+) -> None:
     @lltm.cell(gates=("a", "b"), reads={"a": "x"})
     def unequal(z: Any, h: Tensor) -> Tensor:
         return torch.tanh(z.a + torch.sigmoid(z.b) * h)

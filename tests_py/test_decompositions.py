@@ -15,7 +15,7 @@ import lltm
 pytestmark = pytest.mark.xdist_group("compilers")
 
 
-def test_the_table_is_the_default_one_with_every_operator_of_ours() -> None:
+def test_the_table_adds_every_lltm_operator_to_the_default() -> None:
     table = lltm.decompositions()
     default = torch.export.default_decompositions()
     assert set(default) <= set(table)
@@ -115,8 +115,7 @@ def test_training_with_checkpoints_is_not_decomposed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_decompositions_meet_the_rule_of_accuracy(dtype: torch.dtype) -> None:
-    """Covers training outputs and gradients."""
+def test_decompositions_meet_the_accuracy_criterion(dtype: torch.dtype) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
     ours, eager = support.Errors(), support.Errors()
     for _ in range(4):
@@ -153,7 +152,7 @@ def test_a_decomposed_step_accumulates_its_pre_activations_in_float32(dtype: tor
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_decomposed_step_rounds_its_results_only(dtype: torch.dtype) -> None:
+def test_a_decomposed_step_rounds_only_its_results(dtype: torch.dtype) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
     a = support.cell_arguments((64, 3, 5), dtype)
     # Without weights, pre-activations equal the bias.

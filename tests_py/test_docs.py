@@ -53,9 +53,6 @@ def name(page: Path) -> str:
 each_page = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
-# ----- The blocks of a page ----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Block:
     language: str
@@ -63,7 +60,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """File path from the first-line comment, if any."""
+        """Path from the first-line comment, if any."""
         match = re.match(r"(?://|#) ([\w./]+\.\w+)$", self.text, re.MULTILINE)
         return match[1] if match else None
 
@@ -77,7 +74,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def texts(page: Path, language: str) -> list[str]:
-    """Blocks of a page in one language, except files."""
+    """Blocks that are no files."""
     return [b.text for b in blocks(page) if b.language == language and b.file is None]
 
 
@@ -90,8 +87,6 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
     outside = FENCED.sub("", page.read_text())
     assert not re.search(r"\n\n {4,}\S", outside), "an indented block: a fence names its language"
 
-
-# ----- Python ------------------------------------------------------------------
 
 # These pages start compilers.
 SLOW = {"compile.md"}
@@ -106,7 +101,7 @@ SLOW = {"compile.md"}
     ],
 )
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Runs all blocks of a page as one script, in a separate process, with warnings."""
+    """Runs all blocks as one script, in a separate process, with warnings."""
     script = tmp_path / "script.py"
     script.write_text("\n".join(texts(page, "python")))
     if page.name in SLOW:
@@ -115,8 +110,6 @@ def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         run = support.run_forked(str(script), cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
 
-
-# ----- C++ and CMake -----------------------------------------------------------
 
 PROJECT = """
 cmake_minimum_required(VERSION 3.25)
@@ -129,7 +122,6 @@ CONFIGURE = next(t for p in PAGES for t in texts(p, "sh") if "cmake -S app" in t
 
 
 def run_commands(commands: str, folder: Path, **environment: str) -> None:
-    """Runs commands in this interpreter's environment."""
     run = subprocess.run(
         ["bash", "-euc", commands],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -168,7 +160,7 @@ def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_library_of_one_s_own_builds_and_passes_its_tests(tmp_path: Path) -> None:
+def test_the_users_own_library_builds_and_passes_its_tests(tmp_path: Path) -> None:
     """The page contains all files and commands."""
     page = DOCS / "your-own-library.md"
     (tmp_path / "lltm").symlink_to(ROOT)
@@ -200,11 +192,8 @@ def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
     assert (tmp_path / "layer.safetensors").is_file()
 
 
-# ----- Shell -------------------------------------------------------------------
-
-
 def lines(page: Path) -> list[str]:
-    """Command lines of a page, joined and without comments."""
+    """Lines are joined, without comments."""
     text = "".join(texts(page, "sh")).replace("\\\n", " ")
     return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
 
@@ -261,7 +250,7 @@ def is_one_of(line: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, line) for pattern in patterns)
 
 
-def test_every_command_is_run_somewhere_or_said_to_be_run_by_hand() -> None:
+def test_every_command_is_run_by_a_test_or_listed_as_manual() -> None:
     found = [line for page in PAGES if page not in PROJECTS for line in lines(page)]
     patterns = [*RUN, *RUN_BY, *BY_HAND]
     assert [line for line in found if sum(is_one_of(line, [p]) for p in patterns) != 1] == []
@@ -281,7 +270,7 @@ def test_a_command_runs(line: str, tmp_path: Path) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Words of each command, also in $(...)."""
+    """Includes words in $(...)."""
     for line in text.replace("\\\n", " ").splitlines():
         for inner in re.findall(r"\$\(((?:[^()]|\([^()]*\))*)\)", line):
             yield from commands(inner)
@@ -319,7 +308,7 @@ def check_options(words: list[str], manual: str) -> None:
 
 
 def after(words: list[str], option: str) -> list[str]:
-    """Values of an option, up to the next option."""
+    """Values up to the next option."""
     if option not in words:
         return []
     values = words[words.index(option) + 1 :]
@@ -409,7 +398,6 @@ def check_python(words: list[str]) -> None:
 
 
 def check_binary(words: list[str]) -> None:
-    """Checks that CMake has the target."""
     program = Path(words[0]).name
     targets = cmake_files() + source("examples/*/CMakeLists.txt")
     assert re.search(rf"add_executable\({program}\b", targets), f"no target {program}"
@@ -460,7 +448,7 @@ def check_command(words: list[str]) -> None:
 
 
 @each_page
-def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
+def test_the_commands_of_a_page_name_existing_files_and_tests(page: Path) -> None:
     if page in PROJECTS:
         pytest.skip("they are run, by a test of their own")
     for text in texts(page, "sh"):
@@ -503,13 +491,10 @@ def test_the_commands_of_a_page_name_what_exists(page: Path) -> None:
         "git clone https://github.com/lltm/llmt",
     ],
 )
-def test_a_command_that_names_what_does_not_exist_is_found(command: str) -> None:
+def test_a_command_with_a_wrong_name_is_found(command: str) -> None:
     (words,) = commands(command)
     with pytest.raises((AssertionError, OSError)):
         check_command(words)
-
-
-# ----- Messages ----------------------------------------------------------------
 
 
 def plain(text: str) -> str:
@@ -532,7 +517,6 @@ class Packing(torch.nn.Module):
 
 
 def calls_that_raise() -> Iterator[Callable[[], object]]:
-    """Calls for the errors in errors.md."""
     layer, x, h = lltm.LLTM(8, 16), torch.randn(20, 4, 8), torch.zeros(4, 16)
     prepacked, weights, functional = layer.prepack(), torch.randn(48, 24), lltm.functional
     packed = pack_sequence([torch.randn(n, 8) for n in (5, 3, 2)])
@@ -577,7 +561,7 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_messages_that_are_explained_are_raised(tmp_path: Path) -> None:
+def test_the_explained_messages_are_raised(tmp_path: Path) -> None:
     copy = shutil.copy(Path(lltm.cmake_prefix_path, "lib", "liblltm.so"), tmp_path)
     raised = [
         support.run_python("-c", code, cwd=folder).stderr
@@ -602,9 +586,6 @@ def test_the_messages_that_are_explained_are_raised(tmp_path: Path) -> None:
     assert [text for text in explained if not any(is_quoted(text, s) for s in sources)] == []
 
 
-# ----- Links -------------------------------------------------------------------
-
-
 def prose(page: Path) -> str:
     return re.sub(r"`[^`\n]*`", "code", FENCED.sub("", page.read_text()))
 
@@ -617,7 +598,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name)
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_the_links_of_a_page_have_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?:", target):
             continue
@@ -656,7 +637,7 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Imports of a package file, including local imports."""
+    """Includes local imports."""
     package = file.relative_to(ROOT / "python").parent.parts
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -668,7 +649,7 @@ def imported(file: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def test_no_file_of_the_package_imports_back() -> None:
+def test_imports_in_the_package_have_no_cycles() -> None:
     files = {}
     for path in (ROOT / "python/lltm").rglob("*.py"):
         parts = path.relative_to(ROOT / "python").with_suffix("").parts
@@ -676,9 +657,6 @@ def test_no_file_of_the_package_imports_back() -> None:
     graph = {module: {*imported(path)} & files.keys() for module, path in files.items()}
     assert graph["lltm.reference"] >= {"lltm.modules", "lltm._check"}
     graphlib.TopologicalSorter(graph).prepare()
-
-
-# ----- The site ----------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -24,9 +24,6 @@ def pair(options: dict[str, Any]) -> tuple[lltm.LLTM, nn.LSTM]:
     return lltm.LLTM(3, 5, **options), nn.LSTM(3, 5, **options)
 
 
-# ----- arguments -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(lltm.LLTM, nn.LSTM), (lltm.LLTMCell, nn.LSTMCell)], ids=["layer", "cell"]
 )
@@ -39,7 +36,7 @@ def test_forward_has_the_parameters_of_pytorch_s(ours: Any, theirs: Any) -> None
     assert found == expected + added
 
 
-def test_the_state_is_taken_as_hx() -> None:
+def test_the_state_is_accepted_as_hx() -> None:
     layer, cell = lltm.LLTM(3, 5), lltm.LLTMCell(3, 5)
     x, state = torch.randn(6, 4, 3), (torch.randn(1, 4, 5), torch.randn(1, 4, 5))
     torch.testing.assert_close(layer(x, hx=state), layer(x, state))
@@ -48,7 +45,7 @@ def test_the_state_is_taken_as_hx() -> None:
     torch.testing.assert_close(cell(x[0], hx=first), cell(x[0], first))
 
 
-def test_proj_size_stands_where_nn_lstm_has_it() -> None:
+def test_proj_size_has_the_position_of_nn_lstm_s() -> None:
     arguments = (3, 5, 2, True, False, 0.0, False, 0, "cpu", torch.float64)
     for layer in (lltm.LLTM(*arguments), nn.LSTM(*arguments)):
         assert layer.proj_size == 0
@@ -69,7 +66,7 @@ def test_proj_size_stands_where_nn_lstm_has_it() -> None:
         ("bias", np.int64(0), False),
     ],
 )
-def test_numbers_of_numpy_and_integers_for_bools_become_python_s(
+def test_numpy_numbers_and_integers_for_bools_become_python_s(
     name: str, given: Any, kept: Any
 ) -> None:
     layer = lltm.LLTM(**{"input_size": 3, "hidden_size": 5, "num_layers": 2, name: given})
@@ -80,7 +77,7 @@ def test_numbers_of_numpy_and_integers_for_bools_become_python_s(
     assert layer(torch.randn(6, 4, 3))[0].shape == plain(torch.randn(6, 4, 3))[0].shape
 
 
-def test_a_cell_takes_numbers_of_numpy() -> None:
+def test_a_cell_accepts_numpy_numbers() -> None:
     arguments: Any = (np.int64(3), np.int64(5), np.bool_(False))
     cell = lltm.LLTMCell(*arguments)
     assert repr(cell) == "LLTMCell(3, 5, bias=False)"
@@ -94,10 +91,7 @@ def test_a_device_may_be_a_number() -> None:
         lltm.LLTM(3, 5, device=0)
 
 
-# ----- attributes ------------------------------------------------------------
-
-
-def test_attributes_say_what_it_is() -> None:
+def test_attributes_describe_the_layer() -> None:
     for layer in (lltm.LLTM(3, 5), lltm.LLTM(3, 5).prepack()):
         assert (layer.mode, layer.proj_size) == ("LLTM", 0)
 
@@ -128,8 +122,6 @@ def test_slices_of_the_weights_multiply_the_state_and_the_input() -> None:
     torch.testing.assert_close(c_n[0], c_next)
     torch.testing.assert_close(h_n[0], c_next.tanh() * o.sigmoid())
 
-
-# ----- methods ---------------------------------------------------------------
 
 METHODS = [
     "check_forward_args",
@@ -163,7 +155,7 @@ def test_the_expected_sizes_are_those_of_nn_lstm(options: dict[str, Any], kind: 
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_checks_refuse_what_nn_lstm_s_refuse(options: dict[str, Any]) -> None:
+def test_the_checks_reject_the_same_as_nn_lstm_s(options: dict[str, Any]) -> None:
     ours, lstm = pair(options)
     x, (rows, batch_sizes, *_) = torch.randn(6, 4, 3), pack_sequence([torch.randn(2, 3)])
     size = ours.get_expected_hidden_size(x, None)
@@ -199,10 +191,7 @@ def test_states_are_permuted_as_nn_lstm_s() -> None:
     assert ours.permute_hidden(state, None) is state
 
 
-# ----- packed sequences without steps ----------------------------------------
-
-
-def test_an_empty_packed_sequence_with_an_order_has_its_rows() -> None:
+def test_an_empty_packed_sequence_has_the_batch_size_of_its_indices() -> None:
     order = torch.tensor([1, 0, 2])
     packed = PackedSequence(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), order, order)
     state = torch.randn(1, 3, 5), torch.randn(1, 3, 5)

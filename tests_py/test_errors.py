@@ -6,7 +6,7 @@ import inspect
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -162,7 +162,6 @@ Way = Callable[[str, dict[str, Any]], Any]
 
 
 def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """Uses autograd's kernel."""
     arguments = {
         key: value.clone().requires_grad_()
         if isinstance(value, Tensor) and value.is_floating_point() and not value.is_sparse
@@ -173,7 +172,6 @@ def requiring_grad(name: str, arguments: dict[str, Any], way: Way = in_torch_ops
 
 
 def on_meta(name: str, arguments: dict[str, Any], way: Way = in_torch_ops) -> Any:
-    """Arguments without data, as in a compiled graph."""
     arguments = {
         key: value.to("meta") if isinstance(value, Tensor) and key != "batch_sizes" else value
         for key, value in arguments.items()
@@ -201,7 +199,7 @@ def refuses(
 
 
 def function_rows() -> Iterator[Any]:
-    """All table entries, for all ways to call the function."""
+    """Entries for all ways to call the function."""
     with_data = [row for row in BAD_CELL if row[2] is not RuntimeError]
     for name, good, rows, ways in (
         ("step", CELL, BAD_CELL, WAYS),
@@ -220,14 +218,12 @@ def function_rows() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("way", "name", "arguments", "error", "text"), list(function_rows()))
-def test_a_function_refuses(
+def test_a_function_rejects(
     way: Way, name: str, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     value_error = lltm.ArgumentError if way is in_functional else OF_TORCH_OPS
     refuses(lambda: way(name, arguments), error, name, text, value_error)
 
-
-# ----- one wrong shape --------------------------------------------------------
 
 # T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator; a majority determines each size.
 LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
@@ -280,7 +276,6 @@ SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
 
 
 def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
-    """An operator and valid arguments."""
     op, letters, rest = SHAPES[name]
     arguments: dict[str, Any] = {
         argument: torch.zeros([LETTERS[letter] for letter in letters_of])
@@ -327,7 +322,7 @@ def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ..
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: str) -> None:
+def test_if_arguments_disagree_the_error_names_the_minority(name: str) -> None:
     op, arguments = call_of_shapes(name)
     in_torch_ops(op, arguments)
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
@@ -345,19 +340,19 @@ def test_of_arguments_that_disagree_the_error_names_the_one_that_is_alone(name: 
 
 
 @pytest.mark.parametrize("weights", [(45, 24), (60, 28), (48, 25)])
-def test_the_expected_shape_is_what_the_other_arguments_say(weights: tuple[int, int]) -> None:
+def test_the_expected_shape_follows_from_the_other_arguments(weights: tuple[int, int]) -> None:
     sizes = {"input": (4, 8), "h": (4, 16), "c": (4, 16), "weight_ih": weights, "bias_ih": (48,)}
     text = f"expected weight_ih of shape (48, 24), got {weights}"
     with pytest.raises(ValueError, match=f"^lltm::step: {re.escape(text)}"):
         in_torch_ops("step", {name: torch.zeros(size) for name, size in sizes.items()})
 
 
-def test_states_that_agree_with_each_other_alone_are_named() -> None:
+def test_states_that_agree_only_with_each_other_are_named() -> None:
     with pytest.raises(ValueError, match=r"^lltm::step: expected h of shape \(4, 5\), got"):
         in_torch_ops("step", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
 
 
-def test_an_argument_of_another_hidden_size_says_nothing_of_the_rest() -> None:
+def test_an_argument_of_another_hidden_size_does_not_determine_other_sizes() -> None:
     layer = torch.nn.GRU(4, 6)
     arguments = (torch.zeros(5, 2, 4), torch.zeros(6, 2), None, *layer.parameters())
     with pytest.raises(ValueError, match=r"expected h_0 of shape \(2, 6\), got \(6, 2\)"):
@@ -370,7 +365,7 @@ STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"cell": "unknown"}, f"cell to be one of {', '.join(support.CELLS)} or the text of a "),
+        ({"cell": "unknown"}, f"cell to be one of {', '.join(support.CELLS)} or a serialized "),
         ({"cell": "gru"}, "no c, since the cell gru has none, got a tensor"),
         ({"c": None}, "c to be a tensor, got an undefined tensor"),
         ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
@@ -386,14 +381,12 @@ def test_the_cell_and_its_two_matrices_are_named(change: dict[str, Any], text: s
         in_torch_ops("step", {**STEP_OF_LSTM, **change})
 
 
-def test_batch_sizes_whose_sum_no_number_holds_are_refused() -> None:
+def test_batch_sizes_whose_sum_overflows_are_rejected() -> None:
     h_0, sizes = torch.zeros(1, 1).expand(2**62, 1), torch.tensor([2**62, 2**62])
     weights = torch.zeros(3, 4), torch.zeros(3, 1)
     with pytest.raises(ValueError, match=r"expected batch_sizes with a sum below 2\^63"):
         torch.ops.lltm.sequence("gru", randn(8, 4), h_0, None, *weights, batch_sizes=sizes)
 
-
-# ----- modules ---------------------------------------------------------------
 
 X, ROW = randn(6, 4, 3), randn(4, 3)
 STATE = randn(1, 4, 5), randn(1, 4, 5)
@@ -404,7 +397,7 @@ with warnings.catch_warnings():
         torch.nested.nested_tensor([randn(2, 3), randn(4, 3)], layout=layout)
         for layout in (torch.strided, torch.jagged)
     )
-OF_PARAMETERS = "that of the parameters"
+WHOSE = "of the parameters"
 TENSOR_OR_PACKED = "input to be a tensor or a PackedSequence"
 
 # fmt: off
@@ -416,11 +409,12 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({}, (randn(3),), ValueError, "input of shape (T, B, 3) or (T, 3), got (3,)"),
     ({}, (X[None],), ValueError, "input of shape (T, B, 3) or (T, 3), got (1, 6, 4, 3)"),
     ({}, ([1.0],), TypeError, f"{TENSOR_OR_PACKED}, got list"),
-    *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; make one of it")
+    *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; convert it")
       for x in NESTED),
-    ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed rows (N, 3), got (2, 4)"),
+    ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed shape (N, 3), got (2, 4)"),
     ({}, (X, STATE[0]), TypeError, "hx to be a tuple (h_0, c_0), got Tensor"),
     ({}, (X, (*STATE, None)), TypeError, "hx to be a tuple (h_0, c_0), got 3 values"),
+    ({}, (X, STATE[:1]), TypeError, "hx to be a tuple (h_0, c_0), got 1 value"),
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
     ({}, (X, STEP), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
@@ -439,10 +433,10 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
         ({"num_layers": layers, "dtype": dtype}, (x,), error, f"input {text}")
         for layers in (1, 2)
         for dtype, x, error, text in (
-            (None, X.double(), TypeError, f"of dtype float32, {OF_PARAMETERS}, got float64"),
-            (None, X.long(), TypeError, f"of dtype float32, {OF_PARAMETERS}, got int64"),
-            (None, X.to("meta"), RuntimeError, f"on device cpu, {OF_PARAMETERS}, got meta"),
-            (torch.float64, X, TypeError, f"of dtype float64, {OF_PARAMETERS}, got float32"),
+            (None, X.double(), TypeError, f"of dtype float32, the dtype {WHOSE}, got float64"),
+            (None, X.long(), TypeError, f"of dtype float32, the dtype {WHOSE}, got int64"),
+            (None, X.to("meta"), RuntimeError, f"on device cpu, the device {WHOSE}, got meta"),
+            (torch.float64, X, TypeError, f"of dtype float64, the dtype {WHOSE}, got float32"),
         )
     ),
 ]
@@ -458,11 +452,11 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (ROW, (randn(2, 5), randn(2, 5))), ValueError, "h of shape (4, 5), got (2, 5)"),
     ({}, (ROW, (randn(4, 1, 1, 5),) * 2), ValueError, "h of shape (4, 5), got (4, 1, 1, 5)"),
     ({}, (randn(3), (randn(5), randn(1, 5))), ValueError, "c of shape (5,), got (1, 5)"),
-    ({}, (ROW.double(),), TypeError, f"input of dtype float32, {OF_PARAMETERS}, got float64"),
-    ({}, (ROW.long(),), TypeError, f"input of dtype float32, {OF_PARAMETERS}, got int64"),
-    ({}, (ROW.to("meta"),), RuntimeError, f"input on device cpu, {OF_PARAMETERS}, got meta"),
+    ({}, (ROW.double(),), TypeError, f"input of dtype float32, the dtype {WHOSE}, got float64"),
+    ({}, (ROW.long(),), TypeError, f"input of dtype float32, the dtype {WHOSE}, got int64"),
+    ({}, (ROW.to("meta"),), RuntimeError, f"input on device cpu, the device {WHOSE}, got meta"),
     ({"dtype": torch.float64}, (ROW,), TypeError,
-     f"input of dtype float64, {OF_PARAMETERS}, got float32"),
+     f"input of dtype float64, the dtype {WHOSE}, got float32"),
 ]
 BAD_SIZES: list[Row] = [
     (name, *row)
@@ -491,12 +485,12 @@ BAD_OPTIONS: list[Row] = [
     ("batch_first", None, TypeError, "batch_first to be a bool, got NoneType"),
     ("batch_first", "False", TypeError, "batch_first to be a bool, got str"),
     ("bidirectional", "yes", TypeError, "bidirectional to be a bool, got str"),
-    ("dropout", 1.5, ValueError, "dropout to lie in [0, 1], got 1.5"),
-    ("dropout", float("nan"), ValueError, "dropout to lie in [0, 1], got nan"),
+    ("dropout", 1.5, ValueError, "dropout to be in [0, 1], got 1.5"),
+    ("dropout", float("nan"), ValueError, "dropout to be in [0, 1], got nan"),
     ("dropout", "0.5", TypeError, "dropout to be a number, got str"),
     ("dropout", True, TypeError, "dropout to be a number, got bool"),
-    ("recurrent_dropout", -0.1, ValueError, "recurrent_dropout to lie in [0, 1], got -0.1"),
-    ("recurrent_dropout", float("nan"), ValueError, "recurrent_dropout to lie in [0, 1], got nan"),
+    ("recurrent_dropout", -0.1, ValueError, "recurrent_dropout to be in [0, 1], got -0.1"),
+    ("recurrent_dropout", float("nan"), ValueError, "recurrent_dropout to be in [0, 1], got nan"),
     ("proj_size", None, TypeError, "proj_size to be an int, got NoneType"),
 ]
 BAD_PROJECTION: list[Row] = [
@@ -528,7 +522,7 @@ def prepacked(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
-    """Invalid calls and options of a class, with messages for its states."""
+    """The messages are for its states."""
     is_layer, has_c = not make.__name__.endswith("Cell"), len(make._STATES) > 1
     calls, without_c = (
         (BAD_LAYER, BAD_LAYER_WITHOUT_C) if is_layer else (BAD_STEP, BAD_STEP_WITHOUT_C)
@@ -541,7 +535,6 @@ def rows_of(make: Any) -> tuple[list[Any], list[Row]]:
 
 
 def module_rows() -> Iterator[Any]:
-    """Invalid calls of lltm, reference and prepacked modules."""
     for name in (name for name in lltm.reference.__all__ if name[0].isupper()):
         calls, constructions = rows_of(getattr(lltm, name))
         for place in (lltm, lltm.reference):
@@ -556,13 +549,13 @@ def module_rows() -> Iterator[Any]:
         for options, given, error, text in rows_of(getattr(lltm, name))[0]:
             if "on device" in text:
                 continue  # the operator reports a prepacked layer's bias
-            text = text.replace(OF_PARAMETERS, "that of the prepacked layer")
+            text = text.replace(WHOSE, "of the prepacked layer")
             call = partial(made_and_called, partial(prepacked, getattr(lltm, name)), options, given)
             yield pytest.param(call, error, name, text, id=f"prepacked {name}-{text}")
 
 
 @pytest.mark.parametrize(("call", "error", "op", "text"), list(module_rows()))
-def test_a_module_refuses(
+def test_a_module_rejects(
     call: Callable[[], Any], error: type[Exception], op: str, text: str
 ) -> None:
     refuses(call, error, op, text)
@@ -575,7 +568,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_modules_refuse_other_layouts(layout: str) -> None:
+def test_modules_reject_other_layouts(layout: str) -> None:
     x, h = randn(6, 4, 3), randn(1, 4, 5)
     for module, op, good, names in (
         (lltm.LLTM(3, 5), "LLTM", (x, h, h), ("input", "h_0", "c_0")),
@@ -589,17 +582,58 @@ def test_modules_refuse_other_layouts(layout: str) -> None:
 
 
 @pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
-def test_modules_refuse_nested_states(nested: Tensor) -> None:
+def test_modules_reject_nested_states(nested: Tensor) -> None:
     text = "of layout Strided, got a nested tensor"
     for layer in (lltm.LSTM(3, 5), lltm.LSTM(3, 5).prepack()):
         refuses(partial(layer, X, (nested, STATE[1])), RuntimeError, "LSTM", f"h_0 {text}")
         refuses(partial(layer, X, (STATE[0], nested)), RuntimeError, "LSTM", f"c_0 {text}")
 
 
+# fmt: off
+BAD_PROJECTED: list[tuple[str, Callable[[Tensor], Tensor], type[Exception], str]] = [
+    *((name, lambda t, dtype=dtype: t.to(dtype), TypeError,
+       f"of dtype float32, the dtype of the input, got {lltm._check.dtype(dtype)}")
+      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr")
+      for dtype in (torch.float16, torch.int64, torch.bool, torch.float64)),
+    *((name, lambda t: t.to("meta"), RuntimeError,
+       "on device cpu, the device of the input, got meta")
+      for name in ("h_0", "c_0", "bias_hh", "weight_hr")),
+    *((name, lambda t: t[..., :1], ValueError, "of shape")
+      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_ih", "weight_hh", "weight_hr")),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("steps", [0, 1, 40])  # the second is a short call
+@pytest.mark.parametrize(
+    ("name", "change", "error", "text"),
+    [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD_PROJECTED],
+)
+def test_a_projected_lstm_checks_its_arguments(
+    name: str, change: Callable[[Tensor], Tensor], error: type[Exception], text: str, steps: int
+) -> None:
+    layer = lltm.LSTM(3, 40, proj_size=2)
+    arguments = {"h_0": randn(1, 4, 2), "c_0": randn(1, 4, 40)}
+    arguments.update((n.removesuffix("_l0"), p.detach()) for n, p in layer.named_parameters())
+    arguments[name] = change(arguments[name])
+    h_0, c_0, *parameters = arguments.values()
+
+    def call(parameters: Sequence[Tensor], prepacked: bool) -> None:
+        sizes = 3, 40, 1, False, False, 0.0, 0.0, 0
+        x = randn(steps, 4, 3)
+        torch.ops.lltm.layer("lstm", x, [h_0, c_0], parameters, True, *sizes, prepacked)
+
+    refuses(partial(call, parameters, False), error, "LSTM", f"{name} {text}")
+    # A prepacked layer has its dtype from bias_ih.
+    if name not in ("weight_ih", "weight_hh", "bias_ih"):
+        packed = layer.prepack().get_buffer("packed_weights_l0")
+        refuses(partial(call, [packed, *parameters[2:]], True), error, "LSTM", f"{name} {text}")
+
+
 @pytest.mark.parametrize("size", [9, 2**31, 2**62])
-def test_a_packed_batch_of_more_rows_than_there_are_is_refused(size: int) -> None:
+def test_a_packed_batch_larger_than_the_input_is_rejected(size: int) -> None:
     packed = PackedSequence(randn(8, 3), torch.tensor([size, size]))
-    text = f"input of at least {size} rows, with which batch_sizes begins, got 8"
+    text = f"input of at least {size} rows, the first of batch_sizes, got 8"
     for layer in (lltm.GRU(3, 5), lltm.GRU(3, 5).prepack()):
         refuses(partial(layer, packed), ValueError, "GRU", text)
 
@@ -607,10 +641,10 @@ def test_a_packed_batch_of_more_rows_than_there_are_is_refused(size: int) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("dropout", 2.0, "to lie in [0, 1], got 2"),
-        ("dropout", float("nan"), "to lie in [0, 1], got nan"),
-        ("recurrent_dropout", -1.0, "to lie in [0, 1], got -1"),
-        ("recurrent_dropout", float("nan"), "to lie in [0, 1], got nan"),
+        ("dropout", 2.0, "to be in [0, 1], got 2"),
+        ("dropout", float("nan"), "to be in [0, 1], got nan"),
+        ("recurrent_dropout", -1.0, "to be in [0, 1], got -1"),
+        ("recurrent_dropout", float("nan"), "to be in [0, 1], got nan"),
         ("hidden_size", -6, "to be positive, got -6"),
         ("hidden_size", 2**62, f"of at most {2**27}, got {2**62}"),
     ],
@@ -624,11 +658,11 @@ def test_options_that_were_changed_are_checked_as_in_the_constructor(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # creating such a tensor is deprecated
-def test_modules_refuse_quantized_tensors() -> None:
+def test_modules_reject_quantized_tensors() -> None:
     x, h = randn(6, 4, 3), randn(1, 4, 5)
     x_8, h_8 = (torch.quantize_per_tensor(y, 0.1, 0, torch.quint8) for y in (x, h))
     layer = lltm.LLTM(3, 5)
-    text = "input of dtype float32, that of the parameters, got quint8"
+    text = "input of dtype float32, the dtype of the parameters, got quint8"
     refuses(lambda: layer(x_8), TypeError, "LLTM", text)
     text = "h_0 of dtype float32, got quint8"
     refuses(lambda: layer(x, (h_8, h)), TypeError, "sequence", text)
@@ -636,7 +670,7 @@ def test_modules_refuse_quantized_tensors() -> None:
 
 def test_a_prepacked_layer_without_bias_names_its_weights() -> None:
     packed = lltm.LLTM(3, 5, bias=False).prepack()
-    text = "weights from prepack of dtype float64, that of the input, got some of float32"
+    text = "weights from prepack of dtype float64, the dtype of the input, got float32"
     refuses(lambda: packed(X.double()), TypeError, "sequence", text)
 
 
@@ -657,13 +691,10 @@ NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("call", "op", "text"), NO_OPERATOR_S)
-def test_a_function_refuses_what_is_no_argument_of_an_operator(
+def test_a_function_rejects_values_that_operators_do_not_accept(
     call: Callable[[], Any], op: str, text: str
 ) -> None:
     refuses(call, TypeError, op, text)
-
-
-# ----- the class of wrong shapes and values -----------------------------------
 
 
 def wrong_shapes(way: Way) -> dict[str, Callable[[], Any]]:
@@ -733,7 +764,7 @@ def test_a_wrong_shape_in_torch_ops_is_a_value_error(path: str) -> None:
     assert type(caught.value) is OF_TORCH_OPS
 
 
-def test_an_operator_s_value_error_that_is_not_ours_stays_what_it_is(
+def test_other_value_errors_of_operators_are_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def other(*arguments: Any) -> Any:
@@ -767,9 +798,6 @@ def test_an_argument_error_is_pickled() -> None:
     assert (type(error), error.args) == (lltm.ArgumentError, ("a text",))
 
 
-# ----- the low-level pair ----------------------------------------------------
-
-
 def backward_arguments() -> dict[str, Tensor]:
     new_h, new_cell, i, o, g, X, gates = lltm._C.forward(
         X1, CELL["weight_ih"], CELL["bias_ih"], H1, C1
@@ -787,7 +815,7 @@ def backward_arguments() -> dict[str, Tensor]:
     }
 
 
-def test_the_low_level_pair_s_forward_refuses() -> None:
+def test_the_low_level_pair_s_forward_rejects() -> None:
     arguments = X1, CELL["weight_ih"], CELL["bias_ih"], H1[:2], C1
     text = "old_h of shape (4, 5), got (2, 5)"
     refuses(lambda: lltm._C.forward(*arguments), ValueError, "forward", text)
@@ -797,7 +825,7 @@ STATES = ("grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candi
 
 
 @pytest.mark.parametrize(("name", "width"), [*((name, 5) for name in STATES), ("gate_weights", 15)])
-def test_the_low_level_pair_s_backward_refuses(name: str, width: int) -> None:
+def test_the_low_level_pair_s_backward_rejects(name: str, width: int) -> None:
     good = backward_arguments()
     lltm._C.backward(*good.values())
     bad = {**good, name: good["candidate_cell"][:, :4]}
@@ -805,7 +833,7 @@ def test_the_low_level_pair_s_backward_refuses(name: str, width: int) -> None:
     refuses(lambda: lltm._C.backward(*bad.values()), ValueError, "backward", text)
 
 
-def test_the_low_level_pair_refuses_what_is_no_tensor() -> None:
+def test_the_low_level_pair_rejects_other_types() -> None:
     compiled = "incompatible function arguments"  # pybind11's
     message = compiled if support.COMPILED_BINDING else "expected old_cell to be a tensor, got str"
     with pytest.raises(TypeError, match=message):

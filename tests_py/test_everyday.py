@@ -47,9 +47,6 @@ def names_of(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_parameters()]
 
 
-# ----- parameters ------------------------------------------------------------
-
-
 def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> None:
     name = names_of(module)[0]
     x = input_of(module)
@@ -66,7 +63,7 @@ def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> No
     assert not torch.isclose(loss_of(module, x), expected)
 
 
-def test_a_parametrization_of_ones_own_is_applied(module: nn.Module) -> None:
+def test_a_custom_parametrization_is_applied(module: nn.Module) -> None:
     class Zero(nn.Module):
         def forward(self, weights: Tensor) -> Tensor:
             return 0 * weights
@@ -77,7 +74,7 @@ def test_a_parametrization_of_ones_own_is_applied(module: nn.Module) -> None:
     torch.testing.assert_close(loss_of(module, x), loss_of(module, 2 * x))
 
 
-def test_clipped_gradients_have_the_norm_asked_for(module: nn.Module) -> None:
+def test_clipped_gradients_have_the_requested_norm(module: nn.Module) -> None:
     (100 * loss_of(module, input_of(module))).backward()
     before = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
     assert float(before) > 0.5
@@ -92,9 +89,6 @@ def test_shared_memory_holds_the_parameters(module: nn.Module) -> None:
     assert all(p.is_shared() for p in module.parameters())
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
     loss_of(module, x).backward()
-
-
-# ----- around the call -------------------------------------------------------
 
 
 def test_hooks_see_the_call_and_the_gradients(module: nn.Module) -> None:
@@ -124,7 +118,7 @@ def test_hooks_on_results_change_the_gradient(module: nn.Module) -> None:
     assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
 
 
-def test_saved_tensors_can_be_kept_elsewhere(module: nn.Module) -> None:
+def test_hooks_of_saved_tensors_are_applied(module: nn.Module) -> None:
     plain = copy.deepcopy(module)
     x = input_of(module)
     packed: list[Tensor] = []
@@ -160,9 +154,6 @@ def test_activation_checkpointing_gives_the_same_gradients(
         torch.testing.assert_close(p.grad, q.grad)
 
 
-# ----- looking at it ---------------------------------------------------------
-
-
 # PyTorch 2.11 warns once.
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_the_profiler_names_the_operators_with_their_shapes() -> None:
@@ -196,7 +187,7 @@ def count(run: Any) -> int:
 FORWARD_FLOPS = 2 * T * B * (I + H) * GATES * H
 
 
-def test_the_flop_counter_counts_the_products_of_a_layer() -> None:
+def test_the_flop_counter_counts_the_gemms_of_a_layer() -> None:
     layer, x = lltm.LLTM(I, H), torch.randn(T, B, I)
     with torch.no_grad():
         assert count(lambda: layer(x)) == FORWARD_FLOPS
@@ -208,7 +199,7 @@ def test_the_flop_counter_counts_the_products_of_a_layer() -> None:
     assert count(lambda: loss_of(layer, x).backward()) == 2 * FORWARD_FLOPS
 
 
-def test_the_flop_counter_counts_the_products_of_a_cell() -> None:
+def test_the_flop_counter_counts_the_gemms_of_a_cell() -> None:
     cell, x = lltm.LLTMCell(I, H), torch.randn(B, I)
     one = FORWARD_FLOPS // T
     with torch.no_grad():
@@ -227,16 +218,13 @@ def test_the_flop_counter_counts_the_gates_of_a_cell(cls: Any, gates: int) -> No
     assert count(lambda: layer(x)[0].sum().backward()) == 3 * forward
 
 
-def test_the_flop_counter_counts_packed_rows_and_every_layer_and_direction() -> None:
+def test_the_flop_counter_counts_packed_sequences_layers_and_directions() -> None:
     rows = [torch.randn(n, I) for n in (5, 3, 1)]
     layer = lltm.LLTM(I, H, num_layers=2, bidirectional=True)
     per_row = 2 * GATES * H * (2 * (I + H) + 2 * (2 * H + H))
     with torch.no_grad():
         assert count(lambda: layer(pack_sequence(rows))) == 9 * per_row
     assert count(lambda: layer(pack_sequence(rows))[0].data.sum().backward()) == 27 * per_row
-
-
-# ----- processes -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

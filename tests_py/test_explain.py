@@ -17,18 +17,18 @@ SMALL = ("--batch", "2", "--input-size", "3", "--hidden-size", "4")
 
 
 def sections(*options: str) -> dict[str, str]:
-    """Returns the program's output by stage."""
+    """Output by stage."""
     run = support.run_python("-m", "lltm.explain", *SMALL, *options)
     assert (run.returncode, run.stderr) == (0, "")
     found = re.findall(r"^==== ([\w-]+): .*\n((?:(?!====).*\n)*)", run.stdout, re.MULTILINE)
     return dict(found)
 
 
-def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unavailable_device_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     for device in ("nowhere", "cuda:99"):
         run = support.run_forked("-m", "lltm.explain", "--device", device, cwd=tmp_path)
         assert (run.returncode, run.stdout) == (2, "")
-        said = f"error: argument --device: {device} is no device that this PyTorch has here"
+        said = f"error: argument --device: {device} is not an available device"
         assert run.stderr.splitlines()[-1].endswith(said)
 
 
@@ -44,7 +44,7 @@ def test_the_stages_before_generated_code_are_shown_by_name() -> None:
 
 
 @pytest.mark.slow  # compiles without caches
-def test_every_stage_of_one_step_is_shown_and_said_what_it_is() -> None:
+def test_every_stage_of_one_step_is_shown_and_described() -> None:
     found = sections()
     assert list(found) == list(explain.STAGES)
     assert "cpu/operators.cpp" in found["dispatcher"]
@@ -99,7 +99,7 @@ DYNAMIC = ["--op", "sequence", "--dynamic"]
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(
+def test_wrong_options_are_rejected(
     options: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,

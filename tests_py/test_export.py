@@ -23,7 +23,7 @@ SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:
-    """Call targets in a graph and its subgraphs."""
+    """Includes subgraphs."""
     graphs = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     return {node.target for g in graphs for node in g.graph.nodes if node.op == "call_function"}
 
@@ -81,11 +81,8 @@ def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
     torch.testing.assert_close(results, expected, **tolerance)  # type: ignore[arg-type]
 
 
-# ----- dynamic sizes ---------------------------------------------------------
-
-
 def dynamic_program(module: nn.Module, batch_first: bool = False) -> ExportedProgram:
-    """Program with dynamic T and B, for input (T, B, 3) or (B, T, 3)."""
+    """The input is (T, B, 3) or (B, T, 3)."""
     sizes = (
         {0: Dim("batch"), 1: Dim("steps")} if batch_first else {0: Dim("steps"), 1: Dim("batch")}
     )
@@ -115,8 +112,6 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
 
 
 class Transposed(nn.Module):
-    """A model without lltm."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 5)
@@ -150,7 +145,9 @@ guarded = pytest.mark.xfail(
         pytest.param(Copied(), id="a copy of a layer's output"),
     ],
 )
-def test_a_decomposed_program_serves_as_many_rows_as_steps(module: nn.Module) -> None:
+def test_a_decomposed_program_accepts_a_batch_as_large_as_the_number_of_steps(
+    module: nn.Module,
+) -> None:
     program = dynamic_program(module, batch_first=True)
     program = program.run_decompositions(support.decompositions())
     for size in (3, 1):
@@ -178,8 +175,6 @@ def test_a_decomposed_program_can_be_differentiated() -> None:
 
 
 class Packed(nn.Module):
-    """Passes packed sequences as tensors."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = lltm.LLTM(3, 5)
@@ -209,14 +204,11 @@ class Packing(nn.Module):
         return self.layer(pack_padded_sequence(x, lengths))[1]
 
 
-def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -> None:
+def test_packing_inside_an_exported_program_is_an_error_with_a_remedy() -> None:
     """Traced packing gives batch_sizes the input's dtype."""
     arguments = torch.randn(6, 2, 3), torch.tensor([6, 2])
     with pytest.raises(TypeError, match=r"expected batch_sizes of dtype int64, .*: pack outside"):
         torch.export.export(Packing(), arguments)
-
-
-# ----- saving and moving -----------------------------------------------------
 
 
 # PyTorch 2.11 warns about its own buffers.
@@ -247,9 +239,6 @@ def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
     assert (h_n.device.type, h_n.shape) == ("meta", (1, 2, 5))
 
 
-# ----- AOTInductor -----------------------------------------------------------
-
-
 @lltm.cell(gates=("i", "g"), states={"m": 0.5}, parameters={"p": 0.25})
 def exported_cell(z: Any, h: Tensor, m: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     m_next = m + torch.sigmoid(z.i) * (torch.tanh(z.g) - p * h)
@@ -275,7 +264,7 @@ class Model(nn.Module):
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:
-    """A model's compiled package, with dynamic B and T."""
+    """B and T are dynamic."""
     torch.manual_seed(0)
     model = Model(request.param).eval()
     path = tmp_path_factory.mktemp("aoti") / "model.pt2"
@@ -306,7 +295,7 @@ assert "lltm" not in sys.modules
 
 
 @pytest.mark.slow
-def test_a_compiled_package_runs_where_only_the_library_is_loaded(
+def test_a_compiled_package_runs_if_only_the_library_is_loaded(
     compiled: tuple[Model, str], tmp_path: Path
 ) -> None:
     model, package = compiled

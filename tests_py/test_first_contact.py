@@ -16,7 +16,7 @@ from support import ROOT
 SH = ("sh", "-c")
 
 
-def test_what_fails_or_hangs_keeps_nothing_else_from_running(
+def test_a_failure_or_hang_does_not_stop_other_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "START_SECONDS", 20)
@@ -36,7 +36,7 @@ def test_what_fails_or_hangs_keeps_nothing_else_from_running(
         "figures": "done",
         "fails": "failed: exit status 3: why",
         "is not there": "failed: No such file or directory: no-such-program",
-        "hangs": "stopped: it hangs, after: ready",
+        "hangs": "stopped: no output, after: ready",
         "takes long": "stopped: more than 0 seconds, after: on",
         "has its environment": "done",
     }
@@ -56,7 +56,7 @@ def test_the_first_line_may_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
     assert first_contact.run_all(slow, tmp_path, 100, dry_run=False) == ["slow"]
 
 
-def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
+def test_no_stage_starts_after_the_time_limit(tmp_path: Path) -> None:
     """Keeps earlier results of other stages."""
     first = Stage("first", ("true",), 20)
     assert first_contact.run_all([first], tmp_path, 100, dry_run=False) == []
@@ -67,7 +67,7 @@ def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
     assert [entry["state"] for entry in summary.values()] == [
         "done",
         "stopped: more than 0 seconds, after: nothing",
-        "not begun: the time was up",
+        "not started: out of time",
     ]
 
 
@@ -89,14 +89,14 @@ FAILED tests_py/test_cuda.py::test_x[(1, 3)] - RuntimeError: x"""
     assert first_contact.tests(["done"]) == {}
 
 
-def test_every_stage_names_files_that_are_there(tmp_path: Path) -> None:
+def test_every_stage_names_existing_files(tmp_path: Path) -> None:
     for stage in first_contact.stages(tmp_path):
         for word in stage.command:
             if word.endswith(".py"):
                 assert (ROOT / word).exists(), stage.name
 
 
-def test_without_a_gpu_a_dry_run_goes_on(tmp_path: Path) -> None:
+def test_without_a_gpu_a_dry_run_continues(tmp_path: Path) -> None:
     """Stages that need no build run; make passes arguments on."""
     names = ("device", "stepwise-float16", "ncu-forward")
     chosen = [stage for stage in first_contact.stages(tmp_path) if stage.name in names]

@@ -65,7 +65,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "message"), ERRORS, ids=[message for _, message in ERRORS])
-def test_what_is_wrong_in_a_file_is_named(
+def test_errors_in_a_file_are_named(
     folder: Path, tmp_path: Path, text: str | None, message: str
 ) -> None:
     data, checkpoint = tmp_path / "data.csv", tmp_path / "model.safetensors"
@@ -76,7 +76,7 @@ def test_what_is_wrong_in_a_file_is_named(
     assert not checkpoint.exists()
 
 
-def test_wrong_usage_is_told_apart(folder: Path) -> None:
+def test_wrong_usage_has_its_own_exit_status(folder: Path) -> None:
     for words in ((), ("train", "load.csv"), ("predict", "load.csv", "load.safetensors", "x")):
         ran = run(folder, "build/forecast", *words)
         assert ran.returncode == 2

@@ -65,7 +65,7 @@ def test_a_function_computes_its_module(cell: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", [functional, lltm.reference], ids=["ours", "reference"])
-def test_the_lltm_takes_two_matrices_and_biases_too(implementation: Any) -> None:
+def test_the_lltm_also_accepts_two_matrices_and_biases(implementation: Any) -> None:
     x, h, c = torch.randn(B, I), torch.randn(B, H), torch.randn(B, H)
     weights, bias_ih, bias_hh = torch.randn(3 * H, H + I), torch.randn(3 * H), torch.randn(3 * H)
     two = implementation.step("lltm", x, (h, c), weights[:, H:], weights[:, :H], bias_ih, bias_hh)
@@ -114,9 +114,14 @@ def test_wrong_cells_and_states_are_named() -> None:
         ("gru", (h, h), TypeError, "states to be a tensor, got tuple"),
         ("lstm", h, TypeError, "states to be a tuple (h, c), got Tensor"),
         (two_states, (h, h), TypeError, "states to be a tuple (h, c, m), got 2 values"),
-        (two_states, (h, h, h.double()), TypeError, "m of dtype float32, that of h, got float64"),
+        (
+            two_states,
+            (h, h, h.double()),
+            TypeError,
+            "m of dtype float32, the dtype of the input, got float64",
+        ),
         (two_states, (h, h, h[:2]), lltm.ArgumentError, "m of shape (3, 6), got (2, 6)"),
-        (two_states, (h, h, h.to("meta")), RuntimeError, "m on device cpu, that of h, got meta"),
+        (two_states, (h, h, h.to("meta")), RuntimeError, "m on device cpu, the device of h, got"),
     ]
     for cell, states, error, text in calls:
         with pytest.raises(error) as caught:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarnin
 
 
 class Model(nn.Module):
-    """A layer and a cell with states, and two calls with an input that is not a proxy."""
+    """The two calls have an input that is not a proxy."""
 
     def __init__(self, implementation: Any = lltm, prepacked: bool = False) -> None:
         super().__init__()
@@ -77,9 +77,6 @@ def test_a_model_without_a_state_is_traced() -> None:
     torch.testing.assert_close(graph(x), model(x))
 
 
-# ----- every kind of module ------------------------------------------------------
-
-
 def replaced(module: nn.Module) -> nn.Module:
     lltm.replace_(module)
     return module
@@ -114,8 +111,6 @@ TRACED_THROUGH = [name for name in KINDS if name not in ("projection", "referenc
 
 
 class Holder(nn.Module):
-    """Calls a module without a state, then with the returned state."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.inner = nn.Linear(3, 3)
@@ -168,7 +163,6 @@ def test_hooks_run_when_the_graph_does_and_once(kind: str) -> None:
 
 
 def around(module: nn.Module) -> nn.Module:
-    """Subclasses the module and wraps its forward."""
     base: Any = type(module)
 
     class Around(base):  # type: ignore[misc]
@@ -181,7 +175,7 @@ def around(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", TRACED_THROUGH)
-def test_what_a_subclass_does_around_forward_is_traced(kind: str) -> None:
+def test_code_of_a_subclass_around_forward_is_traced(kind: str) -> None:
     model = Holder(around(KINDS[kind]()))
     x = input_of(model.module)
     seen: list[str] = []
@@ -222,7 +216,7 @@ def test_a_call_that_a_subclass_or_an_instance_replaces_is_made_once(kind: str) 
 
 
 @pytest.mark.parametrize("kind", TRACED_THROUGH)
-def test_a_module_by_itself_is_traced_through(kind: str) -> None:
+def test_a_module_that_is_the_root_is_traced_through(kind: str) -> None:
     module = KINDS[kind]()
     x = input_of(module)
     graph = fx.symbolic_trace(module, concrete_args={"hx": None})
@@ -230,7 +224,7 @@ def test_a_module_by_itself_is_traced_through(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["LLTM", "LSTMCell"])
-def test_by_itself_with_a_state_or_without_is_refused(name: str) -> None:
+def test_a_root_that_cannot_tell_whether_hx_is_given_is_an_error(name: str) -> None:
     text = (
         rf"^lltm::{name}: torch\.fx can't tell whether hx is None: trace a model that holds this"
         r" module, or with concrete_args=\{'hx': None\}$"
@@ -239,7 +233,7 @@ def test_by_itself_with_a_state_or_without_is_refused(name: str) -> None:
         fx.symbolic_trace(getattr(lltm, name)(3, 5))
 
 
-def test_by_itself_a_gru_takes_a_state_or_none() -> None:
+def test_a_gru_as_the_root_accepts_a_state_or_none() -> None:
     gru = lltm.GRU(3, 5)
     graph = fx.symbolic_trace(gru)
     x, h_0 = torch.randn(6, 4, 3), torch.randn(1, 4, 5)
@@ -247,7 +241,7 @@ def test_by_itself_a_gru_takes_a_state_or_none() -> None:
     torch.testing.assert_close(graph(x, h_0), gru(x, h_0), rtol=0, atol=0)
 
 
-def test_a_packed_sequence_goes_through_a_graph() -> None:
+def test_a_graph_accepts_a_packed_sequence() -> None:
     model = nn.Sequential(lltm.GRU(3, 5))
     packed = nn.utils.rnn.pack_sequence([torch.randn(2, 3), torch.randn(1, 3)])
     graph = fx.symbolic_trace(model)
@@ -255,7 +249,7 @@ def test_a_packed_sequence_goes_through_a_graph() -> None:
 
 
 @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LLTMCell])
-def test_a_call_with_constants_alone_is_no_constant(make: Callable[..., nn.Module]) -> None:
+def test_a_call_with_only_constants_is_not_folded(make: Callable[..., nn.Module]) -> None:
     class Constant(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -295,7 +289,7 @@ def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() ->
 @pytest.mark.skipif(
     "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
 )
-def test_dynamic_quantization_passes_over_the_layer() -> None:
+def test_dynamic_quantization_skips_the_layer() -> None:
     quantization = pytest.importorskip("torch.ao.quantization")
     model, arguments = Model().eval(), draw()
     quantized = quantization.quantize_dynamic(model)

@@ -17,7 +17,6 @@ FOLDER, NAMES = support.GALLERY, support.GALLERY_CELLS
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
-# Cells with a custom backward.
 OWN_GRADIENT = {"lif", "rsynaptic"}
 
 
@@ -55,7 +54,7 @@ def rows_of_the_table() -> dict[str, tuple[str, ...]]:
     return {re.sub(r"\[(\w+)\].*", r"\1", cell): tuple(rest) for cell, *rest in rows}
 
 
-def test_the_table_says_what_the_cells_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_describes_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     table = rows_of_the_table()
     assert sorted(table) == NAMES
     for name, (paper, *row) in table.items():
@@ -65,8 +64,8 @@ def test_the_table_says_what_the_cells_have(monkeypatch: pytest.MonkeyPatch) -> 
         of_x, of_h = map(str.split, weights)
         gates = [
             gate
-            + (" (of x alone)" if gate not in of_h else "")
-            + (" (of h alone)" if gate not in of_x else "")
+            + (" (only x)" if gate not in of_h else "")
+            + (" (only h)" if gate not in of_x else "")
             for gate in cell.gates
         ]
         columns = [", ".join(names) for names in (gates, cell.states, cell.parameters)]
@@ -76,7 +75,7 @@ def test_the_table_says_what_the_cells_have(monkeypatch: pytest.MonkeyPatch) -> 
         assert re.search(rf"{re.split(' et al|,| ', paper)[0]}.*{year}", source, re.DOTALL), name
 
 
-def test_the_slstm_learns_beside_the_lstm() -> None:
+def test_the_slstm_learns_as_well_as_the_lstm() -> None:
     script, small = str(FOLDER / "train.py"), ("--steps", "6", "--updates", "200")
     results = [support.run_forked(script, *small, cwd=FOLDER) for _ in range(2)]
     tables = []

@@ -27,33 +27,29 @@ SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 20
 quantized = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
 
 
-# ---- values -----------------------------------------------------------------
-
-
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
-    """Rounds to multiples of `scale`, in float64."""
+    """Computes in float64."""
     rounded = (x.double() / scale).round()
     return torch.where(scale == 0, 0.0, rounded * scale)
 
 
-def by_rows(x: Tensor) -> Tensor:
-    """Quantizes each row by its largest magnitude."""
-    return quantize(x, x.double().abs().amax(-1, keepdim=True) / 127)
+def by_rows(x: Tensor, least: float = 0.0) -> Tensor:
+    return quantize(x, x.double().abs().amax(-1, keepdim=True).clamp(min=least) / 127)
 
 
 def weights_by_rows(x: Tensor) -> Tensor:
-    """Quantizes weights with 17-bit scales, which make products exact."""
+    """17-bit scales make products exact."""
     scale = x.float().abs().amax(-1, keepdim=True) / 127
     return quantize(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
 def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Emulates T steps of B rows with float64 sums and gates."""
+    """Sums and gates are float64."""
     hidden, dtype = a.h.shape[1], a.input.dtype
     w_h, w_x = (weights_by_rows(w) for w in (a.weights[:, :hidden], a.weights[:, hidden:]))
     bias = 0 if a.bias is None else a.bias.double()
     one = torch.ones((), dtype=torch.float64)
-    h, c = by_rows(a.h), a.c.double()
+    h, c = by_rows(a.h, least=1.0), a.c.double()
     outputs = [a.h] * len(a.input)
     steps = range(len(a.input))
     for t in reversed(steps) if a.reverse else steps:
@@ -96,7 +92,7 @@ def test_computes_it_without_bias() -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_rows_with_lengths_are_computed_as_each_alone(
+def test_packed_sequences_are_computed_as_separate_sequences(
     lengths: tuple[int, ...], reverse: bool
 ) -> None:
     a = support.packed_arguments(lengths, inputs=9, hidden=35, reverse=reverse)
@@ -120,7 +116,7 @@ def test_rows_with_lengths_are_computed_as_each_alone(
 
 
 @pytest.mark.parametrize("shape", [(9, 37, 30, 100), (5, 1, 64, 256), (3, 130, 70, 160)], ids=str)
-def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int, int, int]) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(shape: tuple[int, int, int, int]) -> None:
     a = support.sequence_arguments(shape)
     before = torch.get_num_threads()
     results = []
@@ -138,7 +134,7 @@ BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)
 
 
 def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Arguments:
-    """Puts such a value into the last input step of these batch elements."""
+    """Changes the last input step."""
     tensor = getattr(a, argument).clone()
     for row in rows:
         if argument != "input":
@@ -152,7 +148,6 @@ def spoilt(a: Arguments, rows: list[int], argument: str, value: float) -> Argume
 
 
 def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
-    """Results of these batch elements, flattened."""
     if a.batch_sizes is None:
         return sequence[:, rows].flatten(0, 1)
     begins = (a.batch_sizes.cumsum(0) - a.batch_sizes).tolist()
@@ -175,7 +170,7 @@ def only(a: Arguments, rows: list[int], sequence: Tensor) -> Tensor:
     ],
     ids=lambda value: str(value if isinstance(value, list) else value.args),
 )
-def test_values_that_cannot_be_quantized_stay_in_their_rows(
+def test_values_that_cannot_be_quantized_affect_only_their_sequences(
     problem: Callable[..., Arguments], rows: list[int], reverse: bool
 ) -> None:
     a = problem(reverse=reverse)
@@ -205,8 +200,19 @@ def test_values_that_cannot_be_quantized_stay_in_their_rows(
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("module", [lltm.LLTM, lltm.LSTM, lltm.GRU, lltm.RNN])
+def test_a_sequence_in_chunks_is_the_whole_sequence(module: Any, dtype: torch.dtype) -> None:
+    int8 = module(24, 40, num_layers=2, dtype=dtype).prepack(torch.qint8)
+    x = torch.randn(12, 9, 24, dtype=dtype)
+    expected, state = int8(x)[0], None
+    for chunk, part in zip(x.split(5), expected.split(5), strict=True):
+        output, state = int8(chunk, state)
+        assert torch.equal(output, part)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-def test_streams_go_on_beside_one_that_has_failed(threads: int) -> None:
+def test_streams_continue_if_another_stream_has_failed(threads: int) -> None:
     before = torch.get_num_threads()
     int8 = layer(num_layers=2, bidirectional=True).prepack(torch.qint8)
     x = torch.randn(12, 9, 24)
@@ -227,12 +233,12 @@ def test_streams_go_on_beside_one_that_has_failed(threads: int) -> None:
     assert bad_output[:, 4].isnan().all()
 
 
-def test_states_beyond_one_are_taken() -> None:
+def test_states_above_one_are_accepted() -> None:
     a = support.sequence_arguments((3, 4, 5, 20))
     is_emulated(a.with_argument("h", a.h * 50))
 
 
-def test_rows_and_weights_of_zeros_are_taken() -> None:
+def test_inputs_and_weights_of_zeros_are_accepted() -> None:
     a = support.sequence_arguments((3, 4, 5, 20))
     weights, x = a.weights.clone(), a.input.clone()
     weights[7] = 0
@@ -240,9 +246,6 @@ def test_rows_and_weights_of_zeros_are_taken() -> None:
     x[1] = 0
     a = a.with_argument("weights", weights).with_argument("input", x)
     is_emulated(a.with_argument("h", torch.zeros_like(a.h)))
-
-
-# ---- the layer --------------------------------------------------------------
 
 
 def layer(**options: Any) -> lltm.LLTM:
@@ -255,7 +258,7 @@ def layer(**options: Any) -> lltm.LLTM:
     [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}],
     ids=str,
 )
-def test_a_layer_is_close_to_the_one_in_float32(options: dict[str, Any]) -> None:
+def test_a_layer_is_close_to_the_float32_layer(options: dict[str, Any]) -> None:
     float32 = layer(**options)
     int8 = float32.prepack(torch.qint8)
     x = torch.randn(20, 8, 24)
@@ -265,7 +268,7 @@ def test_a_layer_is_close_to_the_one_in_float32(options: dict[str, Any]) -> None
     assert (c_int8 - c).square().mean().sqrt() <= 0.02 * c.square().mean().sqrt()
 
 
-def test_its_weights_take_a_quarter_of_the_bytes() -> None:
+def test_its_weights_need_a_quarter_of_the_bytes() -> None:
     float32 = lltm.LLTM(256, 512)
     (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
     assert packed.dtype == torch.uint8
@@ -277,7 +280,7 @@ def test_its_weights_take_a_quarter_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_saved_is_packed_again_to_the_same_bits(
+def test_saved_weights_are_packed_again_bitwise_identically(
     cell: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     make = partial(getattr(lltm, cell), 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
@@ -296,7 +299,7 @@ def test_what_is_saved_is_packed_again_to_the_same_bits(
             assert torch.equal(buffer, int8.get_buffer(name))
 
 
-def test_rows_and_scales_are_saved() -> None:
+def test_weights_and_scales_are_saved() -> None:
     float32: Any = layer()
     weights = float32.weights_l0.detach()
     state_dict = float32.prepack(torch.qint8).state_dict()
@@ -316,7 +319,7 @@ def test_neither_form_loads_the_other() -> None:
             own.load_state_dict(other.state_dict())
 
 
-def test_saved_rows_of_other_shapes_are_refused() -> None:
+def test_saved_weights_of_other_shapes_are_rejected() -> None:
     """From a damaged file: state_dict does not check them."""
     packed: Any = layer().prepack(torch.qint8).packed_weights_l0
     saved = torch.ops.lltm._unpack("lltm", packed)
@@ -334,10 +337,7 @@ def test_saved_rows_of_other_shapes_are_refused() -> None:
             torch.ops.lltm._prepack_int8("lltm", *damaged)
 
 
-# ---- errors -----------------------------------------------------------------
-
-
-def test_other_dtypes_are_refused() -> None:
+def test_other_dtypes_are_rejected() -> None:
     with pytest.raises(TypeError, match="lltm::prepack: expected dtype to be qint8 or None, got"):
         layer().prepack(torch.int8)
     with pytest.raises(TypeError, match=r"expected dtype to be a torch.dtype or None, got str"):
@@ -347,7 +347,7 @@ def test_other_dtypes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan], ids=str)
-def test_weights_that_are_not_finite_are_refused(value: float) -> None:
+def test_weights_that_are_not_finite_are_rejected(value: float) -> None:
     for place in ((0, 0), (95, 119), (287, 96)):
         bad = layer()
         with torch.no_grad():
@@ -356,7 +356,7 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
             bad.prepack(torch.qint8)
 
 
-def test_sizes_whose_sums_could_overflow_are_refused() -> None:
+def test_sizes_whose_sums_could_overflow_are_rejected() -> None:
     weights = torch.zeros(3, 1 + 65537)
     with pytest.raises(lltm.ArgumentError, match="at most 65536 to quantize, got 1 and 65537"):
         lltm.functional.prepack("lltm", weights, dtype=torch.qint8)

@@ -53,7 +53,7 @@ def test_parameters_have_the_documented_names_shapes_and_range() -> None:
     assert float(values.min()) < -0.9 * 5**-0.5
 
 
-def test_reset_parameters_draws_all_anew() -> None:
+def test_reset_parameters_initializes_all_again() -> None:
     layer = lltm.LLTM(3, 5, num_layers=2)
     before = [p.detach().clone() for p in layer.parameters()]
     layer.reset_parameters()
@@ -68,7 +68,7 @@ def test_flatten_parameters_changes_nothing() -> None:
     torch.testing.assert_close(layer(x), before, rtol=0, atol=0)
 
 
-def test_repr_names_what_is_not_the_default() -> None:
+def test_repr_shows_non_default_arguments() -> None:
     assert repr(lltm.LLTM(3, 5)) == "LLTM(3, 5)"
     assert repr(
         lltm.LLTM(3, 5, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True)
@@ -160,7 +160,7 @@ class TestDirectionsSideBySide:
                         gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
                 assert all(map(torch.equal, *gradients))
 
-    def test_gradients_of_one_direction_alone(self) -> None:
+    def test_gradients_of_only_one_direction(self) -> None:
         layer = lltm.LSTM(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3, requires_grad=True)
         state = (torch.randn(2, 2, 5), torch.randn(2, 2, 5, requires_grad=True))
@@ -216,7 +216,7 @@ class TestDirectionsSideBySide:
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(loss, list(layer.parameters()))
 
-    def test_few_rows_are_trained_one_direction_after_the_other(self) -> None:
+    def test_small_batches_train_one_direction_after_the_other(self) -> None:
         # The weights exceed every core's cache.
         layer = lltm.LSTM(3, 1024, bidirectional=True)
 

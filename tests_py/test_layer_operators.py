@@ -31,13 +31,10 @@ MODULES: dict[str, Make] = {
 
 
 def arguments(name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An input, and states with reversed strides."""
+    """The states' strides are reversed."""
     x, layers = torch.randn(6, B, INPUT), 3 if name == "layers" else 1
     h, c = torch.randn(2, H, B, layers).permute(0, 3, 2, 1)
     return (x[0], (h[0], c[0])) if name == "cell" else (x, (h, c))
-
-
-# ----- Interception --------------------------------------
 
 
 class Functions(TorchFunctionMode):
@@ -107,7 +104,7 @@ def test_a_subclass_of_tensor_sees_the_operator(name: str, of: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATOR_OF)
-def test_a_lazily_negated_tensor_is_read_right(name: str) -> None:
+def test_a_lazily_negated_tensor_is_read_correctly(name: str) -> None:
     module = MODULES[name]()
     x, (h, c) = arguments(name)
     negated = [torch._neg_view(-y) for y in (x, h, c)]
@@ -116,11 +113,7 @@ def test_a_lazily_negated_tensor_is_read_right(name: str) -> None:
     )
 
 
-# ----- Attributes --------------------------------
-
-
 def twice_the_weights(name: str) -> list[Any]:
-    """Modules that double the registered weights, in several ways."""
     base, weights = CLASSES[name], WEIGHTS[name]
 
     class Twice(nn.Module):
@@ -152,7 +145,7 @@ WEIGHTS = {"cell": "weights", "layer": "weights_l0"}
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_weights_are_what_the_attribute_is(name: str) -> None:
+def test_a_layer_uses_the_attribute_if_a_parameter_is_shadowed(name: str) -> None:
     x, hx = arguments(name)
     bias = WEIGHTS[name].replace("weights", "bias")
     for module in twice_the_weights(name):
@@ -180,13 +173,13 @@ assert torch.equal(changed, twice(x)[0])
 """
 
 
-def test_the_attribute_is_what_a_patched_module_says() -> None:
+def test_a_layer_uses_attributes_of_a_patched_module() -> None:
     run = support.run_python("-c", PATCHED)
     assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_what_is_registered_is_drawn_whatever_the_attribute_is(name: str) -> None:
+def test_registered_parameters_are_initialized_even_if_shadowed(name: str) -> None:
     for module in twice_the_weights(name):
         for parameter in module.parameters():
             nn.init.constant_(parameter, math.nan)

@@ -32,7 +32,9 @@ def run(a: support.Arguments) -> list[Tensor]:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
-def test_forward_gives_the_step_and_what_it_is_made_of(dtype: torch.dtype, bias: bool) -> None:
+def test_forward_returns_the_step_and_its_intermediate_values(
+    dtype: torch.dtype, bias: bool
+) -> None:
     a = support.cell_arguments((4, 3, 5), dtype, bias)
     new_h, new_cell, i, o, g, X, gates = run(a)
     assert X.shape == (4, 8)
@@ -71,7 +73,7 @@ def test_backward_agrees_with_autograd(bias: bool) -> None:
     assert d_bias.shape == (15,)
 
 
-def test_takes_its_arguments_by_name() -> None:
+def test_accepts_arguments_by_name() -> None:
     a = support.cell_arguments((4, 3, 5))
     given = dict(zip(FORWARD, (a.input, a.weights, a.bias, a.h, a.c), strict=True))
     results = _C.forward(**given)  # type: ignore[arg-type]

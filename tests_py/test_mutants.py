@@ -54,7 +54,7 @@ def decided(condition: str, *new: str) -> set[tuple[str, str]]:
     ],
     ids=["cpp", "python"],
 )
-def test_faults_are_these_and_none_in_comments_strings_and_types(
+def test_mutations_are_these_and_exclude_comments_strings_and_types(
     name: str, text: str, expected: set[tuple[str, str]]
 ) -> None:
     faults = [*mutants.faults_of(Path(name), text)]
@@ -64,14 +64,14 @@ def test_faults_are_these_and_none_in_comments_strings_and_types(
         assert changed[: fault.begin] + text[fault.begin : fault.end] + text[fault.end :] == text
 
 
-def test_every_python_file_has_faults_that_compile() -> None:
+def test_every_python_file_has_mutations_that_compile() -> None:
     for path in (ROOT / "python" / "lltm").rglob("[a-z]*.py"):
         for fault in [*mutants.faults_of(path, path.read_text())][::20]:
             compile(fault.apply(path.read_text()), path, "exec")
 
 
 @pytest.mark.parametrize("killer", ["a test", None])
-def test_the_file_is_as_it_was_after_a_fault(
+def test_the_file_is_restored_after_a_mutation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killer: str | None
 ) -> None:
     path = tmp_path / "a.py"

@@ -140,7 +140,7 @@ class TestImport:
         if support.COMPILED_BINDING:
             assert binding.parent == prefix
 
-    def test_an_import_error_names_every_torch_that_is_served(self, sites: Path) -> None:
+    def test_an_import_error_names_every_supported_torch(self, sites: Path) -> None:
         assert error(sites / "built_with_others").startswith(
             "ImportError: lltm was built against torch 2.98, 2.99.1 and cannot be loaded with"
             f" torch {torch.__version__}: install torch==2.99.*"
@@ -169,7 +169,7 @@ def test_both_bindings_have_the_same_functions(name: str) -> None:
     assert lltm._C.ArgumentError is _binding.ArgumentError
 
 
-def test_the_replaced_binding_names_the_argument_that_is_no_tensor() -> None:
+def test_the_replaced_binding_names_an_argument_of_another_type() -> None:
     h = torch.zeros(2, 4)
     message = r"lltm::forward: expected weights to be a tensor, got list"
     with pytest.raises(TypeError, match=f"^{message}$"):
@@ -193,7 +193,7 @@ def test_both_bindings_change_the_same_setting() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "yes", 1.0])
-def test_both_bindings_refuse_a_setting_of_another_type(value: object) -> None:
+def test_both_bindings_reject_a_setting_of_another_type(value: object) -> None:
     for binding in (_binding, lltm._C):
         with pytest.raises(TypeError):
             binding.set_cuda_persistent(value)

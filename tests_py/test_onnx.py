@@ -24,8 +24,6 @@ pytestmark = pytest.mark.xdist_group("compilers")
 
 
 class Tagger(nn.Module):
-    """Model with a layer."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 3)
@@ -38,8 +36,6 @@ class Tagger(nn.Module):
 
 
 class OneState(nn.Module):
-    """Uses one tensor for both states."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cell = lltm.LLTMCell(3, 5)
@@ -84,7 +80,7 @@ def each_of(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def operators(program: Any) -> set[tuple[str, str]]:
-    """Domains and names of all calls, including loop bodies."""
+    """Includes loop bodies."""
     model = program.model_proto
     assert {opset.domain for opset in model.opset_import} <= STANDARD
     assert len(model.functions) == 0
@@ -160,7 +156,7 @@ QUICK = ("rsynaptic",)
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in GALLERY_CELLS],
 )
-def test_cells_of_ones_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_cells(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = gallery_cell(name, monkeypatch)
     layers = cell.Layer(3, 5, num_layers=2, bidirectional=True).eval()
     fixed = torch.onnx.export(layers, (features(4, 2),), dynamo=True, verbose=False)
@@ -211,7 +207,7 @@ class Packed(nn.Module):
         return output.data
 
 
-def test_a_packed_sequence_is_an_error_that_says_what_to_do() -> None:
+def test_a_packed_sequence_is_an_error_with_a_remedy() -> None:
     arguments = features(7), torch.tensor([4, 3])
     with pytest.raises(Exception, match=r"lltm::sequence: a packed sequence .* padded input"):
         torch.onnx.export(Packed().eval(), arguments, dynamo=True, verbose=False)
@@ -227,7 +223,7 @@ class Prepacked(nn.Module):
         return output
 
 
-def test_prepacked_weights_are_an_error_that_says_what_to_do() -> None:
+def test_prepacked_weights_are_an_error_with_a_remedy() -> None:
     with pytest.raises(Exception, match=r"lltm::sequence: .* export the layer itself"):
         torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)
 

@@ -24,17 +24,16 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """The same values with the strides of transposed dimensions."""
+    """The same values with transposed strides."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def every_other(tensor: Tensor) -> Tensor:
-    """The same values with gaps between them."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
 def expanded(tensor: Tensor) -> Tensor:
-    """Expands one value per row, with stride 0."""
+    """One value per row, with stride 0."""
     return tensor[..., :1].expand(tensor.shape)
 
 
@@ -85,8 +84,8 @@ SOME_KINDS = (
 def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
     """Tests cases, kinds and, if `saving`, activation checkpoints.
 
-    Fast: the first case in some kinds, all cases in one, checkpoints in two. Graph errors depend on
-    case, kind or saved values, not on combinations.
+    Graph errors depend on case, kind or saved values, not on combinations: the first case in some
+    kinds, all cases in one, checkpoints in two.
     """
     first, *_ = cases
     some = (first, "packed gru")

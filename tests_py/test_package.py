@@ -77,7 +77,7 @@ def test_the_build_pins_the_minor_release_it_finds(
 
 
 @pytest.mark.parametrize("found", ["2.10.1", "2.16.0", "2.16.0.dev20261101", "3.0.0"])
-def test_the_build_refuses_a_torch_outside_the_supported_range(
+def test_the_build_rejects_a_torch_outside_the_supported_range(
     monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
     step = build_step()
@@ -94,7 +94,7 @@ def test_an_sdist_depends_on_no_torch_yet() -> None:
     assert step.dynamic_wheel(settings) == {"dependencies": True}
 
 
-def test_the_supported_range_of_torch_stands_twice_but_is_one() -> None:
+def test_both_copies_of_the_supported_range_of_torch_agree() -> None:
     text = (support.ROOT / "pyproject.toml").read_text()
     required = re.search(r'"torch(>=[^"]*)"', text)
     supported = re.search(r'^supported = "([^"]*)"', text, re.MULTILINE)
@@ -212,7 +212,7 @@ def test_the_package_is_imported_without_docstrings() -> None:
     assert support.run_python("-OO", "-c", code).stdout == "LSTM(3, 5)\n"
 
 
-def test_include_dir_and_cmake_prefix_path_lead_to_what_they_name() -> None:
+def test_include_dir_and_cmake_prefix_path_exist() -> None:
     assert Path(lltm.include_dir, "lltm", "lltm.h").is_file()
     assert Path(lltm.cmake_prefix_path, "lib/cmake/lltm/lltm-config.cmake").is_file()
 
@@ -224,7 +224,7 @@ def test_the_library_links_nothing_of_python() -> None:
     assert "libtorch_python" not in linked
 
 
-def test_the_module_links_the_library_beside_it() -> None:
+def test_the_module_links_the_library_of_the_package() -> None:
     linked = ldd(Path(lltm._C.__file__))
     match = re.search(r"liblltm\.so => (\S+)", linked)
     assert match is not None
@@ -240,7 +240,7 @@ LIBRARIES = [PACKAGE / "lib" / "liblltm.so", Path(lltm._C.__file__)]
     " importing torch loads its libraries first",
 )
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
-def test_the_libraries_of_torch_are_found_beside_the_package(library: Path) -> None:
+def test_the_libraries_of_torch_are_found_next_to_the_package(library: Path) -> None:
     assert "not found" not in ldd(library)
 
 
@@ -254,7 +254,7 @@ def test_the_search_path_of_an_installed_library_is_relative(library: Path) -> N
     assert all(part.startswith("$ORIGIN") for part in match[1].split(":")), match[1]
 
 
-def test_build_info_says_what_was_built() -> None:
+def test_build_info_describes_the_build() -> None:
     info = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())
     assert info["lltm"] == lltm.__version__
     assert str(torch.__version__).startswith(info["torch"])
@@ -281,7 +281,7 @@ def test_python_m_lltm_knows_its_arguments(tmp_path: Path) -> None:
     assert "unrecognized arguments: benchmark" in run.stderr
 
 
-def test_another_torch_is_refused_in_one_clear_sentence() -> None:
+def test_another_torch_is_rejected_in_one_clear_sentence() -> None:
     run = support.run_python("-c", "import torch; torch.__version__ = '2.99.1+cpu'; import lltm")
     assert run.returncode == 1
     message = run.stderr.strip().splitlines()[-1]
@@ -312,7 +312,7 @@ assert "torch.distributed.tensor" not in sys.modules, "distributed tensors were 
 """
 
 
-def test_the_import_takes_another_patch_release_and_has_no_effect_outside() -> None:
+def test_the_import_accepts_another_patch_release_and_has_no_side_effects() -> None:
     major, minor, *_ = str(torch.__version__).split(".")
     run = support.run_python("-c", IMPORT, f"{major}.{minor}.99")
     assert run.returncode == 0, run.stderr

@@ -37,7 +37,7 @@ def is_the_sequence(a: Arguments) -> None:
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("shape", SEQUENCE_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_is_the_sequence(
+def test_equals_the_sequence(
     shape: tuple[int, int, int, int], dtype: torch.dtype, reverse: bool
 ) -> None:
     is_the_sequence(support.sequence_arguments(shape, dtype, reverse=reverse))
@@ -45,14 +45,12 @@ def test_is_the_sequence(
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_is_the_sequence_when_rows_have_lengths(
-    lengths: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_equals_the_packed_sequence(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
     is_the_sequence(support.packed_arguments(lengths, dtype=dtype))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_packed_with_other_threads_than_it_is_used_with(threads: int) -> None:
+def test_may_be_packed_and_used_with_different_numbers_of_threads(threads: int) -> None:
     a = support.sequence_arguments((7, 40, 30, 100))
     expected = support.sequence_outputs(lltm.functional, a)
     before = torch.get_num_threads()
@@ -65,11 +63,8 @@ def test_packed_with_other_threads_than_it_is_used_with(threads: int) -> None:
     torch.testing.assert_close((output, *state), expected)
 
 
-# ---- the layer --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_gives_what_the_layer_gives_in_evaluation(options: dict[str, Any]) -> None:
+def test_equals_the_layer_in_evaluation(options: dict[str, Any]) -> None:
     layer = lltm.LLTM(**SIZES, **options).eval()
     packed = layer.prepack()
     x = torch.randn(6, 4, 5)
@@ -87,7 +82,7 @@ def test_gives_what_the_layer_gives_in_evaluation(options: dict[str, Any]) -> No
     torch.testing.assert_close(ours_state, theirs_state)
 
 
-def test_neither_form_sees_what_is_done_to_the_other() -> None:
+def test_changes_of_the_layer_and_the_prepacked_layer_are_independent() -> None:
     layer = lltm.LLTM(**SIZES)
     packed = layer.prepack()
     x = torch.randn(3, 2, 5)
@@ -125,7 +120,7 @@ class Model(nn.Module):
         return self
 
 
-def test_takes_the_place_of_the_layer_in_a_model(tmp_path: Path) -> None:
+def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
     model = Model(num_layers=2, dropout=0.5).eval()
     x = torch.randn(6, 4, 5)
     expected = model(x)
@@ -170,16 +165,16 @@ def test_is_compiled_as_a_module(compile: str) -> None:
 @pytest.mark.parametrize(
     ("convert", "error", "text"),
     [
-        (lambda m: m.half(), TypeError, "of dtype float32, got float16: convert the layer and"),
-        (lambda m: m.double(), TypeError, "of dtype float32, got float64: convert the layer"),
-        (lambda m: m.to(torch.bfloat16), TypeError, "of dtype float32, got bfloat16: convert"),
-        (lambda m: m.to("meta"), RuntimeError, "on device cpu, got meta: move the layer and"),
+        (lambda m: m.half(), TypeError, "dtype to stay float32, got float16; convert the original"),
+        (lambda m: m.double(), TypeError, "dtype to stay float32, got float64; convert the"),
+        (lambda m: m.to(torch.bfloat16), TypeError, "dtype to stay float32, got bfloat16; convert"),
+        (lambda m: m.to("meta"), RuntimeError, "device to stay cpu, got meta; move the original"),
     ],
     ids=["half", "double", "to dtype", "to device"],
 )
-def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> None:
+def test_conversions_are_rejected(convert: Any, error: type[Exception], text: str) -> None:
     for module in (lltm.LLTM(**SIZES).prepack(), Model().prepack()):
-        with pytest.raises(error, match=f"lltm::PrepackedLLTM: expected to stay {text}"):
+        with pytest.raises(error, match=f"lltm::PrepackedLLTM: expected {text}"):
             convert(module)
     x = torch.randn(3, 2, 5)
     packed = lltm.LLTM(**SIZES).prepack()
@@ -191,13 +186,10 @@ def test_is_not_converted(convert: Any, error: type[Exception], text: str) -> No
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
-# ---- saving -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
-def test_its_state_dict_is_that_of_the_layer(
+def test_its_state_dict_equals_the_layers(
     cell: str, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
     make = partial(getattr(lltm, cell), **SIZES, **options)
@@ -255,7 +247,7 @@ def test_its_state_dict_loads_into_no_layer_of_other_sizes(other: dict[str, Any]
         packed.load_state_dict(state_dict)
 
 
-def test_what_a_state_dict_lacks_stays() -> None:
+def test_parameters_missing_in_a_state_dict_are_unchanged() -> None:
     layer: Any = lltm.LLTM(**SIZES)
     packed = lltm.LLTM(**SIZES).prepack()
     before = packed.state_dict()
@@ -280,15 +272,13 @@ def test_a_pickle_holds_the_weights_and_is_packed_again(dtype: torch.dtype) -> N
     assert b"LTMPACK" not in pickle.dumps(packed)
 
 
-def test_its_text_names_its_sizes() -> None:
+def test_repr_shows_its_sizes() -> None:
     packed = lltm.LLTM(**SIZES, num_layers=2).prepack()
     assert repr(packed) == (
         "PrepackedLLTM(input_size=5, hidden_size=33, num_layers=2, batch_first=False,"
         " bidirectional=False)"
     )
 
-
-# ---- another CPU ------------------------------------------------------------
 
 # Simulates another CPU: runs weights and modules packed here, and packs weights for here.
 ELSEWHERE = """
@@ -311,7 +301,7 @@ torch.save(packed_there, there)
 
 
 @pytest.mark.parametrize("capability", [pytest.param("default", marks=pytest.mark.slow), "avx2"])
-def test_works_on_a_machine_with_other_kernels_and_loads_what_was_packed_there(
+def test_works_on_a_cpu_with_other_kernels_and_loads_weights_packed_there(
     capability: str, tmp_path: Path
 ) -> None:
     # The other CPU may pack differently or not at all.
@@ -361,10 +351,7 @@ def test_is_compiled_and_exported_whole() -> None:
     assert [*program.constants] == ["rnn.packed_weights_l0"]
 
 
-# ---- errors -----------------------------------------------------------------
-
-
-def test_refuses_what_is_not_a_matrix_of_weights() -> None:
+def test_rejects_values_that_are_no_weight_matrix() -> None:
     with pytest.raises(
         TypeError, match="lltm::prepack: expected weight_ih to be a tensor, got int"
     ):
@@ -379,7 +366,7 @@ def test_refuses_what_is_not_a_matrix_of_weights() -> None:
 
 
 @pytest.mark.parametrize("other", [d for d in DTYPES if d != torch.float32], ids=str)
-def test_refuses_weights_of_another_dtype(other: torch.dtype) -> None:
+def test_rejects_weights_of_another_dtype(other: torch.dtype) -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
         lltm.functional.sequence(
@@ -392,7 +379,7 @@ def test_refuses_weights_of_another_dtype(other: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("form", [None, torch.qint8], ids=str)
-def test_refuses_weights_of_another_cell(form: torch.dtype | None) -> None:
+def test_rejects_weights_of_another_cell(form: torch.dtype | None) -> None:
     ops = torch.ops.lltm
     lltm_s, lstm_s, gru_s = (
         support.of_cell(cell, support.sequence_arguments((3, 4, 5, 17)))
@@ -401,14 +388,15 @@ def test_refuses_weights_of_another_cell(form: torch.dtype | None) -> None:
     for a, other in ((lltm_s, gru_s), (lstm_s, lltm_s), (gru_s, lstm_s)):
         packed = ops.prepack(other.cell, other.weights, other.weight_hh, dtype=form)
         _, input, h, c, *_ = a.operands()
-        expected = f"weights from prepack for the cell {a.cell}, got some for {other.cell}"
+        got = f"got weights prepacked for {other.cell}"
+        expected = f"weights prepacked for the cell {a.cell}, {got}"
         with pytest.raises(ValueError, match=f"^lltm::sequence: expected {expected}"):
             ops.sequence(a.cell, input, h, c, packed)
 
 
 @pytest.mark.parametrize("offset", [1, 8, 16])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_bytes_may_lie_anywhere(offset: int, steps: int) -> None:
+def test_packed_bytes_may_have_any_alignment(offset: int, steps: int) -> None:
     a = support.sequence_arguments((steps, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)
     moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[offset:][: packed.numel()]
@@ -430,12 +418,12 @@ def test_the_same_weights_give_the_same_bytes() -> None:
     )
 
 
-def test_refuses_weights_without_data() -> None:
+def test_rejects_weights_without_data() -> None:
     with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
         lltm.LLTM(3, 5, device="meta").prepack()
 
 
-def test_refuses_weights_packed_for_something_else() -> None:
+def test_rejects_weights_packed_for_other_arguments() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)
 
@@ -465,7 +453,7 @@ def test_refuses_weights_packed_for_something_else() -> None:
         lltm.functional.sequence("lltm", a.input, (a.h, a.c), packed, bias_ih=a.c[0])
 
 
-def test_refuses_what_does_not_go_with_packed_weights() -> None:
+def test_rejects_arguments_that_packed_weights_do_not_support() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)
     state = (a.h, a.c)
@@ -476,7 +464,7 @@ def test_refuses_what_does_not_go_with_packed_weights() -> None:
     operands = ("lltm", a.input, *state, packed)
     with pytest.raises(ValueError, match=r"expected no weight_hh with prepacked weights"):
         torch.ops.lltm.sequence(*operands, a.weights)
-    with pytest.raises(NotImplementedError, match=r"expected weights as they are where gradients"):
+    with pytest.raises(NotImplementedError, match=r"expected unpacked weight_ih to compute gradi"):
         torch.ops.lltm.sequence_forward(*operands, *[None] * 4, False, None, 0, None)
     with pytest.raises(
         TypeError, match=r"lltm::step: expected weight_ih of dtype float32, got uint8"

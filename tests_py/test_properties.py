@@ -60,7 +60,7 @@ def leaves(values: Values) -> Values:
 def gradients(
     results: list[Tensor], values: Values, cotangents: list[Tensor] | None = None
 ) -> Values:
-    """Gradients of every value, for output gradients of ones."""
+    """The output gradients are ones."""
     pairs = [
         (y, torch.ones_like(y) if cotangents is None else cotangents[k])
         for k, y in enumerate(results)
@@ -73,11 +73,8 @@ def gradients(
     return dict(zip(values, found, strict=True))
 
 
-# ----- values ----------------------------------------------------------------
-
-
 @each_form(SINGLE_AND_DOUBLE)
-def test_agrees_with_plain_pytorch_and_leaves_its_arguments_alone(
+def test_agrees_with_the_reference_and_does_not_change_arguments(
     form: Form, dtype: torch.dtype
 ) -> None:
     for s in form.each(dtype):
@@ -102,7 +99,7 @@ def test_results_have_the_dtype_of_the_arguments(form: Form, dtype: torch.dtype)
 
 
 @each_form((torch.float32,))
-def test_runs_twice_to_the_same_bits(form: Form, dtype: torch.dtype) -> None:
+def test_runs_are_bitwise_identical(form: Form, dtype: torch.dtype) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         for s in form.each(dtype, Sizes(4, 65, 17, 64), every=False):
@@ -132,8 +129,8 @@ def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
 
 
 @each_form(SINGLE_AND_DOUBLE, is_module)
-def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> None:
-    """Compares batched, packed and unbatched calls."""
+def test_each_sequence_is_independent_of_the_others(form: Form, dtype: torch.dtype) -> None:
+    """Calls are batched, packed and unbatched."""
     of_states = 1 if form.steps else 0  # batch dimension
     for s in filter(Sample.is_plain, form.each(dtype)):
         input, *hx = s.arguments(s.values)
@@ -160,9 +157,6 @@ def test_each_row_is_computed_as_if_alone(form: Form, dtype: torch.dtype) -> Non
         alone = zip(rows_of(input, of_input), by_row(run(input, states)), strict=True)
         for k, (row, expected) in enumerate(alone):
             assert_close(run(row, [state.select(of_states, k) for state in states]), expected)
-
-
-# ----- empty input -----------------------------------------------------------
 
 
 def check_shapes(form: Form, s: Sample, sizes: Sizes, results: list[Tensor]) -> None:
@@ -217,9 +211,6 @@ def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dty
                 same(gradient, torch.full_like(values[name], float(is_its_own)))
 
 
-# ----- strides ---------------------------------------------------------------
-
-
 def transposed(t: Tensor) -> Tensor:
     return t.transpose(0, -1).contiguous().transpose(0, -1)
 
@@ -272,7 +263,7 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
     ],
     ids=id_of,
 )
-def test_strides_of_arguments_and_of_gradients_are_followed(
+def test_arguments_and_gradients_may_have_any_strides(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
     """Strides all tensors together; for functions also each separately."""
@@ -308,7 +299,7 @@ def test_strides_of_arguments_and_of_gradients_are_followed(
 
 
 @each_form(SINGLE_AND_DOUBLE, lambda form: is_trainable_module(form) and not form.plain)
-def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
+def test_results_and_gradients_have_the_memory_layout_of_torch_nn_s(
     form: Form, dtype: torch.dtype
 ) -> None:
     for s in filter(Sample.is_plain, form.each(dtype)):
@@ -325,9 +316,6 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
         assert strides[0] == strides[1]
 
 
-# ----- NaN and infinity ------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize(
     ("form", "dtype"),
@@ -337,10 +325,10 @@ def test_results_and_gradients_lie_in_memory_as_those_of_torch_nn(
     ],
     ids=id_of,
 )
-def test_nan_and_infinity_spread_as_in_plain_pytorch(
+def test_nan_and_infinity_propagate_as_in_the_reference(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
-    """One element is NaN or infinite; unrelated batch elements stay finite."""
+    """Unrelated batch elements stay finite."""
     for s in form.each(dtype, every=False):
         for name in s.values:
             values = dict(s.values)
@@ -362,13 +350,8 @@ def test_nan_and_infinity_spread_as_in_plain_pytorch(
                     assert torch.equal(found, wanted), name
 
 
-# ----- gradients -------------------------------------------------------------
-
-
 @each_form(SINGLE_AND_DOUBLE, is_trainable)
-def test_each_gradient_is_the_same_alone_and_without_each_other(
-    form: Form, dtype: torch.dtype
-) -> None:
+def test_each_gradient_is_the_same_for_any_set_of_gradients(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype):
 
         def found(wanted: set[str], s: Sample = s) -> Values:
@@ -423,7 +406,7 @@ SLOWEST = ("LSTM", "GRU", "RNN", "LLTM, checkpoints")
     ],
     ids=id_of,
 )
-def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> None:
+def test_derivatives_match_finite_differences(form: Form, order: int) -> None:
     """Functions are tested by entry, others along random directions."""
     fast = is_module(form) or order == 2
     check: Callable[..., bool] = torch.autograd.gradgradcheck
@@ -450,7 +433,7 @@ def test_derivatives_are_those_of_finite_differences(form: Form, order: int) -> 
 
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
 @each_form(SINGLE_AND_DOUBLE, lambda form: form.trainable and not form.plain)
-def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
+def test_autocast_computes_in_its_dtype_and_returns_gradients_in_the_parameters(
     form: Form, dtype: torch.dtype, lower: torch.dtype
 ) -> None:
     """float64 is not cast."""
@@ -473,9 +456,6 @@ def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_parameters(
         for name in rounded:
             assert_close(found.pop(name, None), wanted.pop(name, None), rtol=eps, atol=eps)
         same(found, wanted)
-
-
-# ----- devices and dtypes ----------------------------------------------------
 
 
 @each_form((torch.float32, torch.bfloat16))
@@ -516,7 +496,7 @@ def test_the_constructor_s_device_and_dtype_hold_for_every_parameter(
 
 
 @each_form((torch.float32,), is_our_trainable_module)
-def test_made_under_a_default_device_or_dtype_it_takes_that(form: Form, dtype: torch.dtype) -> None:
+def test_default_device_and_dtype_apply_to_the_constructor(form: Form, dtype: torch.dtype) -> None:
     assert form.make is not None
     for s in form.each(dtype):
         on_cpu = form.make(**s.options)
@@ -581,19 +561,16 @@ def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> 
     for s in form.each(dtype, every=False):
         weights, expected = copy.deepcopy(s.module.state_dict()), s.call()
         if form.prepacked:  # stays on its device
-            with pytest.raises(RuntimeError, match="expected to stay on device cpu, got meta"):
+            with pytest.raises(RuntimeError, match="expected device to stay cpu, got meta"):
                 s.module.to("meta")
         else:
             s.module.to("meta")
             check_parameters(s.module, "meta", dtype)
-            with pytest.raises(RuntimeError, match="expected input on device meta, that of the"):
+            with pytest.raises(RuntimeError, match="expected input on device meta, the device"):
                 s.call()
         s.module.to_empty(device="cpu")
         load(s.module, weights)
         same(s.call(), expected)
-
-
-# ----- modules: copies, parameters, repr -------------------------------------
 
 
 def _saved_and_loaded(module: nn.Module) -> nn.Module:
@@ -610,7 +587,7 @@ def _saved_and_loaded(module: nn.Module) -> nn.Module:
     [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), _saved_and_loaded],
     ids=["deepcopy", "pickle", "torch.save"],
 )
-def test_a_copy_gives_the_same_and_shares_nothing(
+def test_a_copy_computes_the_same_and_shares_nothing(
     form: Form, dtype: torch.dtype, copied: Callable[[nn.Module], nn.Module]
 ) -> None:
     for s in form.each(dtype, every=False):
@@ -659,7 +636,7 @@ def test_functional_call_takes_other_parameters_and_leaves_its_own(
 
 
 @each_form((torch.float32,), is_our_module)
-def test_its_text_says_how_to_make_it(form: Form, dtype: torch.dtype) -> None:
+def test_repr_shows_the_constructor_arguments(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype):
         text, cls = repr(s.module), type(s.module)
         assert text == str(s.module)
@@ -671,7 +648,7 @@ def test_its_text_says_how_to_make_it(form: Form, dtype: torch.dtype) -> None:
 
 
 @each_form((torch.float32,), is_our_trainable_module)
-def test_without_dropout_it_does_not_ask_whether_it_trains(form: Form, dtype: torch.dtype) -> None:
+def test_without_dropout_training_is_not_read(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype):
         if any("dropout" in name for name in s.options):
             continue

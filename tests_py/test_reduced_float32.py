@@ -49,7 +49,7 @@ WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 @needs_products
 @pytest.mark.parametrize("cell", WITHOUT_JUMPS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
-def test_products_are_those_of_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
+def test_gemms_are_the_same_as_in_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
     """Errors are as large as in bfloat16; results are float32."""
     problem = Problem(cell, shape)
     leaves64 = problem.leaves(torch.float64)
@@ -91,7 +91,7 @@ assert torch.equal(layer(x)[0], usual)
 
 
 @pytest.mark.parametrize("capability", ["avx512", "avx2"])
-def test_a_cpu_without_such_products_stays(capability: str) -> None:
+def test_a_cpu_without_bfloat16_gemms_is_unaffected(capability: str) -> None:
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
     subprocess.run([sys.executable, "-c", _WITHOUT_PRODUCTS], env=environment, check=True)
 
@@ -119,7 +119,7 @@ def test_where_it_is_set() -> None:
 
 
 @pytest.mark.parametrize("shape", [(20, 1, 12, 40), (20, 4, 12, 40), (1, 30, 12, 40)], ids=str)
-def test_few_rows_and_single_steps_stay_with_their_gradients(shape: tuple[int, ...]) -> None:
+def test_small_batches_and_single_steps_are_unaffected(shape: tuple[int, ...]) -> None:
     def run() -> list[Tensor]:
         problem = Problem("lstm", shape)
         leaves = problem.leaves()
@@ -134,7 +134,7 @@ def test_few_rows_and_single_steps_stay_with_their_gradients(shape: tuple[int, .
         assert torch.equal(a, b)
 
 
-def test_float64_and_prepacked_weights_stay() -> None:
+def test_float64_and_prepacked_weights_are_unaffected() -> None:
     problem = Problem("gru", SHAPE, torch.float64)
     usual = problem.sequence(problem.tensors)
     with precision(RNN, "bf16"):

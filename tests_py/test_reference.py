@@ -38,14 +38,14 @@ each_cell = pytest.mark.parametrize("cell", support.CELLS)
 
 
 @each_cell
-def test_the_cell_is_the_oracle_s(cell: str) -> None:
+def test_the_cell_equals_the_oracle(cell: str) -> None:
     arguments = of_cell(cell, support.cell_arguments((4, 3, 5), torch.float64))
     assert_equal_to_the_oracle(support.cell_outputs, arguments)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @each_cell
-def test_the_sequence_is_the_oracle_s(cell: str, reverse: bool) -> None:
+def test_the_sequence_equals_the_oracle(cell: str, reverse: bool) -> None:
     arguments = support.sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
     arguments = of_cell(cell, arguments)
     assert_equal_to_the_oracle(support.sequence_outputs, arguments)
@@ -54,7 +54,7 @@ def test_the_sequence_is_the_oracle_s(cell: str, reverse: bool) -> None:
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @each_cell
-def test_the_packed_sequence_is_the_oracle_s(
+def test_the_packed_sequence_equals_the_oracle(
     cell: str, lengths: tuple[int, ...], reverse: bool
 ) -> None:
     arguments = support.packed_arguments(lengths, dtype=torch.float64, reverse=reverse)
@@ -63,8 +63,6 @@ def test_the_packed_sequence_is_the_oracle_s(
 
 
 class Record(TorchDispatchMode):
-    """Records operators."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.namespaces: set[str] = set()
@@ -77,7 +75,7 @@ class Record(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("package", "namespaces"), [(lltm.reference, {"aten"}), (lltm, {"aten", "lltm"})]
 )
-def test_runs_operators_of_pytorch_only(package: Any, namespaces: set[str]) -> None:
+def test_runs_only_operators_of_pytorch(package: Any, namespaces: set[str]) -> None:
     layer = package.LLTM(3, 5, num_layers=2, bidirectional=True)
     cell = package.LLTMCell(3, 5)
     with Record() as record:

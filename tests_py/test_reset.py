@@ -66,7 +66,7 @@ TOLERANCE = {
 
 
 class Problem:
-    """Arguments with random resets and a mask; packed if `shape` is LENGTHS."""
+    """Resets are random; packed if `shape` is LENGTHS."""
 
     def __init__(
         self,
@@ -125,10 +125,7 @@ class Problem:
         return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """Defines resets by single steps.
-
-        With a mask, each batch element has separate weights.
-        """
+        """With a mask, each batch element has separate weights."""
         x, h, c, weight_ih, weight_hh, *biases = tensors
         assert x is not None
         assert h is not None
@@ -189,7 +186,7 @@ def check(mine: Any, exact: Any, dtype: torch.dtype) -> None:
 
 @each_custom_cell
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
+def test_equals_single_steps_with_reset_states_and_masked_weights(
     cell: str, dtype: torch.dtype
 ) -> None:
     kinds = [(shape, k % 2 == 1, 0.25) for k, shape in enumerate((*SHAPES, LENGTHS))]
@@ -213,7 +210,7 @@ def test_it_is_its_steps_with_states_that_were_set_and_weights_of_each_row(
 
 
 @each_custom_cell
-def test_nothing_that_was_before_shows(cell: str) -> None:
+def test_values_before_a_reset_have_no_effect(cell: str) -> None:
     """Not even NaN passes a reset."""
     for shape in ((6, 3, 4, 7), (6, 40, 9, 64)):
         problem = Problem(cell, shape, share=-1)
@@ -227,6 +224,24 @@ def test_nothing_that_was_before_shows(cell: str) -> None:
         assert other[:3].isnan().any()
         assert torch.equal(output[3:], other[3:])
         assert all(torch.equal(a, b) for a, b in zip(states, others, strict=True))
+
+
+@each_cell
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_weight_that_is_not_finite_reaches_sequences_that_are_reset(
+    cell: str, dtype: torch.dtype
+) -> None:
+    """h is zero then, and zero times NaN or infinity is NaN."""
+    for shape in SHAPES[:-2]:
+        for value in (math.nan, math.inf):
+            problem = Problem(cell, shape, dtype, share=0.5)
+            weight_hh = problem.tensors[4]
+            assert weight_hh is not None
+            weight_hh[-1:, -1] = value  # without rows if the cell has no recurrent GEMM
+            expected = problem.steps(problem.tensors)
+            for results in (problem.sequence(problem.tensors), problem.prepacked()):
+                for y, z in zip(results, expected, strict=True):
+                    assert torch.equal(y.isnan(), z.isnan())
 
 
 @pytest.mark.parametrize("cell", [cell for cell in support.CELLS if not cell.endswith("relu")])
@@ -254,9 +269,6 @@ def test_int8(cell: str, dtype: torch.dtype) -> None:
     assert torch.allclose(output[5:, 1], after[:, 1], atol=0.05)
 
 
-# ---- modules ------------------------------------------------------------------------
-
-
 def test_layers_of_custom_cells() -> None:
     layer = own.Layer(4, 7, batch_first=True)
     x = torch.randn(3, 6, 4)
@@ -276,7 +288,7 @@ def test_layers_of_custom_cells() -> None:
     torch.testing.assert_close(dropped, layer.eval()(x)[0])
 
 
-def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
+def test_masks_are_sampled_in_training_for_each_call_sequence_and_direction() -> None:
     """Sequences and directions are identical except for the mask."""
     layer = lltm.GRU(4, 64, bidirectional=True, recurrent_dropout=0.5)
     state = layer.state_dict()
@@ -294,12 +306,8 @@ def test_masks_are_drawn_in_training_for_each_call_row_and_direction() -> None:
     torch.testing.assert_close(layer.eval()(x, h), without(x, h))
 
 
-# ---- transforms, compilers ----------------------------------------------------------
-
-
 @each_cell
 def test_derivatives(cell: str) -> None:
-    """Includes mask derivatives."""
     problem = Problem(cell, (3, 2, 2, 2), torch.float64, share=0.3, masked=True)
     leaves = problem.leaves()
     given = [t for t in leaves if t is not None]
@@ -347,7 +355,7 @@ def test_vmap(shape: tuple[int, ...]) -> None:
 
 
 class Operator(nn.Module):
-    """A problem with a given mask, so that results do not depend on a generator."""
+    """A given mask: results do not depend on a generator."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -470,7 +478,7 @@ class TestGraphs:
         torch.testing.assert_close(torch.from_numpy(output), model(self.x, self.reset))
 
     @pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
-    def test_onnx_would_write_one_mask_for_good(self) -> None:
+    def test_onnx_rejects_a_recurrent_mask(self) -> None:
         pytest.importorskip("onnxscript")
         layer = lltm.LSTM(4, 7, recurrent_dropout=0.5)
         with pytest.raises(Exception, match="recurrent mask can't be exported"):

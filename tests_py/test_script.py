@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_scripted_layer_does_what_the_layer_does_before_and_after_saving(
+def test_a_scripted_layer_equals_the_layer_before_and_after_saving(
     options: dict[str, Any],
 ) -> None:
     layer = lltm.LLTM(3, 5, **options).eval()
@@ -67,7 +67,7 @@ def test_a_scripted_layer_does_what_the_layer_does_before_and_after_saving(
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_a_scripted_cell_does_what_the_cell_does_before_and_after_saving(bias: bool) -> None:
+def test_a_scripted_cell_equals_the_cell_before_and_after_saving(bias: bool) -> None:
     cell = lltm.LLTMCell(3, 5, bias=bias)
     scripted = script(cell)
     for run in (scripted, saved_and_loaded(scripted)):
@@ -95,7 +95,7 @@ def three_states(z: Any, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU", "own"])
-def test_a_scripted_layer_takes_packed_rows_by_a_method_of_their_own(kind: str) -> None:
+def test_a_scripted_layer_has_a_method_for_packed_sequences(kind: str) -> None:
     make = three_states.Layer if kind == "own" else getattr(lltm, kind.split()[-1])
     layer = make(3, 5, num_layers=2, bidirectional=True)
     model = Tagger(layer.prepack() if "prepacked" in kind else layer)
@@ -192,7 +192,7 @@ def test_a_scripted_model_trains() -> None:
         torch.testing.assert_close(gradients, list(expected))
 
 
-def test_the_model_that_was_scripted_stays_what_it_was() -> None:
+def test_scripting_does_not_change_the_model() -> None:
     model = Model()
     script(model)
     rows = pack_sequence([torch.randn(3, 3), torch.randn(1, 3)])
@@ -211,7 +211,7 @@ def test_the_model_that_was_scripted_stays_what_it_was() -> None:
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
 
 
-def test_a_forward_of_ones_own_is_not_replaced_by_ours() -> None:
+def test_a_subclass_with_another_forward_is_scripted_as_it_is() -> None:
     class Doubled(lltm.LLTMCell):
         def forward(self, input: Tensor, hx: Any = None) -> Any:
             return super().forward(2 * input, hx)
@@ -229,7 +229,7 @@ def test_a_forward_of_ones_own_is_not_replaced_by_ours() -> None:
         ((6, 3), (2, 5), r"expected h_0 of shape \(1, 5\), got \(2, 5\)"),
     ],
 )
-def test_a_scripted_layer_refuses_wrong_shapes(
+def test_a_scripted_layer_rejects_wrong_shapes(
     x: tuple[int, ...], shape: tuple[int, ...], text: str
 ) -> None:
     scripted = script(lltm.LLTM(3, 5))
@@ -237,10 +237,10 @@ def test_a_scripted_layer_refuses_wrong_shapes(
         scripted(torch.randn(x), (torch.randn(shape), torch.randn(shape)))
 
 
-def test_what_cannot_be_scripted_says_so() -> None:
-    with pytest.raises(NotImplementedError, match=r"takes lltm\.LLTM, which loads its state_dict"):
+def test_modules_that_cannot_be_scripted_raise_an_error() -> None:
+    with pytest.raises(NotImplementedError, match=r"supports lltm\.LLTM, which loads the same"):
         script(lltm.reference.LLTM(3, 5))
-    with pytest.raises(NotImplementedError, match=r"takes lltm\.LLTMCell, which"):
+    with pytest.raises(NotImplementedError, match=r"supports lltm\.LLTMCell, which"):
         script(nn.Sequential(lltm.reference.LLTMCell(3, 5)))
     layer = nn.utils.parametrizations.weight_norm(lltm.LLTM(3, 5), "weights_l0")
     with pytest.raises(NotImplementedError, match=r"script can't compile parametrizations"):

@@ -38,7 +38,7 @@ def test_agrees_with_the_reference_when_packed(
 
 
 @pytest.mark.parametrize("batch", [1, 4, 40])
-def test_a_batch_first_layer_gives_what_the_other_gives(batch: int) -> None:
+def test_a_batch_first_layer_equals_a_time_first_layer(batch: int) -> None:
     layer = lltm.LLTM(33, 70)
     other = lltm.LLTM(33, 70, batch_first=True)
     other.load_state_dict(layer.state_dict())
@@ -49,7 +49,7 @@ def test_a_batch_first_layer_gives_what_the_other_gives(batch: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_steps_that_reach_no_row_add_nothing_to_gradients(dtype: torch.dtype) -> None:
+def test_steps_without_sequences_add_nothing_to_gradients(dtype: torch.dtype) -> None:
     """The batch is large enough for separate chunks."""
     a = support.sequence_arguments((1, 600, 5, 16), dtype)
     x = torch.randn(1200, 5, dtype=dtype)

@@ -23,7 +23,7 @@ def test_a_checkpoint_of_the_tutorial_s_module_loads() -> None:
     assert checkpoint["bias"].shape == (1, 15), "the caller's checkpoint was changed"
 
 
-def test_a_layer_takes_biases_of_a_row_too() -> None:
+def test_a_layer_also_loads_biases_with_a_single_row() -> None:
     layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
     checkpoint = {
         name: value.unsqueeze(0) if "bias" in name else value
@@ -58,7 +58,7 @@ def test_it_loads_inside_another_module(assign: bool) -> None:
     ],
     ids=str,
 )
-def test_another_checkpoint_is_refused(changed: dict[str, tuple[int, ...]], text: str) -> None:
+def test_another_checkpoint_is_rejected(changed: dict[str, tuple[int, ...]], text: str) -> None:
     shapes = {"weights": (15, 8), "bias": (15,), **changed}
     checkpoint = {name: torch.randn(shape) for name, shape in shapes.items()}
     with pytest.raises(RuntimeError, match=text):

@@ -19,7 +19,7 @@ CHUNKS = (1, 7, 20, 1, 2, 33)
 @pytest.mark.parametrize("batch", [1, 3, 40])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", ["layer", "prepacked"])
-def test_chunks_with_the_state_carried_over_give_what_the_whole_gives(
+def test_chunks_that_pass_on_the_state_equal_the_sequence(
     form: str, dtype: torch.dtype, batch: int
 ) -> None:
     layer = lltm.LLTM(9, 70, num_layers=2, dtype=dtype)

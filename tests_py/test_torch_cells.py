@@ -85,7 +85,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @each_module
-def test_they_have_the_parameters_of_torch_nn_s_drawn_alike(name: str) -> None:
+def test_they_have_the_parameters_of_torch_nn_s_initialized_alike(name: str) -> None:
     for options in OPTIONS if name in LAYERS else [{}, {"bias": False}]:
         made = []
         for make in BOTH[name]:
@@ -179,7 +179,7 @@ def test_the_nonlinearity_of_an_rnn_is_tanh_or_relu(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["state", "packed"])
 @each_layer
-def test_dropout_draws_the_mask_that_torch_nn_s_draws(name: str, kind: str) -> None:
+def test_dropout_samples_the_mask_of_torch_nn_s(name: str, kind: str) -> None:
     options: dict[str, Any] = {"num_layers": 3, "bidirectional": True, "batch_first": False}
     ours, theirs = pair(name, **options, dropout=0.5)
     given = arguments(name, kind, options)
@@ -313,10 +313,10 @@ def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -
         assert of_ours <= 2 * of_theirs
 
 
-def test_what_is_wrong_with_a_projection_is_named() -> None:
+def test_errors_of_a_projection_are_named() -> None:
     bad_options: list[tuple[dict[str, Any], str]] = [
         ({"recurrent_dropout": 0.5}, "recurrent_dropout to be 0 with proj_size, got 0.5"),
-        ({"proj_size": H}, rf"proj_size to lie in \[0, hidden_size\), got {H}"),
+        ({"proj_size": H}, rf"proj_size to be in \[0, hidden_size\), got {H}"),
     ]
     for options, text in bad_options:
         with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
@@ -328,7 +328,7 @@ def test_what_is_wrong_with_a_projection_is_named() -> None:
     good = layer.weight_hr_l0
     for bad, error, text in (
         (torch.zeros(P, H + 1), lltm.ArgumentError, rf"weight_hr of shape \({P}, {H}\), got"),
-        (good.detach().double(), TypeError, "weight_hr of dtype float32, that of the input, got f"),
+        (good.detach().double(), TypeError, "weight_hr of dtype float32, the dtype of the input"),
     ):
         layer.weight_hr_l0 = nn.Parameter(bad)
         with pytest.raises(error, match=f"^lltm::LSTM: expected {text}"):
@@ -367,7 +367,7 @@ def test_gradients_of_each_sample_and_tangents_are_torch_nn_s(name: str) -> None
 @pytest.mark.parametrize("state", [None, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
 @each_module
-def test_under_autocast_the_state_decides_of_no_dtype(
+def test_under_autocast_the_state_determines_no_dtype(
     name: str, given: torch.dtype, state: torch.dtype | None
 ) -> None:
     """docs/drop-in.md describes torch.nn's behavior."""
@@ -418,7 +418,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("keep_class", [False, True], ids=["ours", "keep_class"])
-def test_replace_makes_a_model_ours_and_leaves_all_else(keep_class: bool) -> None:
+def test_replace_changes_only_the_classes_of_modules(keep_class: bool) -> None:
     model = Model().double()
     x = torch.randn(T, B, I, dtype=torch.float64)
     expected = results_and_gradients(model, x)
@@ -454,7 +454,7 @@ class Own(nn.GRU):
     pass
 
 
-def with_forward_of_its_own() -> nn.Module:
+def with_replaced_forward() -> nn.Module:
     module = nn.LSTM(I, H)
     vars(module)["forward"] = module.forward
     return module
@@ -476,23 +476,23 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "parametrized": (
         lambda: nn.utils.parametrizations.weight_norm(nn.GRU(I, H), "weight_hh_l0"),
-        "it is parametrized: replace it first and parametrize it then",
+        "it is parametrized; call replace_ before parametrizing it",
     ),
-    "sharded": (sharded, "it is sharded by fully_shard: replace it first and shard it then"),
+    "sharded": (sharded, "it is sharded by fully_shard; call replace_ before fully_shard"),
     "quantizable": (
         lambda: torch.ao.nn.quantizable.LSTM(I, H),
-        "it is of PyTorch's tools for quantization: replace the float module and prepack it",
+        "it is a PyTorch quantization module; replace the float module and prepack it in int8",
     ),
-    "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "it is of PyTorch's tools"),
+    "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "it is a PyTorch quantization"),
     "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
-    "forward": (with_forward_of_its_own, "it has a forward of its own"),
+    "forward": (with_replaced_forward, "its forward is replaced on the instance"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("name", LEFT)
-def test_replace_says_what_it_left_and_why(name: str) -> None:
+def test_replace_reports_modules_that_it_left_and_the_reasons(name: str) -> None:
     make, reason = LEFT[name]
     module = make()
     cls = type(module)
@@ -599,7 +599,7 @@ def test_replace_leaves_subclasses_that_compute_otherwise(make: Any, reason: str
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @each_module
-def test_replace_takes_modules_whose_weights_a_hook_computes(name: str) -> None:
+def test_replace_supports_modules_whose_weights_a_hook_computes(name: str) -> None:
     module = BOTH[name][1](I, H, dtype=torch.float64)
     weight = "weight_hh_l0" if name in LAYERS else "weight_hh"
     model = nn.Sequential(nn.utils.weight_norm(module, weight))
@@ -609,7 +609,7 @@ def test_replace_takes_modules_whose_weights_a_hook_computes(name: str) -> None:
     assert_close(results_and_gradients(model, x), expected)
 
 
-def test_replace_takes_a_layer_itself_and_nothing_but_modules() -> None:
+def test_replace_accepts_a_layer_itself_and_only_modules() -> None:
     layer = nn.GRU(I, H)
     assert lltm.replace_(layer).replaced == [""]
     cls: type = type(layer)

@@ -29,11 +29,10 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass
 class Case:
-    """A module and inputs: `inputs[k]` is one sample, results are flat tuples."""
+    """`inputs[k]` is one sample, results are flat tuples."""
 
     module: nn.Module
     inputs: Tensor
-    # Function of the parameters and one sample.
     run: Callable[[Parameters, Tensor], tuple[Tensor, ...]]
     calls: int  # operator calls per sample
 
@@ -46,7 +45,6 @@ class Case:
         return sum((y.square().sum() for y in results), torch.zeros((), dtype=sample.dtype))
 
     def like(self) -> nn.Module:
-        """Same shapes, other values."""
         other = type(self.module)(**self.arguments)
         return other.to(self.inputs.dtype)
 
@@ -110,11 +108,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def stacked(results: list[Any]) -> Any:
-    """Calls samples one by one, and stacks results like vmap."""
+    """Results are stacked like vmap's."""
     return torch.utils._pytree.tree_map(lambda *ys: torch.stack(ys), *results)
-
-
-# ----- vmap over inputs ------------------------------------------------------
 
 
 def test_vmap_over_inputs_is_one_call_of_the_kernels(case: Case) -> None:
@@ -147,7 +142,7 @@ def test_backward_through_vmap_is_one_call_of_the_kernels(case: Case) -> None:
     assert all(name.endswith("_backward") for name in ours[case.calls :])
 
 
-def test_the_derivative_of_vmap_is_that_of_a_loop(case: Case) -> None:
+def test_the_derivative_of_vmap_equals_that_of_a_loop(case: Case) -> None:
     def mapped(parameters: Parameters) -> Tensor:
         return torch.vmap(case.loss, in_dims=(None, 0))(parameters, case.inputs).sum()
 
@@ -204,7 +199,7 @@ def test_vmap_of_a_prepacked_layer_is_one_call() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4, I), (3, 0, 4, I), (3, 5, 0, I)], ids=str)
-def test_vmap_over_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
+def test_vmap_over_no_samples_returns_empty_results(shape: tuple[int, ...]) -> None:
     layer = layer_case("batched", {}).module
     output, (h_n, _) = torch.vmap(layer)(torch.randn(shape, dtype=torch.float64))
     assert output.shape == (*shape[:-1], H)
@@ -220,11 +215,8 @@ def test_vmap_compiles_without_a_graph_break() -> None:
     torch.testing.assert_close(compiled(case.inputs), function(case.inputs))
 
 
-# ----- vmap over weights -----------------------------------------------------
-
-
 @pytest.mark.parametrize("shared_input", [True, False], ids=["one input", "an input each"])
-def test_an_ensemble_is_its_models(case: Case, shared_input: bool) -> None:
+def test_an_ensemble_equals_its_models(case: Case, shared_input: bool) -> None:
     models = [case.like() for _ in range(3)]
     parameters, _ = stack_module_state(models)
     inputs = case.inputs[0] if shared_input else case.inputs
@@ -259,7 +251,7 @@ def test_an_ensemble_of_layers_runs_the_kernels() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cell", "sequence"])
-def test_vmap_over_biases_alone(kind: str) -> None:
+def test_vmap_over_only_biases(kind: str) -> None:
     if kind == "cell":
         a, outputs = support.cell_arguments((4, 3, 5), torch.float64), support.cell_outputs
     else:
@@ -273,17 +265,14 @@ def test_vmap_over_biases_alone(kind: str) -> None:
     torch.testing.assert_close(torch.vmap(run)(biases), stacked([run(bias) for bias in biases]))
 
 
-# ----- derivatives -----------------------------------------------------------
-
-
-def test_per_sample_gradients_are_those_of_a_loop(case: Case) -> None:
+def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     parameters = case.parameters
     mapped = torch.vmap(grad(case.loss), in_dims=(None, 0))(parameters, case.inputs)
     looped = [grad(case.loss)(parameters, x) for x in case.inputs]
     torch.testing.assert_close(mapped, stacked(looped))
 
 
-def test_grad_is_what_backward_gives(case: Case) -> None:
+def test_grad_equals_backward(case: Case) -> None:
     x = case.inputs[0]
     given = dict(case.module.named_parameters())
     expected = torch.autograd.grad(case.loss(given, x), list(given.values()))
@@ -303,7 +292,6 @@ def test_vjp_and_jvp_agree(case: Case) -> None:
 
 
 def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The same function with lltm.reference."""
     reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
     plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
     plain.load_state_dict(case.module.state_dict())
@@ -317,7 +305,7 @@ SMALL: dict[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_jacobians_and_hessians_are_those_of_plain_pytorch(name: str) -> None:
+def test_jacobians_and_hessians_equal_those_of_the_reference(name: str) -> None:
     case = SMALL[name]()
     x = case.inputs[0]
     plain = reference_of(case)
@@ -446,13 +434,10 @@ def test_a_sequence_of_no_steps_depends_on_every_argument(
     assert torch.equal(gradient, torch.ones_like(a.h))
 
 
-# ----- unsupported -----------------------------------------------------------
-
-
-def test_batch_sizes_of_each_sample_are_refused() -> None:
+def test_batch_sizes_per_sample_are_rejected() -> None:
     a = support.packed_arguments((4, 2, 1), 3, 5)
     assert a.batch_sizes is not None
-    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one batch_sizes for all"):
+    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected the same batch_sizes for"):
         torch.vmap(
             lambda sizes: lltm.functional.sequence(
                 "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias, batch_sizes=sizes
@@ -460,7 +445,7 @@ def test_batch_sizes_of_each_sample_are_refused() -> None:
         )(a.batch_sizes.expand(2, -1))
 
 
-def test_batch_sizes_of_an_outer_vmap_are_refused() -> None:
+def test_batch_sizes_of_an_outer_vmap_are_rejected() -> None:
     a = support.packed_arguments((3, 2, 1))
     assert a.batch_sizes is not None
 
@@ -472,7 +457,7 @@ def test_batch_sizes_of_an_outer_vmap_are_refused() -> None:
 
     sizes = a.batch_sizes.expand(2, -1)
     rows = a.input.expand(3, -1, -1)
-    expected = r"lltm::sequence: expected one batch_sizes for all samples of vmap, got one for each"
+    expected = r"expected the same batch_sizes for all samples of vmap, got batch_sizes per sample"
     with pytest.raises(RuntimeError, match=expected):
         torch.vmap(lambda s: torch.vmap(lambda x: run(x, s))(rows))(sizes)
     with pytest.raises(RuntimeError, match=expected):
@@ -491,12 +476,12 @@ def test_pytorch_does_not_pack_in_forward_mode_or_under_vmap() -> None:
         torch.vmap(lambda x: pack_sequence([x, x[:1]]).data)(rows)
 
 
-def test_prepacked_weights_of_each_sample_are_refused() -> None:
+def test_prepacked_weights_per_sample_are_rejected() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
-    with pytest.raises(RuntimeError, match=r"lltm::prepack: expected one set of weights for all"):
+    with pytest.raises(RuntimeError, match=r"lltm::prepack: expected the same weights for all s"):
         torch.vmap(partial(lltm.functional.prepack, "lltm"))(a.weights.expand(2, -1, -1))
     packed = lltm.functional.prepack("lltm", a.weights)
-    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected one set of prepacked weigh"):
+    with pytest.raises(RuntimeError, match=r"lltm::sequence: expected the same prepacked weights"):
         torch.vmap(
             lambda weights: lltm.functional.sequence(
                 "lltm", a.input, (a.h, a.c), weights, bias_ih=a.bias
@@ -506,7 +491,7 @@ def test_prepacked_weights_of_each_sample_are_refused() -> None:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_prepacked_layers_have_no_derivatives(bidirectional: bool) -> None:
-    text = "lltm::sequence: expected weights as they are where derivatives are taken, got prepacked"
+    text = "lltm::sequence: expected unpacked weight_ih to compute derivatives, got prepacked weig"
     packed = lltm.LLTM(I, H, bidirectional=bidirectional).prepack()
     x = torch.randn(5, 4, I)
     output, _ = packed(x.clone().requires_grad_())
@@ -520,7 +505,7 @@ def test_prepacked_layers_have_no_derivatives(bidirectional: bool) -> None:
         torch.vmap(grad(lambda x: packed(x)[0].sum()))(torch.stack([x, x]))
 
 
-def test_others_are_differentiated_beside_a_prepacked_layer() -> None:
+def test_other_operations_are_differentiated_next_to_a_prepacked_layer() -> None:
     packed = lltm.LLTM(I, H).prepack()
     x = torch.randn(5, 4, I)
     scale = torch.randn(H)
@@ -547,7 +532,7 @@ def test_an_error_names_the_sizes_of_one_sample() -> None:
         )(torch.randn(7, 5, 4, 3))
 
 
-def test_dropout_under_vmap_needs_to_know_which_randomness() -> None:
+def test_dropout_under_vmap_requires_a_choice_of_randomness() -> None:
     layer = lltm.LLTM(I, H, num_layers=2, dropout=0.5)
     x = torch.randn(5, 4, I).expand(3, 5, 4, I)
     with pytest.raises(RuntimeError, match="randomness"):

@@ -21,7 +21,7 @@ LARGE = (0.0, 1e-30, 1.0, 15.0, 17.0, 88.0, 89.0, 104.0, 710.0, 746.0, 1e4)
 
 
 def cell_of_pre_activations(z: Tensor) -> Arguments:
-    """Cell of H = 1 whose three gates have pre-activation z (B)."""
+    """The cell has H = 1; its three gates have pre-activation z (B)."""
     zeros = torch.zeros(len(z), 1, dtype=z.dtype)
     return Arguments(
         input=z.unsqueeze(1),
@@ -33,7 +33,6 @@ def cell_of_pre_activations(z: Tensor) -> Arguments:
 
 
 def results(outputs: support.Outputs, implementation: object, a: Arguments) -> list[Tensor]:
-    """Outputs and their gradients."""
     leaves = a.leaves()
     ys = outputs(implementation, leaves)
     gradients = torch.autograd.grad(ys, leaves.tensors(), [torch.ones_like(y) for y in ys])

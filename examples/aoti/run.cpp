@@ -1,9 +1,8 @@
-// Loads a package of torch._inductor.aoti_compile_and_package and runs it without Python:
+// Runs a package of torch._inductor.aoti_compile_and_package without Python:
 //
 //     run MODEL.pt2 ARGUMENTS.safetensors RESULTS.safetensors
 //
-// The arguments are tensors "0", "1", ... in the order of the model's inputs; results are written
-// in the same way.
+// Arguments are tensors "0", "1", ... in the order of the model's inputs, likewise the results.
 #include <lltm/lltm.h>
 
 #include <ATen/ATen.h>

@@ -32,7 +32,7 @@ class Adder(nn.Module):
 
 
 def sequences(steps: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns inputs (steps, batch, 2), numbers and marks, and the sums (batch)."""
+    """Inputs (steps, batch, 2), numbers and marks, and the sums (batch)."""
     numbers = torch.rand(steps, batch, generator=generator)
     half = steps // 2
     first = torch.randint(half, (1, batch), generator=generator)
@@ -42,7 +42,7 @@ def sequences(steps: int, batch: int, generator: torch.Generator) -> tuple[Tenso
 
 
 def train(model: Adder, steps: int, updates: int, reports: int) -> tuple[list[float], float]:
-    """Returns the errors on new sequences and the training time in seconds."""
+    """Errors on new sequences, and the training time in seconds."""
     generator = torch.Generator().manual_seed(1)
     held_out = sequences(steps, 1000, torch.Generator().manual_seed(2))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

@@ -94,7 +94,7 @@ class CharLM(nn.Module):
         return build(min(range(8, 2 * model.rnn.hidden_size, 8), key=difference))
 
     def forward(self, characters: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Returns the logits (T, B, V) of the character after each of the indices (T, B)."""
+        """The logits (T, B, V) of the character after each of the indices (T, B)."""
         hidden, state = self.rnn(self.embedding(characters), state)
         return self.output(hidden), state
 

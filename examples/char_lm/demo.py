@@ -60,13 +60,13 @@ def check(holds: bool, claim: str) -> None:
 
 
 def wrap(text: str, indent: str = "  ", end: str = "") -> str:
-    """Wraps to lines of at most 100 columns; all except the last end with `end`."""
+    """All lines except the last end with `end`."""
     lines = textwrap.wrap(text, 98 - len(indent), break_long_words=False, break_on_hyphens=False)
     return indent + f"{end}\n{indent}".join(lines)
 
 
 def quote(text: str) -> str:
-    """Sample text; continued lines are indented."""
+    """Indents continued lines."""
     lines = (textwrap.wrap(line, 94, subsequent_indent="    ") for line in text.split("\n"))
     return "\n".join(f"    | {line}" for wrapped in lines for line in wrapped or [""])
 
@@ -86,7 +86,7 @@ def compare(models: Mapping[str, CharLM], corpus: Corpus) -> dict[str, Trainer]:
 
 
 def difference(ours: Trainer, theirs: Trainer) -> float:
-    """Returns the largest relative difference between losses of the same updates."""
+    """The largest relative difference between losses of the same updates."""
     both = zip(ours.history.training, theirs.history.training, strict=True)
     return max(abs(a - b) / b for a, b in both)
 
@@ -96,14 +96,12 @@ def bits(trainer: Trainer) -> float:
 
 
 def replaced(model: CharLM) -> CharLM:
-    """Returns a copy with lltm's layer instead of torch.nn's."""
     ours = copy.deepcopy(model)
     check(lltm.replace_(ours).replaced == ["rnn"], "lltm.replace_ replaces the layer")
     return ours
 
 
 def verdict(trainers: Mapping[str, Trainer]) -> str:
-    """Describes the table in sentences."""
     best = min((trainers[name] for name in PAIRS if name in trainers), key=bits)
     fastest = min(trainers.values(), key=seconds_per_update)
     cell = best.model.rnn.mode
@@ -139,7 +137,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def build_program(folder: Path) -> Path:
-    """Builds generate.cpp with CMake against the installed package."""
+    """Builds with CMake against the installed package."""
     configure = ["cmake", "-S", os.path.relpath(Path(__file__).parent), "-B", str(folder)]
     configure.append(f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}")
     if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
@@ -161,7 +159,7 @@ def run_program(program: Path, *arguments: str) -> tuple[str, str]:
 
 
 def prompt_of(corpus: Corpus) -> str:
-    """Returns the beginning of a held-out line with many words."""
+    """A held-out line with many words."""
     lines = corpus.decode(corpus.held_out).split("\n")
     line = max(
         lines[1:100], key=lambda line: (line[:1].isalpha(), len(line.split())), default=lines[0]

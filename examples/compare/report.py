@@ -83,7 +83,7 @@ def plot(results: Results, name: str, path: Path) -> None:
 
 
 def table(results: Results) -> str:
-    """Returns a row per task and model; the best medians are bold."""
+    """The best medians are bold."""
     columns = ["", "hidden size", "parameters", "learning rate", "ms per update"]
     columns += ["after all updates", "after equal seconds"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -111,7 +111,7 @@ def table(results: Results) -> str:
 
 
 def figures(task: Description, columns: Sequence[Sequence[float]]) -> list[str]:
-    """Returns median and range over the seeds, for each model."""
+    """Median and range over the seeds, for each model."""
     best = (max if task.higher_is_better else min)(columns, key=statistics.median)
     texts = []
     for values in columns:
@@ -122,5 +122,5 @@ def figures(task: Description, columns: Sequence[Sequence[float]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Formats three digits, including trailing zeros."""
+    """Three digits, including trailing zeros."""
     return f"{value:#.3g}".rstrip(".")

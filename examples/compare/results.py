@@ -17,8 +17,6 @@ REPLACED = {"lltm.LSTM": "nn.LSTM", "lltm.GRU": "nn.GRU"}
 
 @dataclass(frozen=True)
 class Spec:
-    """Parameters that determine a run."""
-
     task: str
     model: str
     seed: int
@@ -49,8 +47,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Description:
-    """Description of a task, stored with the results."""
-
     title: str
     updates: int  # per reported run
     metric: str
@@ -69,7 +65,7 @@ class Results:
     seconds_per_update: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def reported(self, task: str, model: str) -> list[Run]:
-        """Returns a run per seed, without runs of another length than the task's."""
+        """A run per seed, without runs of another length than the task's."""
         model = REPLACED.get(model, model)
         return [
             run
@@ -79,16 +75,16 @@ class Results:
         ]
 
     def models(self, task: str) -> list[str]:
-        """Returns the models with reported runs, in the order of timing."""
+        """Models in the order of timing."""
         return [model for model in self.seconds_per_update[task] if self.reported(task, model)]
 
     def test_values(self, task: str, model: str, updates: float | None = None) -> list[float]:
-        """Returns a value per seed, of the checkpoint that the validation set selects."""
+        """A value per seed, of the checkpoint that the validation set selects."""
         higher = self.tasks[task].higher_is_better
         return [run.selected(higher, updates).test for run in self.reported(task, model)]
 
     def equal_seconds(self, task: str) -> float:
-        """Returns the time that the fastest model needs for all its updates."""
+        """The time that the fastest model needs for all its updates."""
         seconds = self.seconds_per_update[task]
         return min(seconds[model] for model in self.models(task)) * self.tasks[task].updates
 
@@ -115,7 +111,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Reads a file of `save`; without a file, the results are empty."""
+        """Without a file, the results are empty."""
         if not path.exists():
             return cls()
         stored = json.loads(path.read_text())

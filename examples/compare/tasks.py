@@ -22,7 +22,6 @@ Batch = tuple[Tensor, Tensor]  # inputs, (T, B, I) or (T, B) indices; targets
 
 
 def generator(*seeds: int) -> torch.Generator:
-    """Returns a generator that depends only on the seeds."""
     seed = 0
     for part in seeds:
         seed = seed * 1_000_003 + part + 1
@@ -30,8 +29,6 @@ def generator(*seeds: int) -> torch.Generator:
 
 
 class Task:
-    """Base class of the tasks."""
-
     title: str
     metric: str  # with its unit
     higher_is_better: ClassVar[bool] = False
@@ -51,7 +48,7 @@ class Task:
     test: Batch
 
     def batch(self, seed: int, update: int) -> Batch:
-        """Returns the training batch of an update; the same for every model."""
+        """The batch is the same for every model."""
         raise NotImplementedError
 
     def continues(self, update: int) -> bool:
@@ -59,11 +56,10 @@ class Task:
         return False
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the training loss."""
         raise NotImplementedError
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
-        """Returns the metric of a set; by default the loss."""
+        """The metric is the loss by default."""
         return self.loss(outputs, targets).item()
 
 
@@ -100,7 +96,6 @@ class CharacterModel(Task):
         self.levels = {"character frequencies": self.score(log_odds, self.test[1])}
 
     def _cut(self, text: Tensor) -> Batch:
-        """Returns the text in rows, and the character after each."""
         length = (len(text) - 1) // self.batch_size
         count = length * self.batch_size
         rows = text[:count].view(self.batch_size, length).t()

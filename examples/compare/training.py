@@ -101,7 +101,7 @@ class Trainer:
         self._state: State | None = None
 
     def update(self) -> float:
-        """Updates the parameters; returns the loss before the update."""
+        """Returns the loss before the update."""
         inputs, targets = self.task.batch(self.spec.seed, self._updates)
         state = self._state if self.task.continues(self._updates) else None
         outputs, state = self.model(inputs, state)
@@ -142,7 +142,7 @@ def run(spec: Spec) -> Run:
 
 
 def seconds_per_update(task_name: str, rounds: int) -> dict[str, float]:
-    """Returns median times over rounds; a round updates each layer once, in turn.
+    """Median times over rounds; a round updates each layer once, in turn.
 
     Both initializations of a layer need the same time.
     """

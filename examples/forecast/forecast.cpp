@@ -27,8 +27,6 @@ namespace {
 constexpr int64_t kContext = 48;  // input values per forecast
 constexpr int64_t kHidden = 32, kBatch = 32, kEpochs = 20;
 
-// ---- the data ---------------------------------------------------------------
-
 std::optional<double> number(const std::string& text) {
   double value = 0;
   const char* const end = text.data() + text.size();
@@ -64,8 +62,6 @@ torch::Tensor read_csv(const std::string& path, size_t min_rows) {
   return torch::tensor(values, torch::kFloat64);
 }
 
-// ---- the model --------------------------------------------------------------
-
 class ForecasterImpl : public torch::nn::Module {
  public:
   // window (B, C), standardized. Returns the next values (B). Computes relative to the last value:
@@ -88,8 +84,6 @@ class ForecasterImpl : public torch::nn::Module {
   torch::nn::Linear output = register_module("output", torch::nn::Linear(kHidden, 1));
 };
 TORCH_MODULE(Forecaster);
-
-// ---- the commands -----------------------------------------------------------
 
 void train(const std::string& data, const std::string& checkpoint) {
   torch::manual_seed(0);

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def sources() -> list[str]:
-    """Returns the C++ sources in CMakeLists.txt except CUDA, and the bindings."""
+    """All sources in CMakeLists.txt except CUDA, and the bindings."""
     listed = re.findall(
         r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
     )
@@ -73,7 +73,6 @@ def load() -> ModuleType:
 def plain_step(
     x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step in PyTorch operations."""
     i, o, g = F.linear(torch.cat([h, x], dim=1), weights, bias).chunk(3, dim=1)
     c = c + torch.sigmoid(i) * F.elu(g)
     return torch.tanh(c) * torch.sigmoid(o), c
@@ -106,7 +105,7 @@ def main() -> None:
         h, c = plain_step(x[t], h, c, weights, bias)
         torch.testing.assert_close(output[t], h)
     torch.testing.assert_close((h_n, c_n), (h, c))
-    print("values and gradients agree with plain PyTorch operations")
+    print("values and gradients agree with the PyTorch reference")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Forecaster(nn.Module):
 
 
 def lasting_noise(sites: int, hours: int, memory: float) -> Tensor:
-    """Returns noise (sites, hours), variance 1: each value is `memory` times the last + noise."""
+    """Noise (sites, hours), variance 1: each value is `memory` times the last + noise."""
     values = [torch.randn(sites)]
     for _ in range(hours - 1):
         values.append(memory * values[-1] + math.sqrt(1 - memory**2) * torch.randn(sites))
@@ -47,7 +47,7 @@ def lasting_noise(sites: int, hours: int, memory: float) -> Tensor:
 
 
 def generate(sites: int, weeks: int) -> tuple[Tensor, Tensor]:
-    """Returns inputs (weeks, sites, WEEK, 6) and the demand an hour later (weeks, sites, WEEK)."""
+    """Inputs (weeks, sites, WEEK, 6) and the demand an hour later (weeks, sites, WEEK)."""
     hours = weeks * WEEK + 1
     day, week = (2 * math.pi * torch.arange(hours) / period for period in (24, WEEK))
     phase, habit = torch.rand(2, sites, 1)
@@ -62,7 +62,7 @@ def generate(sites: int, weeks: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
-    """Trains for an epoch and returns the time in seconds."""
+    """Returns an epoch's time in seconds."""
     start = time.perf_counter()
     for rows in torch.randperm(len(x)).split(BATCH):
         optimizer.zero_grad()

@@ -57,12 +57,12 @@ def _cuda_kernels(major: int, minor: int) -> str:
     """Returns the kernels that CUDA selects for a device of this capability.
 
     These are binaries with the same major version, up to the device's minor version, or else PTX up
-    to the device's version, which the driver compiles.
+    to the device's version.
     """
     match = re.search(r"^CUDA kernels: (.*)$", _C.build_info(), re.MULTILINE)
     built = re.findall(r"(sm|compute)_(\d+)(\d)\b", match[1] if match else "")
     if not built:
-        return "composite path"
+        return "ATen operations"
     versions = [(kind, int(x), int(y)) for kind, x, y in built]
     own = [(x, y) for kind, x, y in versions if kind == "sm" and x == major and y <= minor]
     ptx = [(x, y) for kind, x, y in versions if kind == "compute" and (x, y) <= (major, minor)]

@@ -140,7 +140,7 @@ def backward(
 
 
 def layer(*arguments: Any) -> None:
-    """Returns None. The caller then calls torch.ops."""
+    """Returns None; the caller then calls torch.ops."""
 
 
 layer_step = layer

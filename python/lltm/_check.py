@@ -15,7 +15,7 @@ from torch.fx import Proxy
 
 from ._C import ArgumentError
 
-# In a call that torch.fx traces, a Proxy replaces a tensor.
+# A Proxy replaces a tensor in a call that torch.fx traces.
 TENSORS: Any = (Tensor, Proxy)
 
 # The product of two such sizes and the element size fits 64 bits.
@@ -69,12 +69,11 @@ def probability(where: str, name: str, value: Any) -> float:
         raise TypeError(f"lltm::{where}: expected {name} to be a number, got {_type(value)}")
     number = float(value)
     if not 0 <= number <= 1:
-        raise ArgumentError(f"lltm::{where}: expected {name} to lie in [0, 1], got {value}")
+        raise ArgumentError(f"lltm::{where}: expected {name} to be in [0, 1], got {value}")
     return number
 
 
 def no_projection(where: str, value: Any) -> None:
-    """Checks that proj_size is 0."""
     if any_integer(where, "proj_size", value) != 0:
         raise ArgumentError(
             f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
@@ -117,28 +116,38 @@ def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
 def states(where: str, names: Sequence[str], value: Any, argument: str = "state") -> list[Tensor]:
     """Checks a tuple of states. `argument` is its name in the caller's signature."""
     if not isinstance(value, (tuple, list)) or len(value) != len(names):
-        got = f"{len(value)} values" if isinstance(value, (tuple, list)) else _type(value)
+        got = _type(value)
+        if isinstance(value, (tuple, list)):
+            got = f"{len(value)} value{'s' * (len(value) != 1)}"
         raise TypeError(
             f"lltm::{where}: expected {argument} to be a tuple ({', '.join(names)}), got {got}"
         )
     return [tensor(where, name, state) for name, state in zip(names, value, strict=True)]
 
 
-def like(where: str, name: str, value: Any, other_name: str, other: Any) -> None:
-    """Checks that a tensor has the shape, dtype and device of another tensor."""
-    if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # proxies
+def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any) -> None:
+    """Checks that states, at least three, have equal shapes and the input's dtype and device.
+
+    Under autocast, dtypes may differ.
+    """
+    if not all(isinstance(value, Tensor) for value in (input, *states)):  # proxies
         return
-    shape(where, name, value, tuple(other.shape))
-    if value.dtype != other.dtype:
-        raise TypeError(
-            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, that of {other_name},"
-            f" got {dtype(value.dtype)}"
-        )
-    if value.device != other.device:
-        raise RuntimeError(
-            f"lltm::{where}: expected {name} on device {other.device}, that of {other_name},"
-            f" got {value.device}"
-        )
+    # If only h differs, its shape is the wrong one.
+    expected = states[states[1].shape == states[2].shape].shape
+    for name, state in zip(names, states, strict=True):
+        if state.dtype != input.dtype and not (
+            state.is_floating_point() and torch.is_autocast_enabled(input.device.type)
+        ):
+            raise TypeError(
+                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, the dtype of the"
+                f" input, got {dtype(state.dtype)}"
+            )
+        if state.device != input.device:
+            raise RuntimeError(
+                f"lltm::{where}: expected {name} on device {input.device}, the device of the"
+                f" input, got {state.device}"
+            )
+        shape(where, name, state, tuple(expected))
 
 
 def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
@@ -158,13 +167,13 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
     """
     if input.device != parameter.device:
         raise RuntimeError(
-            f"lltm::{where}: expected input on device {parameter.device}, that of the parameters,"
-            f" got {input.device}"
+            f"lltm::{where}: expected input on device {parameter.device}, the device of the"
+            f" parameters, got {input.device}"
         )
     if input.dtype != parameter.dtype and not torch.is_autocast_enabled(input.device.type):
         raise TypeError(
-            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, that of the"
-            f" parameters, got {dtype(input.dtype)}"
+            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, the dtype of"
+            f" the parameters, got {dtype(input.dtype)}"
         )
 
 
@@ -172,7 +181,7 @@ def of_operator(error: ValueError) -> ValueError:
     """Converts an operator's error to ArgumentError.
 
     Up to PyTorch 2.14, the binding has already converted it. From 2.15 on, PyTorch translates C++
-    errors before the binding can, and raises a plain ValueError.
+    errors first, to a plain ValueError.
     """
     if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
         return error

@@ -1,8 +1,8 @@
 """Loads the liblltm that was built for the installed torch.
 
-torch's C++ ABI is stable only within a minor release. So a wheel has the native part of the package
-(lib/, include/, lltm._C) for each supported minor release: in the package's folder for
-_built_with.TORCH, and in its subfolder `torch<major>.<minor>/` for any other.
+torch's C++ ABI is stable only within a minor release. So a wheel has the native part (lib/,
+include/, lltm._C) for each supported minor release: in the package's folder for _built_with.TORCH,
+and in its subfolder `torch<major>.<minor>/` for any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _minor(version: str) -> str:
 
 
 def _find() -> str:
-    """Returns the folder of the native part for the installed torch, or raises ImportError."""
+    """Returns the native part's folder for the installed torch, or raises ImportError."""
     # The library is next to _built_with. In an editable install, this file is elsewhere.
     package = os.path.dirname(os.path.abspath(_built_with.__file__))
     built, found = _built_with.TORCH, str(torch.__version__)
@@ -47,7 +47,7 @@ def _find() -> str:
 
 
 def _import_binding() -> None:
-    """Imports lltm._C, or its replacement if it was compiled for another Python version."""
+    """Imports a replacement if lltm._C was compiled for another Python version."""
     try:
         importlib.import_module("lltm._C")
     except ModuleNotFoundError as error:

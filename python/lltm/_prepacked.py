@@ -1,5 +1,3 @@
-"""Layers with prepacked weights, which save unpacked weights."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,16 +80,16 @@ class Prepacked(Recurrent):
             matrices = [given[stem + suffix] for stem in self._MATRICES]
             if self.proj_size > 0:  # as the layer computes it (api/projection.h)
                 weight_hh = matrices[1]
-                matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
+                with torch.autocast("cpu", enabled=False):
+                    matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
             self._buffers[packed] = _prepack(self._CELL, matrices, weights)
 
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
-        """Name stems for the saved matrices."""
         return self._INT8 if self._quantized else self._MATRICES
 
     def _saved(self) -> dict[str, Tensor]:
-        """Returns the layer's tensors by name. int8 weights are quantized rows and scales."""
+        """Tensors by name. int8 weights are quantized rows and scales."""
         saved: dict[str, Tensor] = {}
         for packed, suffix, others in self._directions():
             matrices: list[Tensor] = torch.ops.lltm._unpack(self._CELL, self._buffers[packed])
@@ -143,8 +141,8 @@ class Prepacked(Recurrent):
         # PyTorch sets private attributes on any module; allow these.
         if name == "_names" or (not name.startswith("_") and name != "training"):
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer does not"
-                " change; change the layer and prepack it again"
+                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer is"
+                " read-only; change the original layer and prepack it again"
             )
         super().__setattr__(name, value)
 
@@ -158,13 +156,13 @@ class Prepacked(Recurrent):
         if result.dtype != self.dtype:
             own, other = _check.dtype(self.dtype), _check.dtype(result.dtype)
             raise TypeError(
-                f"lltm::{type(self).__name__}: expected to stay of dtype {own}, got {other}:"
-                " convert the layer and prepack it again"
+                f"lltm::{type(self).__name__}: expected dtype to stay {own}, got {other};"
+                " convert the original layer and prepack it again"
             )
         if result.device != weights.device:
             raise RuntimeError(
-                f"lltm::{type(self).__name__}: expected to stay on device {weights.device}, got"
-                f" {result.device}: move the layer and prepack it there"
+                f"lltm::{type(self).__name__}: expected device to stay {weights.device}, got"
+                f" {result.device}; move the original layer and prepack it there"
             )
         packed = {name: self._buffers[name] for name, *_ in self._directions()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -173,7 +171,7 @@ class Prepacked(Recurrent):
 
 
 def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """Packs a concatenated matrix [W_hh, W_ih], or weight_ih and weight_hh."""
+    """`matrices` are [W_hh, W_ih], or weight_ih and weight_hh."""
     _check.optional_dtype("prepack", "dtype", dtype)
     try:
         packed: Tensor = torch.ops.lltm.prepack(cell, *matrices, dtype=dtype)

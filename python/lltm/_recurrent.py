@@ -19,7 +19,7 @@ from .integrations import fx, sharding
 
 
 class Recurrent(nn.Module):
-    """Base of recurrent modules. Subclasses describe their cell, its states and parameters."""
+    """Subclasses describe their cell, its states and parameters."""
 
     _CELL: str  # built-in cell name, or serialized custom cell
     _where: str  # prefix in error messages
@@ -33,7 +33,7 @@ class Recurrent(nn.Module):
     hidden_size: int
 
     def _states_of(self, hx: Any) -> list[Tensor]:
-        """Checks hx and returns the list of states for the operators."""
+        """Checks hx."""
         if hx is None:
             return []
         if len(self._STATES) == 1:
@@ -47,7 +47,7 @@ class Recurrent(nn.Module):
         return states[0] if count == 1 else tuple(states[k] for k in range(count))
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
-        """Returns the parameter shapes of a direction with `columns` input features."""
+        """Parameter shapes of a direction with `columns` input features."""
         hidden = self.hidden_size
         x_blocks, h_blocks, *_ = torch.ops.lltm._cell(self._CELL)
         x, h = ((1 + max(blocks)) * hidden for blocks in (x_blocks, h_blocks))
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
     def _register(
         self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
     ) -> None:
-        """Registers the parameters of a direction as `names`. Without `bias`, biases are None."""
+        """Parameters of a direction. Without `bias`, biases are None."""
         for name, (stem, shape) in zip(names, self._shapes(columns).items(), strict=True):
             value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             absent = stem in ("bias", "bias_ih", "bias_hh") and not bias
@@ -81,7 +81,7 @@ fx.make_leaves(Recurrent)
 
 
 def calls_kernels() -> bool:
-    """Returns True if the call is neither compiled nor traced."""
+    """True if the call is neither compiled nor traced."""
     return not (torch.compiler.is_dynamo_compiling() or fx.is_tracing())
 
 
@@ -131,7 +131,7 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
 
 
 def step_of(module: Any, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any:
-    """Implements forward of a single-step module by `run(module, input, states)`."""
+    """Forward of a single-step module by `run(module, input, states)`."""
     where = module._where
     if fx.is_tracing():
         hx = fx.states(where, hx, len(module._STATES))
@@ -141,7 +141,7 @@ def step_of(module: Any, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any
 
 
 def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., Any]) -> Any:
-    """Implements forward of a layer by `run(module, input, states)`.
+    """Forward of a layer by `run(module, input, states)`.
 
     For a PackedSequence, `run` also receives batch_sizes, sorted_indices and unsorted_indices. If
     given, reset is passed by keyword. `run` returns the output and the states.
@@ -164,7 +164,7 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
     elif _check.is_nested(input):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence, got a nested"
-            " tensor; make one of it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
+            " tensor; convert it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
             " enforce_sorted=False)"
         )
     _check.optional_tensor(where, "reset", reset)
@@ -175,7 +175,7 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
 
 
 def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tuple[str, ...]:
-    """Returns parameter names by layer and direction, in the order of h_0 and h_n."""
+    """Names by layer and direction, in the order of h_0 and h_n."""
     return tuple(
         f"{stem}_l{layer}{suffix}"
         for layer in range(num_layers)
@@ -185,7 +185,7 @@ def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tupl
 
 
 def _packed_batch(where: str, packed: PackedSequence) -> int:
-    """Returns the batch size in a traced graph.
+    """The batch size in a traced graph.
 
     It comes from a shape if possible. A size from the batch_sizes tensor is data-dependent, and
     tracers cannot compare it.

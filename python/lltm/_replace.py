@@ -114,7 +114,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False, subclasses: bool = F
 def _reason_to_leave(module: nn.Module) -> str | None:
     """Returns why a module of a torch.nn class is not replaced, or None if it is."""
     if "forward" in vars(module):
-        return "it has a forward of its own"
+        return "its forward is replaced on the instance"
     for parameter in module.parameters():
         if parameter.device.type not in ("cpu", "meta"):
             return f"it is on device {parameter.device}; only modules on the CPU are replaced"
@@ -131,17 +131,16 @@ def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
         return "it is compiled by TorchScript" if is_recurrent else None
     if cls.__name__ in _NAMES and cls.__module__.startswith("torch.ao."):
         return (
-            "it is of PyTorch's tools for quantization: replace the float module and prepack it in"
-            " int8"
+            "it is a PyTorch quantization module; replace the float module and prepack it in int8"
         )
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or isinstance(module, Recurrent):
         return None
     if getattr(nn, cls.__name__, None) is cls:
         return f"lltm has no {cls.__name__}"
     if parametrize.is_parametrized(module):
-        return "it is parametrized: replace it first and parametrize it then"
+        return "it is parametrized; call replace_ before parametrizing it"
     if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
-        return "it is sharded by fully_shard: replace it first and shard it then"
+        return "it is sharded by fully_shard; call replace_ before fully_shard"
     if not subclasses:
         return f"{cls.__name__} is a subclass, whose forward may differ: pass subclasses=True"
     return _reason_to_leave(module) or _derived(cls)  # type: ignore[arg-type]

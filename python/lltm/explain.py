@@ -33,8 +33,6 @@ State = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Call:
-    """The call to explain."""
-
     op: str  # "step" or "sequence"
     steps: int
     batch: int
@@ -64,9 +62,6 @@ class Call:
         steps = "" if self.op == "step" else f"T={self.steps} "
         sizes = f"{steps}B={self.batch} I={self.input_size} H={self.hidden_size}"
         return f"lltm::{self.op}, {sizes}{', dynamic' if self.dynamic else ''}"
-
-
-# ---- stages -----------------------------------------------------------------
 
 
 def dispatcher(call: Call) -> str:
@@ -148,7 +143,7 @@ STAGES: dict[str, Callable[[Call], str]] = {
 
 
 def _captured(call: Call) -> tuple[str, str]:
-    """Compiles a training step with a backend that records its graphs. Returns both graphs."""
+    """Returns both graphs of a training step."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -193,7 +188,6 @@ def _run(call: Call, backend: Any, training: bool) -> None:
 
 
 def run_eagerly(call: Call) -> None:
-    """Runs a training step without a compiler."""
     _step(call.module(), call, training=True)
 
 
@@ -218,11 +212,7 @@ def _without_preamble(source: str) -> str:
     return "\n".join(line for line in body if line.strip())
 
 
-# ---- the program ------------------------------------------------------------
-
-
 def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
-    """Yields the section of each stage: title, description and output."""
     for name in only or STAGES:
         stage = STAGES[name]
         yield section(f"{name}: {call}", stage.__doc__, stage(call))
@@ -239,7 +229,7 @@ def _arguments() -> argparse.Namespace:
         try:
             torch.empty(0, device=text)
         except (RuntimeError, AssertionError):  # AssertionError in a build without CUDA
-            message = f"{text} is no device that this PyTorch has here"
+            message = f"{text} is not an available device"
             raise argparse.ArgumentTypeError(message) from None
         return text
 
@@ -255,7 +245,7 @@ def _arguments() -> argparse.Namespace:
     option("--input-size", type=size, default=32, metavar="I", help="default: %(default)s")
     option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
     option("--device", type=device, default="cpu", help="default: %(default)s")
-    option("--dynamic", action="store_true", help="batch size and steps are symbols")
+    option("--dynamic", action="store_true", help="symbolic batch size and number of steps")
     option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
     options = parser.parse_args()
     fixed = ["--batch"] if options.op == "step" else ["--batch", "--steps"]

@@ -1,7 +1,7 @@
 """The operators as functions, for every cell.
 
 Every function takes a cell: ``"lltm"``, ``"lstm"``, ``"gru"``, ``"rnn_tanh"``, ``"rnn_relu"``, a
-custom cell (:class:`lltm.Cell`) or the text of one.
+custom cell (:class:`lltm.Cell`) or a serialized cell.
 
 Symbols: T steps, B batch size, I input size, H hidden size, N rows of a packed sequence, G gates (4
 for the LSTM, 3 for the GRU and the LLTM, 1 for the RNN; in custom cells, the gates of that matrix).
@@ -62,7 +62,7 @@ def step(
     """
     text, names = _cell("step", cell)
     _check_tensors("step", input, weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
-    h, c = _joined("step", names, states)
+    h, c = _joined("step", names, states, input)
     try:
         h, c = torch.ops.lltm.step(text, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     except ValueError as error:
@@ -130,7 +130,7 @@ def sequence(
     )
     _check.boolean("sequence", "reverse", reverse)
     steps = _check.checkpoint_steps("sequence", checkpoint_steps)
-    h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states)
+    h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states, input)
     try:
         output, h_n, c_n = torch.ops.lltm.sequence(
             text,
@@ -225,15 +225,16 @@ def _check_tensors(where: str, input: Any, weight_ih: Any, **optional: Any) -> N
         sharding.prepare(input)
 
 
-def _joined(where: str, names: tuple[str, ...], states: Any) -> tuple[Tensor, Tensor | None]:
+def _joined(
+    where: str, names: tuple[str, ...], states: Any, input: Tensor
+) -> tuple[Tensor, Tensor | None]:
     """The states as the operators accept them: h, and the others side by side."""
     if len(names) == 1:
         return _check.tensor(where, "states", states), None
-    h, *others = _check.states(where, names, states, "states")
+    h, *others = given = _check.states(where, names, states, "states")
     if len(others) == 1:
         return h, others[0]
-    for name, state in zip(names[1:], others, strict=True):
-        _check.like(where, name, state, names[0], h)
+    _check.alike(where, names, given, input)
     with torch.autocast(h.device.type, enabled=False):  # of unlike dtypes it promotes
         return h, torch.cat(others, 1)
 
@@ -241,4 +242,7 @@ def _joined(where: str, names: tuple[str, ...], states: Any) -> tuple[Tensor, Te
 def _split(names: tuple[str, ...], h: Tensor, c: Tensor) -> Any:
     if len(names) == 1:
         return h
-    return h, *((c,) if len(names) == 2 else c.chunk(len(names) - 1, 1))
+    if len(names) == 2:
+        return h, c
+    # Copies, because autograd forbids in-place changes of chunks.
+    return h, *(state.clone() for state in c.chunk(len(names) - 1, 1))

@@ -326,7 +326,7 @@ class Layer(Recurrent, Generic[State]):
         if input.dim() != (2 if packed else 3) or input.shape[-1] != self.input_size:
             size = self.input_size
             batched = f"(B, T, {size})" if self.batch_first else f"(T, B, {size})"
-            expected = f"packed rows (N, {size})" if packed else f"shape {batched} or (T, {size})"
+            expected = f"packed shape (N, {size})" if packed else f"shape {batched} or (T, {size})"
             raise ArgumentError(
                 f"lltm::{self._where}: expected input of {expected}, got {tuple(input.shape)}"
             )
@@ -663,7 +663,7 @@ class LSTM(Layer[Pair], nn.RNNBase):
         projection = _check.any_integer("LSTM", "proj_size", proj_size)
         if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
             raise ArgumentError(
-                f"lltm::LSTM: expected proj_size to lie in [0, hidden_size), got {proj_size}"
+                f"lltm::LSTM: expected proj_size to be in [0, hidden_size), got {proj_size}"
             )
         if projection > 0 and recurrent_dropout != 0:
             raise ArgumentError(

@@ -148,9 +148,6 @@ def _steps(
     return torch.cat(outputs).view(*input.shape[:-1], states[0].shape[1]), states
 
 
-# ---- functions ----------------------------------------------------------------------
-
-
 def step(
     cell: str,
     input: Tensor,
@@ -211,9 +208,6 @@ def _returned(states: Sequence[Tensor]) -> Any:
     return tuple(states) if len(states) > 1 else states[0]
 
 
-# ---- the modules --------------------------------------------------------------------
-
-
 class _Cell:
     def forward(self: Any, input: Tensor, hx: Any = None) -> Any:
         return _recurrent.step_of(self, input, hx, _step)
@@ -229,9 +223,7 @@ class _Layer:
 
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         name = type(self).__name__
-        raise NotImplementedError(
-            f"lltm::reference.{name}: plain operations have no prepacked form"
-        )
+        raise NotImplementedError(f"lltm::reference.{name}: the reference cannot be prepacked")
 
     def __prepare_scriptable__(self) -> NoReturn:
         _refuse_script(type(self).__name__)
@@ -275,7 +267,6 @@ for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
 
 
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
-    """Implements forward of a single-step module."""
     where = module._where
     parameters = [getattr(module, name) for name in module._parameter_names]
     _check.of_parameters(where, input, parameters[0])
@@ -382,7 +373,7 @@ def _initial_states(
 
 
 def _projected(equations: Equations, weight_hr: Tensor) -> Equations:
-    """Returns equations that also project h, for proj_size."""
+    """Equations that also project h, for proj_size."""
 
     def projected(*args: Any) -> tuple[Tensor, ...]:
         h, *others = equations.function(*args)
@@ -404,5 +395,6 @@ def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -
 def _refuse_script(name: str) -> NoReturn:
     # torch.jit.script would compile calls of the operators instead of this reference.
     raise NotImplementedError(
-        f"lltm::reference.{name}: torch.jit.script takes lltm.{name}, which loads its state_dict"
+        f"lltm::reference.{name}: torch.jit.script supports lltm.{name}, which loads the same"
+        " state_dict"
     )

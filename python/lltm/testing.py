@@ -47,8 +47,6 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
     return _recurrent.layer_of(layer, input, hx, None, run)
 
 
-# ---- the check ------------------------------------------------------------------------
-
 # T, B, I, H. They cover the small-batch engine and the other engines, odd sizes and one step.
 _SHAPES = ((6, 3, 4, 5), (5, 40, 24, 72), (12, 2, 16, 32), (1, 4, 8, 16))
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -71,9 +69,9 @@ def check_cell(
     PyTorch has them and the function does not define its own gradient.
 
     In float64 the limit is higher if PyTorch itself is less exact: 32 eps of float32 if the
-    function rounds to float32, as ``(x > 0).float() / 3`` does, or calls hardsigmoid (ATen uses
-    1/6 in float32 in its derivative), and 32 exp(-20) if a softplus argument exceeds 20 (ATen then
-    returns the argument).
+    function rounds to float32, as ``(x > 0).float() / 3`` does, or calls hardsigmoid or celu (ATen
+    rounds constants of their derivatives to float32), and 32 exp(-20) if a softplus argument
+    exceeds 20 (ATen then returns the argument).
 
     At a discontinuity, rounding can select the other side. So an error counts only if it exceeds
     the limit for three random samples of weights and inputs.
@@ -86,7 +84,8 @@ def check_cell(
         verbose: if True, prints the largest errors. Default: True
 
     Raises:
-        AssertionError: if an error exceeds its limit. The message has the form, result and error
+        AssertionError: if an error exceeds its limit, or the function returns NaN or infinity. The
+            message has the form, result and error
     """
     lines = []
     for dtype in dtypes:
@@ -94,9 +93,13 @@ def check_cell(
         for shape in shapes:
             for form in _FORMS:
                 error, name, limit = _largest(cell, form, shape, dtype, scale)
+                where = f"{cell.name}, {form}, {dtype}, T, B, I, H = {shape}"
+                assert not math.isnan(error), (
+                    f"{where}: expected inputs for which the function is finite, got NaN or"
+                    f" infinity as {name}"
+                )
                 assert error <= limit, (
-                    f"{cell.name}, {form}, {dtype}, T, B, I, H = {shape}: error {error:.1e} of"
-                    f" {name}, expected at most {limit:.1e}"
+                    f"{where}: error {error:.1e} of {name}, expected at most {limit:.1e}"
                 )
                 worst[form] = max(worst.get(form, (0.0, "")), (error, name))
         for form, (error, name) in worst.items():
@@ -118,7 +121,6 @@ def _problem(
     scale: float,
     seed: int,
 ) -> tuple[CustomLayer, Any, Any]:
-    """Returns a layer, its input and its initial state."""
     steps, batch, inputs, hidden = shape
     generator = torch.Generator().manual_seed(seed)
 
@@ -177,15 +179,20 @@ def _largest_of(
         floor = max(floor, rounding.limit)
     found = []
     for name, expected in exact.items():
+        if not expected.isfinite().all():
+            return math.nan, name, 1.0
         size = expected.abs().max().item() if expected.numel() else 0.0
 
         def error(other: Tensor, expected: Tensor = expected, size: float = size) -> float:
             if not expected.numel():
                 return 0.0
-            return (other.double() - expected).abs().max().item() / (size or 1.0)
+            difference = (other.double() - expected).abs().nan_to_num(math.inf)
+            return difference.max().item() / (size or 1.0)
 
-        found.append((error(ours[name]), name, max(4 * error(plain[name]), floor)))
-    return max(found, key=lambda entry: entry[0] / entry[2])
+        limit = max(4 * error(plain[name]), floor)
+        if limit < math.inf:  # else PyTorch overflows in this dtype
+            found.append((error(ours[name]), name, limit))
+    return max(found, key=lambda entry: entry[0] / entry[2], default=(0.0, "nothing", 1.0))
 
 
 class _Rounding(TorchDispatchMode):
@@ -200,7 +207,7 @@ class _Rounding(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        if name == "aten::hardsigmoid_backward":
+        if name in ("aten::hardsigmoid_backward", "aten::celu"):
             self.notice(torch.finfo(torch.float32).eps)
         if name == "aten::softplus" and (args[0] * (args[1] if args[1:] else 1) > 20).any():
             self.notice(math.exp(-20))
@@ -301,6 +308,10 @@ def _check_second(cell: Cell, scale: float) -> None:
     for k, (ours, own) in enumerate(zip(second(layer), expected, strict=True)):
         if not own.numel():
             continue
+        assert own.isfinite().all(), (
+            f"{cell.name}: expected inputs for which second derivatives are finite, got NaN or"
+            f" infinity by argument {k}"
+        )
         error = (ours - own).abs().max().item() / (own.abs().max().item() or 1.0)
         assert error <= limit, (
             f"{cell.name}: error {error:.1e} of the second derivative by argument {k}, expected at"

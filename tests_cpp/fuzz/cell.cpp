@@ -19,7 +19,7 @@ std::string number(Random& random) {
   return random.one_of(numbers);
 }
 
-// Returns assignments of local values, then of `outputs`, with known operands.
+// Assignments of local values, then of `outputs`, with known operands.
 std::string assignments(
     const std::string& prefix, const Names& outputs, Names& known, Random& random) {
   std::string text;
@@ -27,7 +27,7 @@ std::string assignments(
   for (size_t k = random.below(24); k > 0; --k) targets.push_back(prefix + std::to_string(k));
   targets.insert(targets.end(), outputs.begin(), outputs.end());
   for (const std::string& target : targets) {
-    // Operations that may be fused are most frequent.
+    // Operations that may be fused.
     static const std::vector<size_t> often = {1, 15, 16, 17, 17};
     const size_t op =
         random.one_in(3) ? random.below(std::size(kOperations)) : random.one_of(often);
@@ -97,7 +97,6 @@ std::string first_input(Random& random) {
   return random.one_in(4) ? random.one_of(lltm_test::kCellTexts) : random_cell(random);
 }
 
-// Replaces a word, or deletes, repeats or moves a line.
 void mutate(std::string& input, Random& random) {
   const auto part = [&](const char* ends) {
     const size_t at = input.find_last_of(ends, random.below(input.size() + 1));

@@ -57,8 +57,6 @@ std::string space(Random& random) {
   return random.one_of(spaces);
 }
 
-// ---- fragments of headers ---------------------------------------------------
-
 std::vector<std::string> words_of(const char* text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
@@ -75,7 +73,6 @@ const std::vector<std::string>& numbers() {
   return texts;
 }
 
-// Strings as written in a header.
 const std::vector<std::string>& strings() {
   static const std::vector<std::string>& texts = *[] {
     auto* all = new std::vector<std::string>(words_of(
@@ -90,8 +87,6 @@ const std::vector<std::string>& strings() {
   }();
   return texts;
 }
-
-// ---- header tokens ----------------------------------------------------------
 
 struct Token {
   size_t begin, end;
@@ -118,7 +113,7 @@ std::vector<Token> tokens_of(std::string_view text) {
   return tokens;
 }
 
-// Returns the span of the key with its value, array or object that starts at a token.
+// The key with its value, array or object that starts at a token.
 Token span_from(std::string_view text, const std::vector<Token>& tokens, size_t first) {
   size_t last = first;
   const auto is = [&](size_t k, std::string_view characters) {
@@ -143,7 +138,6 @@ void mutate_header(std::string& header, Random& random) {
   const auto text_of = [&](const Token& token) {
     return header.substr(token.begin, token.end - token.begin);
   };
-  // Picks a token of a kind, or any token.
   const auto pick = [&](std::string_view kind) {
     const size_t start = random.below(tokens.size());
     for (size_t k = 0; k < tokens.size(); ++k) {
@@ -226,9 +220,7 @@ size_t header_end(const std::string& file) {
   return std::max(file.rfind('}') + 1, kLengthBytes);
 }
 
-// ---- reader -----------------------------------------------------------------
-
-// Returns the shape if the format and PyTorch allow it.
+// The shape, if the format and PyTorch allow it.
 std::optional<std::vector<int64_t>> read_shape(const json& sizes, size_t element_bytes) {
   constexpr size_t kMaxDims = 64;
   constexpr auto kMost = static_cast<unsigned __int128>(INT64_MAX);

@@ -32,10 +32,9 @@ struct Entry {
   std::vector<int64_t> shape;
 };
 
-// Returns a well-formed file of these tensors, with random order and values.
+// Well-formed, in random order, with random values.
 std::string checkpoint_of(std::vector<Entry> entries, Random& random);
 
-// Mutates numbers, strings, members and brackets of the header, and data.
 void mutate_checkpoint(std::string& file, Random& random);
 
 // Usually corrects the header length.
@@ -43,7 +42,6 @@ void repair_checkpoint(std::string& file, Random& random);
 
 at::ScalarType random_dtype(Random& random);
 
-// Expected contents of a file.
 struct Expected {
   at::ScalarType dtype;
   std::vector<int64_t> shape;
@@ -51,11 +49,11 @@ struct Expected {
 };
 using ExpectedTensors = std::map<std::string, Expected>;
 
-// Returns nothing if the file is malformed.
+// Nothing if the file is malformed.
 std::optional<ExpectedTensors> read_checkpoint(std::string_view file);
 
-// Maximum number of bytes that reading may allocate in total, including freed memory. An empty
-// tensor needs 50 bytes in the header and 1000 bytes of memory.
+// Maximum bytes that reading may allocate in total, including freed memory. An empty tensor needs
+// 50 bytes in the header and 1000 bytes of memory.
 constexpr uint64_t allocation_limit(size_t file_bytes) {
   return (1 << 16) + 64 * static_cast<uint64_t>(file_bytes);
 }

@@ -29,23 +29,17 @@ class Random {
   uint64_t state_;
 };
 
-// ---- defined by each target -------------------------------------------------
-
-// Returns an initial input.
 std::string first_input(Random& random);
 
-// Mutates an input according to its format. libFuzzer also mutates bytes.
+// libFuzzer also mutates bytes.
 void mutate(std::string& input, Random& random);
 
 // Usually repairs fields whose errors would hide other mutations.
 void repair(std::string& input, Random& random);
 
-// Runs the library on an input; ends the process on an error.
+// Ends the process on an error.
 void run(std::string_view input);
 
-// ---- shared by the targets --------------------------------------------------
-
-// Number of accepted and rejected inputs.
 inline uint64_t taken = 0;
 inline uint64_t refused = 0;
 
@@ -81,6 +75,6 @@ extern "C" {
 int LLVMFuzzerInitialize(int* argc, char*** argv);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed);
-// From libFuzzer: mutates bytes.
+// Defined by libFuzzer.
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 }

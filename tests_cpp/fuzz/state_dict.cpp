@@ -14,7 +14,6 @@ namespace {
 
 using at::Tensor;
 
-// Has parameters and buffers of several dtypes and of a cell.
 struct Module : torch::nn::Module {
   Module() {
     register_parameter("weight", at::zeros({2, 3}, at::kDouble));
@@ -35,7 +34,6 @@ Tensors tensors_of(const Module& module) {
   return tensors;
 }
 
-// Concatenates the bytes of all tensors.
 std::string bytes_of(const Tensors& tensors) {
   std::string bytes;
   for (const auto& [name, tensor] : tensors) {
@@ -52,7 +50,7 @@ void set_bytes(const Tensors& tensors, const std::string& bytes) {
   }
 }
 
-// Returns the expected bytes after loading, or nothing if the checkpoint file does not match.
+// The expected bytes after loading, or nothing if the checkpoint file does not match.
 std::optional<std::string> loaded_bytes(
     const std::optional<ExpectedTensors>& saved, const Tensors& targets) {
   if (!saved.has_value() || saved->size() != targets.size()) return std::nullopt;
@@ -72,7 +70,6 @@ std::optional<std::string> loaded_bytes(
   return bytes;
 }
 
-// Returns true if the file was loaded.
 bool load(Module& module, const MemoryFile& file, size_t size) {
   const Allocations allocations;
   bool loaded = true;

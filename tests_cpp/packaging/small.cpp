@@ -1,5 +1,4 @@
-// Calls a function of liblltm and none of libtorch. With --as-needed, only liblltm then links
-// libtorch.
+// Calls liblltm only. With --as-needed, only liblltm then links libtorch.
 #include <lltm/version.h>
 
 #include <cstdio>

@@ -43,8 +43,6 @@ UPDATES = 6
 
 
 class Model(nn.Module):
-    """Both kinds of module, with all layer options that affect execution."""
-
     def __init__(self, cell: str) -> None:
         super().__init__()
         layer = getattr(lltm, cell)
@@ -81,9 +79,9 @@ def train(
     last: Callable[[bool], contextlib.AbstractContextManager[None]] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[float]:
-    """Returns the losses over all processes, by update, of `parts` backward passes each.
+    """The losses over all processes, by update, of `parts` backward passes each.
 
-    `last(False)` surrounds the backward passes other than the last in an update.
+    `last(False)` surrounds an update's backward passes other than the last.
     """
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.05)
     losses = []
@@ -149,7 +147,7 @@ def check_fsdp(make: Make, expected: list[float]) -> None:
 
 
 def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
-    """Resumes from a checkpoint after half of the updates, in a differently initialized model."""
+    """Resumes after half of the updates, in a differently initialized model."""
 
     def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -186,7 +184,7 @@ def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
 
 
 def check_dtensor(make: Make, checkpoint_steps: int) -> None:
-    """Shards the input over the batch: processes exchange no batch elements."""
+    """The input is sharded over the batch: processes exchange no batch elements."""
     mesh: DeviceMesh = init_device_mesh("cpu", (WORLD,))
     model, x, _ = make()
     model.layer.checkpoint_steps = checkpoint_steps
@@ -200,7 +198,6 @@ def check_dtensor(make: Make, checkpoint_steps: int) -> None:
     parallel.zero_grad()
 
     def frozen() -> None:
-        """Makes calls that require fewer gradients."""
         x_only = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
         parallel.requires_grad_(False)
         parallel(x_only).square().sum().backward()

@@ -55,12 +55,13 @@ void check_states(
     int64_t size_of_h,
     int64_t hidden) {
   check_state_count(cell, where, states, suffix);
+  const bool concatenated = cell.states > 1 || size_of_h != hidden;
   rows.emplace_back(size_of_h);
   for (size_t k = 0; k < states.size(); ++k) {
     if (k == 1) rows.back() = hidden;
     const std::string name = state_name(cell, k, suffix);
     check_shape(where, name.c_str(), states[k], rows);
-    if (cell.states > 1) check_joined_kind(where, name.c_str(), states[k], input);
+    if (concatenated) check_joined_kind(where, name.c_str(), states[k], input);
   }
 }
 
@@ -71,11 +72,16 @@ void check_joined_states(
     at::TensorList states,
     const char* suffix) {
   check_tensor(where, "input", input);
-  check_tensor(where, state_name(cell, 0, suffix).c_str(), states[0]);
-  for (size_t k = 1; k < states.size(); ++k) {
+  for (size_t k = 0; k < states.size(); ++k) {
     const std::string name = state_name(cell, k, suffix);
-    check_shape(where, name.c_str(), states[k], states[0].sym_sizes().vec());
+    check_tensor(where, name.c_str(), states[k]);
     check_joined_kind(where, name.c_str(), states[k], input);
+  }
+  // If only h differs, its shape is the wrong one.
+  const bool others_agree = states[1].sym_sizes() == states[2].sym_sizes();
+  const std::vector<SymInt> expected = states[others_agree ? 1 : 0].sym_sizes().vec();
+  for (size_t k = 0; k < states.size(); ++k) {
+    check_shape(where, state_name(cell, k, suffix).c_str(), states[k], expected);
   }
 }
 
@@ -95,7 +101,8 @@ std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
   states.push_back(std::move(h));
   if (cell.states == 1) states.push_back(std::move(c));
   if (cell.states > 1) {
-    for (Tensor& state : c.chunk(cell.states, -1)) states.push_back(std::move(state));
+    // Copies, because autograd forbids in-place changes of chunks.
+    for (const Tensor& state : c.chunk(cell.states, -1)) states.push_back(state.clone());
   }
   return states;
 }

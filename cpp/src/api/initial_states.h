@@ -18,8 +18,8 @@ struct JoinedState {
 };
 JoinedState join(const CellInfo& cell, at::TensorList states);
 
-// at::cat of tensors with the same dtype, which autocast leaves to the operators: its own cat
-// raises an error for the 16-bit dtype that is not autocast's.
+// at::cat, which autocast leaves to the operators: its own cat raises an error for the 16-bit dtype
+// that is not autocast's.
 at::Tensor cat_without_autocast(at::TensorList tensors, int64_t dim);
 std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 
@@ -31,8 +31,9 @@ JoinedState first_state(
 void check_state_count(
     const CellInfo& cell, const char* where, at::TensorList states, const char* suffix);
 
-// Checks number and shapes: h (*rows, size_of_h), the others (*rows, hidden). Several states in
-// addition to h, which are concatenated, must also have the input's dtype and device.
+// Checks number and shapes: h (*rows, size_of_h), the others (*rows, hidden). States that are
+// concatenated (several in addition to h, or a projected h) must also have the input's dtype and
+// device.
 void check_states(
     const CellInfo& cell,
     const char* where,
@@ -43,7 +44,7 @@ void check_states(
     int64_t size_of_h,
     int64_t hidden);
 
-// Concatenated states must have the shape of h and the input's dtype and device.
+// Concatenated states, at least three, must have equal shapes and the input's dtype and device.
 void check_joined_states(
     const CellInfo& cell,
     const char* where,

@@ -57,6 +57,17 @@ class WithoutAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
+// Prepacked layers ignore autocast: their dtype does not change.
+class WithoutAutocast {
+ public:
+  explicit WithoutAutocast(bool prepacked) {
+    if (prepacked) guard_.emplace(c10::autocast_dispatch_keyset);
+  }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
+
 // Returns the first of batch_sizes. If it has no value, in a traced graph or without steps, the
 // size comes from another tensor.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
@@ -71,7 +82,7 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
         where,
         ": expected input of at least ",
         batch,
-        " rows, with which batch_sizes begins, got ",
+        " rows, the first of batch_sizes, got ",
         count);
     return batch;
   }
@@ -107,7 +118,7 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
       has_bias || given == count(/*bias=*/false),
       "lltm::",
       where,
-      ": expected weights and bias or weights alone, got ",
+      ": expected weights with or without biases, got ",
       given,
       " parameters");
   check_kind(where, input, parameters[0]);
@@ -188,23 +199,31 @@ void LayerModule::check(const Tensor& input) const {
   if (proj_size() > 0) check_projection(input);
 }
 
+// The operators see neither weight_hr and h_0 nor, in a short call, any argument.
 void LayerModule::check_projection(const Tensor& input) const {
-  const char* const where = cell.layer_class;
   lltm::check_projection(cell, proj_size(), hidden_size, recurrent_dropout);
-  const bool casts = !prepacked && autocasts(input);
+  const int64_t rows = cell.slots * hidden_size;
   for (int64_t k = 0; k < directions(); ++k) {
     const at::TensorList p = parameters_of(k);
-    check_shape(where, "weight_hr", p.back(), {proj_size(), hidden_size});
-    check_kind(where, "weight_hr", p.back(), input, "input", casts);
-    if (prepacked) continue;  // checked by the operator
-    const int64_t rows = cell.slots * hidden_size;
-    check_shape(where, "weight_ih", p[0], {rows, columns_of_input(k)});
-    check_shape(where, "weight_hh", p[1], {rows, proj_size()});
+    const auto check =
+        [&](const char* name, const Tensor& tensor, const std::vector<SymInt>& shape) {
+          check_shape(cell.layer_class, name, tensor, shape);
+          check_joined_kind(cell.layer_class, name, tensor, input);
+        };
+    check("weight_hr", p.back(), {proj_size(), hidden_size});
+    if (has_bias) {
+      check("bias_ih", p[p.size() - 3], {rows});
+      check("bias_hh", p[p.size() - 2], {rows});
+    }
+    if (prepacked) continue;  // the operator checks the packed weights
+    check("weight_ih", p[0], {rows, columns_of_input(k)});
+    check("weight_hh", p[1], {rows, proj_size()});
   }
 }
 
 LayerModule::Result LayerModule::forward(
     const Tensor& input, at::TensorList states, const Tensor& reset) const {
+  const WithoutAutocast without_autocast(prepacked);
   check(input);
   TORCH_CHECK_VALUE(
       (input.dim() == 2 || input.dim() == 3) && input.sym_size(-1) == input_size,
@@ -240,12 +259,13 @@ LayerModule::Result LayerModule::forward(
 LayerModule::Result LayerModule::forward(
     const PackedRows& input, at::TensorList states, const Tensor& reset) const {
   const auto& [rows, batch_sizes, sorted_indices, unsorted_indices] = input;
+  const WithoutAutocast without_autocast(prepacked);
   check(rows);
   TORCH_CHECK_VALUE(
       rows.dim() == 2 && rows.sym_size(1) == input_size,
       "lltm::",
       cell.layer_class,
-      ": expected input of packed rows (N, ",
+      ": expected input of packed shape (N, ",
       input_size,
       "), got ",
       shape_text(rows.sym_sizes()));
@@ -350,8 +370,6 @@ bool LayerModule::fits_side_by_side(
 
 LayerModule::Result LayerModule::run(
     Rows rows, const JoinedState& initial, const Interceptors& interceptors) const {
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;
-  if (prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   const bool unobserved = interceptors.none();
   if (directions() == 1) {  // states need no copy
     const SequenceArgs args = args_of(0, /*reverse=*/false, initial, rows, unobserved);

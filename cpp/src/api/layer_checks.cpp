@@ -32,7 +32,7 @@ void check_probability(const char* where, const char* name, double value) {
       where,
       ": expected ",
       name,
-      " to lie in [0, 1], got ",
+      " to be in [0, 1], got ",
       value);
 }
 
@@ -92,7 +92,7 @@ void check_kind(
       name,
       " on device ",
       other.device(),
-      ", that of the ",
+      ", the device of the ",
       whose,
       ", got ",
       tensor.device());
@@ -104,7 +104,7 @@ void check_kind(
       name,
       " of dtype ",
       dtype_text(other.scalar_type()),
-      ", that of the ",
+      ", the dtype of the ",
       whose,
       ", got ",
       dtype_text(tensor.scalar_type()));

@@ -10,6 +10,8 @@
 #include <lltm/nn.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
@@ -353,6 +355,7 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
   const at::TensorList all = all_weights_;
   const size_t each = all.size() / directions_of(options);
   const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   std::vector<Tensor> parameters;
   for (size_t k = 0; k < all.size(); k += each) {
     const at::TensorList given = all.slice(k, each);

@@ -1,5 +1,7 @@
 #include "api/projection.h"
 
+#include "api/initial_states.h"
+
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
@@ -23,7 +25,7 @@ void check_projection(
       proj_size >= 0 && proj_size < hidden_size,
       "lltm::",
       cell.layer_class,
-      ": expected proj_size to lie in [0, hidden_size), got ",
+      ": expected proj_size to be in [0, hidden_size), got ",
       proj_size);
   TORCH_CHECK_VALUE(
       proj_size == 0 || recurrent_dropout == 0,
@@ -36,7 +38,8 @@ void check_projection(
 ProjectedWeights project_weights(
     const Tensor& weight_ih, const Tensor& weight_hh, const Tensor& weight_hr, bool with_h_0) {
   return {
-      with_h_0 ? at::cat({weight_ih, weight_hh}, 1) : weight_ih, at::matmul(weight_hh, weight_hr)};
+      with_h_0 ? cat_without_autocast({weight_ih, weight_hh}, 1) : weight_ih,
+      at::matmul(weight_hh, weight_hr)};
 }
 
 namespace {
@@ -96,15 +99,16 @@ Tensor RowEnds::append_h_0(const Tensor& input, const Tensor& h_0, const Tensor&
     columns = zeros.index_copy(0, packed_rows(reverse_, input, h_0.sym_size(0)), h_0);
   } else {  // the extra step is cut off at the other end
     const Tensor step = h_0.unsqueeze(0);
-    columns = reverse_ ? at::cat({zeros, step}).slice_symint(0, 1, count + 1)
-                       : at::cat({step, zeros}).slice_symint(0, 0, count);
+    columns = reverse_ ? cat_without_autocast({zeros, step}, 0).slice_symint(0, 1, count + 1)
+                       : cat_without_autocast({step, zeros}, 0).slice_symint(0, 0, count);
   }
   if (reset.defined()) columns = columns.masked_fill(reset.unsqueeze(-1), 0);
-  return at::cat({input, columns}, -1);
+  return cat_without_autocast({input, columns}, -1);
 }
 
 Tensor RowEnds::last_of(const Tensor& output, const Tensor& h_0) const {
-  if (TORCH_GUARD_OR_FALSE(output.sym_size(0).sym_eq(0))) return h_0.clone();
+  if (TORCH_GUARD_OR_FALSE(output.sym_size(0).sym_eq(0)))
+    return h_0.to(output.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   if (batch_sizes_.has_value()) {
     return output.index_select(0, packed_rows(!reverse_, output, h_0.sym_size(0)));
   }

@@ -106,7 +106,7 @@ void find_dtype(Entry& entry, const std::string& path) {
   }
   malformed(
       path,
-      str("a dtype out of ", c10::Join(", ", known), " of ", entry.text()),
+      str("a dtype of ", c10::Join(", ", known), " for ", entry.text()),
       name_text(entry.dtype_name));
 }
 
@@ -184,7 +184,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     if (place_ == Place::kTensor && field_ == "dtype") {
       entries_.back().dtype_name = std::move(text);
     } else if (place_ != Place::kMetadata) {
-      unexpected("the text " + name_text(text));
+      unexpected("the string " + name_text(text));
     }
     return true;
   }
@@ -208,7 +208,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     const bool outermost = place_ == Place::kHeader;
     if (!(outermost ? names_ : fields_).insert(key).second) {
       refuse(
-          "every name once in " + (outermost ? "the header" : where()), name_text(key) + " twice");
+          "different names in " + (outermost ? "the header" : where()), name_text(key) + " twice");
     }
     (outermost ? name_ : field_) = key;
     if (place_ == Place::kTensor && key != "dtype" && key != "shape" && key != "data_offsets") {
@@ -248,7 +248,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   // The parser's message may repeat a hundred megabytes of the file.
   bool parse_error(
       size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    refuse("a JSON header", str("something else at byte ", position, " of it"));
+    refuse("a JSON header", str("invalid JSON at byte ", position));
   }
 
  private:
@@ -272,11 +272,11 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     switch (place_) {
       case Place::kShape:
       case Place::kOffsets:
-        return "whole numbers from 0 on";
+        return "non-negative integers";
       case Place::kMetadata:
-        return "text";
+        return "strings";
       case Place::kTensor:
-        if (field_ == "dtype") return "text as dtype";
+        if (field_ == "dtype") return "a string as dtype";
         return field_ == "shape" ? "an array as shape" : "an array as data_offsets";
       default:
         return "an object";
@@ -316,18 +316,18 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   const uint64_t most = too_short ? 0 : std::min(kMaxHeaderBytes, file_bytes - kLengthBytes);
   if (too_short || header_bytes > most) {
     refuse_torch_save(path, {start.data(), start.size()});
-    if (too_short) malformed(path, "a header of 8 bytes and more", str("a file of ", file_bytes));
-    malformed(path, str("a header of at most ", most, " bytes"), str("a length of ", header_bytes));
+    if (too_short) malformed(path, "a file of at least 8 bytes", str(file_bytes));
+    malformed(path, str("a header of at most ", most, " bytes"), str(header_bytes));
   }
   std::string header(header_bytes, ' ');
   if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
-    unreadable(path, "it ended early");
+    unreadable(path, "it is truncated");
   }
   // The parser skips other white space and treats a zero byte as the end.
   const size_t closing = header.find_last_not_of(' ');
   if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
       header.find('\0') != std::string::npos) {
-    malformed(path, "a header from { to } and spaces after it", "something else");
+    malformed(path, "a header from { to }, followed only by spaces", "another header");
   }
   return header;
 }
@@ -346,18 +346,14 @@ std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const s
     if (entry.offsets[0] != position) {
       malformed(
           path,
-          str("data_offsets of ",
-              entry.text(),
-              " from ",
-              position,
-              " on, where the one before ends"),
+          str("data_offsets of ", entry.text(), " from ", position, ", without gaps or overlaps"),
           str(entry.offsets[0]));
     }
     position = entry.offsets[1];
   }
   const uint64_t data_bytes = file_bytes - kLengthBytes - header.size();
   if (position != data_bytes) {
-    malformed(path, str(position, " bytes after the header"), str("a file with ", data_bytes));
+    malformed(path, str(position, " bytes after the header"), str(data_bytes));
   }
   return entries;
 }
@@ -368,7 +364,7 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
       at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(boolean ? at::kByte : entry.dtype));
   char* const data = static_cast<char*>(tensor.mutable_data_ptr());
   if (entry.bytes() > 0 && !file.read(data, static_cast<std::streamsize>(entry.bytes()))) {
-    unreadable(path, "it ended early");
+    unreadable(path, "it is truncated");
   }
   if (!boolean) return tensor;
   // A bool with another value is undefined behavior.
@@ -478,9 +474,9 @@ std::string_view dtype_name(const std::string& name, const Tensor& tensor) {
 void check_writable(const std::string& name, const Tensor& tensor) {
   TORCH_CHECK_VALUE(
       name != kMetadata,
-      "lltm::save_safetensors: expected names of tensors, got ",
+      "lltm::save_safetensors: expected tensor names, got ",
       name_text(name),
-      ", which the format keeps for itself");
+      ", which the format reserves");
   TORCH_CHECK_TYPE(
       tensor.defined(),
       "lltm::save_safetensors: expected tensor ",

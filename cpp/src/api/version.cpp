@@ -36,7 +36,7 @@ std::string build_info() {
 #if defined(LLTM_CUDA_KERNELS)
       LLTM_CUDA_KERNELS
 #else
-      "none (composite path)"
+      "none (ATen operations)"
 #endif
        << '\n'
        << "CPU kernels: " << cpu::kernels_default()->name
@@ -46,7 +46,7 @@ std::string build_info() {
        << "CPU kernels in use: " << cpu_kernels() << '\n'
        << "CPU micro-kernel: " << (cpu::F32Format::available() ? "float32" : "none")
        << (cpu::Bf16Format::available() ? ", bfloat16" : "")
-       << (cpu::Bf16x3Format::available() ? ", float32 in parts (AMX)" : "") << '\n';
+       << (cpu::Bf16x3Format::available() ? ", float32 as bf16x3 (AMX)" : "") << '\n';
   return info.str();
 }
 

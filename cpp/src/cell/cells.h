@@ -19,7 +19,6 @@ struct CellList {
     return ((Pages::kCell.id == place++) && ...);
   }
 
-  // Calls body with a value of each cell definition's type.
   template <typename Body>
   static constexpr void for_each(const Body& body) {
     (body(Pages{}), ...);
@@ -40,7 +39,6 @@ decltype(auto) visit_one_of(CellList<Page, Others...>, const CellInfo& cell, con
   return body(Page{});
 }
 
-// Calls body with a value of the type that defines the cell.
 template <typename Body>
 decltype(auto) visit_cell(const CellInfo& cell, const Body& body) {
   return visit_one_of(Cells(), cell, body);

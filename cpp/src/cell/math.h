@@ -1,16 +1,15 @@
-// Activation functions, and the operations of cell programs, for kernels on every device.
+// Activation functions and cell program operations, for kernels on every device.
 //
-// Each function is straight-line code: `?:` only selects between two computed values. Compilers can
-// therefore vectorize loops over these functions, and the threads of a GPU warp do not diverge. The
-// functions must not call the C library.
+// Straight-line code without calls to the C library, in which `?:` only selects between computed
+// values: compilers vectorize loops over it, and the threads of a GPU warp do not diverge.
 //
-// Maximum errors compared with the correctly rounded result, over all finite inputs (checked by
+// Maximum errors over all finite inputs, compared with the correctly rounded result (checked by
 // tests_cpp/test_cell_math.cpp for each instruction set):
 //     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
 //     softplus 2 ULP; the others are exact or correctly rounded.
-// If the true result is subnormal, the error is at most one subnormal step. On a GPU, the float32
-// divisions of sigmoid and tanh have an error up to 1 ULP instead of 0.5 (`quotient`). NaN gives
-// NaN, and infinities give the limits.
+// Subnormal results are at most one subnormal step off. On a GPU, the float32 divisions of sigmoid
+// and tanh have an error up to 1 ULP instead of 0.5 (`quotient`). NaN gives NaN, infinities give
+// the limits.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +22,14 @@
 #define LLTM_CELL_INLINE inline __attribute__((always_inline))
 #endif
 
-// Precedes a loop whose iterations are independent of each other.
+// For loops with independent iterations.
 #if defined(__clang__)
 #define LLTM_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define LLTM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// Unrolled loops have constant array indices, so that the arrays stay in registers.
+// Constant indices keep arrays in registers.
 #if defined(LLTM_FAST_COMPILE)
 #define LLTM_UNROLL
 #elif defined(__CUDACC__)
@@ -41,8 +40,8 @@
 
 namespace lltm {
 
-// Anonymous on purpose: this header is compiled once per instruction set. The linker must not
-// replace a baseline function with an out-of-line AVX-512 copy.
+// Anonymous: this header is compiled once per instruction set. The linker must not replace a
+// baseline function with an out-of-line AVX-512 copy.
 namespace {
 namespace math {
 
@@ -176,8 +175,7 @@ LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
-// exp(x) for x <= 0. Two factors make up the power of two, so that subnormal results are rounded
-// correctly instead of becoming 0.
+// exp(x) for x <= 0. Scaling by two factors rounds subnormal results correctly.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
   using F = Format<T>;
@@ -186,7 +184,7 @@ LLTM_CELL_INLINE T exp_nonpositive(T x) {
          power_of_two<T>(-F::kShift);
 }
 
-// exp(x) - 1 for x <= 0, with full relative accuracy near 0; meaningless for other x.
+// exp(x) - 1 with full relative accuracy near 0; for x <= 0 only.
 template <typename T>
 LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   // Below -40 the result is -1 in both formats, and 2^n stays normal.
@@ -195,15 +193,14 @@ LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   return scale * reduced.expm1_r + (scale - T(1));
 }
 
-// a / b for b in [1, 2], given a reciprocal of b with an error of 1 ULP. The first quotient's
-// remainder corrects it to at most 1 ULP.
+// a / b for b in [1, 2], given a reciprocal of b with an error of 1 ULP. The remainder corrects the
+// quotient to at most 1 ULP.
 LLTM_CELL_INLINE float quotient_by(float a, float b, float reciprocal) {
   const float q = a * reciprocal;
   return __builtin_fmaf(__builtin_fmaf(-b, q, a), reciprocal, q);
 }
 
-// A GPU division is a call of about twenty instructions, with a branch for values of b that do not
-// occur here.
+// A GPU division calls about twenty instructions, with a branch for b that does not occur here.
 template <typename T>
 LLTM_CELL_INLINE T quotient(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -219,22 +216,22 @@ LLTM_CELL_INLINE T quotient(T a, T b) {
 #endif
 }
 
-// 1 / (1 + exp(-x)), from exp(-|x|) so that nothing overflows.
+// Nothing overflows in exp(-|x|).
 template <typename T>
 LLTM_CELL_INLINE T sigmoid(T x) {
   const T e = exp_nonpositive(minus_abs(x));
   return quotient(x < T(0) ? e : T(1), T(1) + e);
 }
 
-// tanh(|x|) = -d / (2 + d) with d = exp(-2|x|) - 1, which has full relative accuracy near 0.
+// -d / (2 + d) with d = exp(-2|x|) - 1 is accurate near 0.
 LLTM_CELL_INLINE float tanh(float x) {
   const float d = expm1_nonpositive(2 * minus_abs(x));
   return with_sign_of(quotient(d, 2 + d), x);
 }
 
-// float64 prefers accuracy to speed. With the formula above, gradients of layers with few hidden
-// units would have 1.3 times the error of eager PyTorch. For q = exp(-2|x|) < 1/3, 1 - 2q / (1 + q)
-// has a small subtracted term, and so a small error.
+// float64 prefers accuracy: by the formula above, gradients of layers with few hidden units would
+// have 1.3 times the error of eager PyTorch. For q = exp(-2|x|) < 1/3, 1 - 2q / (1 + q) subtracts a
+// small term with a small error.
 LLTM_CELL_INLINE double tanh(double x) {
   const double y = 2 * minus_abs(x);
   const Reduced<double> reduced = reduce(y < -40 ? -40 : y);
@@ -246,14 +243,14 @@ LLTM_CELL_INLINE double tanh(double x) {
   return with_sign_of(far ? 1 - part : part, x);
 }
 
-// Selects with `?:`, because an infinite exponential times a mask is NaN.
+// An infinite exponential times a mask would be NaN.
 template <typename T>
 LLTM_CELL_INLINE T elu(T x) {
   const T e = expm1_nonpositive(x);
   return x > T(0) ? x : e;
 }
 
-// Two factors make up the power of two, for results near overflow and subnormal results.
+// Two factors, for results near overflow and subnormal results.
 template <typename T>
 LLTM_CELL_INLINE T exp(T x) {
   using F = Format<T>;
@@ -270,7 +267,7 @@ LLTM_CELL_INLINE T exp(T x) {
          power_of_two<T>(static_cast<Bits>(rest));
 }
 
-// exp(x) - 1, with full relative accuracy near 0.
+// Full relative accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T expm1(T x) {
   using F = Format<T>;
@@ -311,7 +308,7 @@ LLTM_CELL_INLINE T log_of_parts(T n, T f) {
   return n * F::kLn2High + (f + (n * F::kLn2Low - s * (f - z * F::atanh_remainder(z))));
 }
 
-// Returns log(x) if x is 0, negative, infinite or NaN, and `result` otherwise.
+// log(x) if x is 0, negative, infinite or NaN, else `result`.
 template <typename T>
 LLTM_CELL_INLINE T log_at_edges(T x, T result) {
   constexpr T kInfinity = T(__builtin_inf());
@@ -330,19 +327,19 @@ LLTM_CELL_INLINE T log(T x) {
   return log_at_edges(x, log_of_parts(n, parts.m - T(1)));
 }
 
-// log(1 + x) with full relative accuracy near 0: adds the rounding error of 1 + x to m.
+// Adds the rounding error of 1 + x to m, for accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T log1p(T x) {
   using F = Format<T>;
   const T y = T(1) + x;
   const Parts<T> parts = split(y);
-  // 2^-n. For the largest n it is subnormal, but there the rounding error does not matter.
+  // 2^-n. It is subnormal for the largest n, where the rounding error does not matter.
   const T scale = power_of_two<T>(F::kRoundBits - bit_cast<typename F::Bits>(parts.n + F::kRound));
   const T lost = x < power_of_two<T>(F::kMantissaBits + 2) ? (x - (y - T(1))) * scale : T(0);
   return with_sign_of(log_at_edges(y, log_of_parts(parts.n, (parts.m - T(1)) + lost)), x);
 }
 
-// log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)).
+// max(x, 0) + log1p(exp(-|x|))
 template <typename T>
 LLTM_CELL_INLINE T softplus(T x) {
   const T e = exp_nonpositive(minus_abs(x));
@@ -372,14 +369,14 @@ LLTM_CELL_INLINE T abs(T x) {
   return with_sign_of(x, T(0));
 }
 
-// Returns 0 for either zero and NaN for NaN, as the derivative of |x| requires.
+// 0 for either zero and NaN for NaN, as in the derivative of |x|.
 template <typename T>
 LLTM_CELL_INLINE T sign(T x) {
   const T one = with_sign_of(T(1), x);
   return x == T(0) ? T(0) : x != x ? x : one;
 }
 
-// Return NaN if either operand is NaN.
+// NaN if either operand is.
 template <typename T>
 LLTM_CELL_INLINE T maximum(T a, T b) {
   const T larger = a > b ? a : b;  // b if either is NaN
@@ -449,7 +446,7 @@ template <typename T>
 LLTM_CELL_INLINE T add_tanh_gradient(T x, T tanh, T c) {
   return x * (T(1) - tanh * tanh) + c;
 }
-// Comparisons and logical operations return 0 or 1. As operands, all nonzero values are true.
+// Comparisons and logical operations return 0 or 1. Nonzero operands are true.
 template <typename T>
 LLTM_CELL_INLINE T greater(T a, T b) {
   return a > b ? T(1) : T(0);

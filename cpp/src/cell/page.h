@@ -5,8 +5,7 @@
 // If h is the only state, c is h, and backward(saved, dh) gets the complete gradient of h'.
 //
 // V is float or double in kernels, and a recorded value in record_page.h. The functions are
-// therefore straight-line code with the operations of math.h; `where` selects between two computed
-// values.
+// therefore straight-line code with the operations of math.h.
 //
 // Device code: no PyTorch or standard headers.
 #pragma once
@@ -28,7 +27,7 @@ struct StepBackward {
   V dc;  // gradient of c
 };
 
-// Registers that a cell's programs read and write.
+// Register counts of a cell's programs.
 struct ProgramSizes {
   int forward_in, forward_out, backward_in, backward_out;
 
@@ -47,8 +46,7 @@ struct ProgramSizes {
 
 namespace {
 
-// Calls backward of any cell definition. If h is the only state, dc_next is part of the gradient of
-// h'.
+// If h is the only state, dc_next is part of the gradient of h'.
 template <typename Page, typename V>
 LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
     const V (&saved)[Page::kSaved], const V& dh, const V& dc_next) {
@@ -59,7 +57,6 @@ LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
   }
 }
 
-// Adapts a cell definition to program registers (program.h).
 template <typename Page>
 struct PageRegisters {
   static constexpr CellInfo kCell = Page::kCell;

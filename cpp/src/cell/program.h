@@ -1,26 +1,25 @@
-// Cell programs: straight-line register code for the element-wise part, per hidden unit. Kernels of
-// custom cells run it over blocks of hidden units, the ATen fallback runs every cell's program on
-// tensors.
+// Cell programs: straight-line register code of the element-wise part, per hidden unit. Kernels of
+// custom cells run it over blocks of hidden units; the ATen fallback runs it on tensors, for every
+// cell.
 //
-// Registers are, in this order: inputs, outputs, constants, temporaries. Inputs and constants are
-// never written, and an output is written once.
+// Registers are, in order: inputs, outputs, constants, temporaries. Inputs and constants are never
+// written, outputs once.
 //
 //     forward     inputs: pre-activations, states, parameters
 //                 outputs: h', states', saved values
 //     backward    inputs: saved values, parameters, gradients of h', of states'
 //                 outputs: gradients of pre-activations, of parameters, of states
 //
-// States in forward's inputs and backward's outputs begin with h if the cell reads h element-wise.
-// In forward's outputs and backward's inputs, h' precedes the states.
+// If the cell reads h element-wise, states in forward's inputs and backward's outputs begin with h.
 //
 // Device code: no PyTorch or standard headers.
 #pragma once
 
 namespace lltm {
 
-// X(op, function in math.h, number of operands). A serialized cell uses the operations up to
-// kWhere; the compiler creates the others by fusing. Conditions are 0 or 1. detach(x) is x without
-// a derivative. NaN propagates as in PyTorch, except through conditions.
+// X(op, function in math.h, number of operands). A serialized cell uses operations up to kWhere;
+// the compiler fuses the others. Conditions are 0 or 1. detach(x) is x without a derivative. NaN
+// propagates as in PyTorch, except through conditions.
 #define LLTM_OPERATIONS(X)                   \
   X(kCopy, copy, 1)                          \
   X(kNegate, negate, 1)                      \

@@ -1,5 +1,5 @@
-// Compiles a section of a serialized cell to instructions on registers. Fuses products into sums,
-// and activation derivatives into products.
+// Compiles a section of a serialized cell to register instructions. Fuses products into sums, and
+// activation derivatives into products.
 //
 // No PyTorch header.
 #pragma once
@@ -16,7 +16,6 @@
 
 namespace lltm {
 
-// Data that a Program points to.
 struct ProgramCode {
   std::vector<Instruction> instructions;
   std::vector<double> constants;
@@ -37,7 +36,7 @@ class ProgramCompiler {
     return place->second;
   }
 
-  // Adds a result. Removes negations if that changes no result.
+  // Removes negations if that changes no result.
   int result(Op op, Operands of);
 
   // Each value's range and its factor of an input (value_ranges.h). Precedes compile().
@@ -52,7 +51,7 @@ class ProgramCompiler {
     double number = 0;
     Op op = Op::kCopy;
     Operands of = {kNone, kNone, kNone};
-    int uses = 0;       // 0: the value is omitted
+    int uses = 0;       // 0: omitted
     int place = kNone;  // register
   };
 
@@ -77,7 +76,7 @@ class ProgramCompiler {
   bool is_elu_slope(const Value& value) const;
 
   // Fuses derivatives of sigmoid, tanh and elu into products with a gradient that are their only
-  // use. Values that became unused still count as used.
+  // use. Values that became unused count as used.
   void fuse_gradients();
 
   std::vector<Value> values_;

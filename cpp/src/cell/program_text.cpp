@@ -20,8 +20,6 @@ namespace {
 using std::string;
 using std::string_view;
 
-// ---- lines and words --------------------------------------------------------
-
 [[noreturn]] void wrong_text(int line, const string& expected, const string& got) {
   throw std::invalid_argument(
       "cell program, line " + std::to_string(line) + ": expected " + expected + ", got " + got);
@@ -42,7 +40,7 @@ string quoted_text(string_view text) {
   return quoted + (text.size() > kLongest ? "...'" : "'");
 }
 
-// Splits at every space, so adjacent spaces give empty words.
+// Adjacent spaces give empty words.
 std::vector<string_view> words_of(string_view line) {
   std::vector<string_view> words;
   for (size_t space = line.find(' '); space != string_view::npos; space = line.find(' ')) {
@@ -67,7 +65,6 @@ class TextLines {
     next();
   }
 
-  // The current line, without words at the end of the text.
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -86,7 +83,6 @@ class TextLines {
     }
   }
 
-  // Advances if the current line is `line`.
   bool take(string_view line) {
     const bool taken = !words_.empty() && line_ == line;
     if (taken) next();
@@ -97,7 +93,7 @@ class TextLines {
   }
 
   [[noreturn]] void fail(const string& expected) const {
-    wrong_text(number_, expected, words_.empty() ? "the end of the text" : quoted_text(line_));
+    wrong_text(number_, expected, words_.empty() ? "the end of the cell" : quoted_text(line_));
   }
   [[noreturn]] void fail(const string& expected, string_view got) const {
     wrong_text(number_, expected, quoted_text(got));
@@ -137,8 +133,6 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
   return value;
 }
 
-// ---- operations -------------------------------------------------------------
-
 std::optional<Op> op_of(string_view word) {
   static const std::vector<string_view> names = words_of(  // in the order of Op
       "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not detach "
@@ -153,23 +147,20 @@ int operands_of(Op op) {
   return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
 }
 
-// ---- forward and backward ---------------------------------------------------
-
 using Names = std::set<string, std::less<>>;
 
 class Section {
  public:
-  // Begins at the line with the section's name. Local values must not have a name in `taken`.
+  // Begins at the section's name. Local values must not have a name in `taken`.
   Section(TextLines& lines, const string& name, const Names& taken)
       : lines_(lines), name_(name), taken_(taken), begin_(lines.number()) {
     lines.expect(name);
   }
 
-  // Adds inputs and outputs in the order of registers. The text cannot use an input without a name.
+  // In the order of registers. The text cannot use an input without a name.
   void input(const string& name = "") { known_[name] = compiler_.input(); }
   void output(const string& name) { outputs_.push_back(name); }
 
-  // Reads up to a line that begins with `last`.
   void assignments(const string& last) {
     const auto is_assignment = [&] {
       return lines_.words().size() > 1 && lines_.words()[1] == "=";
@@ -230,7 +221,7 @@ class Section {
     for (const string& name : outputs_) outputs.push_back(known_.at(name));
     const Program program = compiler_.compile(outputs, code);
     if (program.registers > Program::kMostRegisters) {
-      const string expected = name_ + " to need " + at_most(Program::kMostRegisters, "registers");
+      const string expected = name_ + " to use " + at_most(Program::kMostRegisters, "registers");
       wrong_text(begin_, expected, std::to_string(program.registers));
     }
     return program;
@@ -240,7 +231,7 @@ class Section {
   void assign() {
     const std::vector<string_view>& words = lines_.words();
     const string_view name = words[0];
-    if (knows(name) || taken_.contains(name)) lines_.fail("a name that is not taken", name);
+    if (knows(name) || taken_.contains(name)) lines_.fail("an unused name", name);
     if (std::find(outputs_.begin(), outputs_.end(), name) == outputs_.end()) {
       check_name(lines_, name);
     }
@@ -258,7 +249,7 @@ class Section {
     std::transform(words.begin() + 3, words.end(), operands.begin(), [&](string_view word) {
       const auto known = known_.find(word);
       if (known != known_.end()) return known->second;
-      return compiler_.constant(number_of(lines_, word, "a name that is known or a number"));
+      return compiler_.constant(number_of(lines_, word, "a known name or a number"));
     });
     known_.emplace(name, compiler_.result(*op, operands));
   }
@@ -272,9 +263,7 @@ class Section {
   std::vector<string> outputs_;
 };
 
-// ---- the text ---------------------------------------------------------------
-
-// FNV-1a, because packed weights are saved with the hash: it is the same on every system.
+// FNV-1a, the same on every system: packed weights are saved with the hash.
 uint64_t hash(string_view text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -316,7 +305,7 @@ void read_gates(TextLines& lines, CellText& cell) {
     if (block_of(of_x, gate) < 0) cell.gates.push_back(gate);
   }
   if (cell.gates.size() > CellInfo::kMostSlots) {
-    lines.fail(at_most(CellInfo::kMostSlots, "gates in both weights"));
+    lines.fail(at_most(CellInfo::kMostSlots, "different gates in weight_ih and weight_hh"));
   }
   cell.info.x.end = static_cast<int>(of_x.size());
   cell.info.h.end = static_cast<int>(cell.gates.size());
@@ -327,7 +316,7 @@ void read_gates(TextLines& lines, CellText& cell) {
   lines.next();
 }
 
-// Lines such as `state c 0`. If `may_lack`, nan means that the text does not contain the value.
+// Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored.
 std::vector<CellText::Named> read_named(
     TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
   std::vector<CellText::Named> all;
@@ -336,7 +325,7 @@ std::vector<CellText::Named> read_named(
     if (words.size() != 3) lines.fail("'" + word + " NAME NUMBER'");
     if (std::ssize(all) == most) lines.fail(at_most(most, word + "s"));
     check_name(lines, words[1]);
-    if (!taken.emplace(words[1]).second) lines.fail("a name that is not taken", words[1]);
+    if (!taken.emplace(words[1]).second) lines.fail("an unused name", words[1]);
     const double initial = may_lack && words[2] == "nan" ? std::numeric_limits<double>::quiet_NaN()
                                                          : number_of(lines, words[2], "a number");
     all.push_back({string(words[1]), initial});
@@ -353,7 +342,7 @@ void read_saved(TextLines& lines, Section& forward, CellText& cell) {
     }
     if (!forward.knows(word) ||
         std::any_of(cell.parameters.begin(), cell.parameters.end(), is_word)) {
-      lines.fail("a value of forward that is no parameter", word);
+      lines.fail("a value of forward that is not a parameter", word);
     }
     if (std::find(cell.saved.begin(), cell.saved.end(), word) != cell.saved.end()) {
       lines.fail("each value once", word);
@@ -417,7 +406,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   if (info.reads_h && !reads_h) backward.assign_zero("d.h");  // the last output
   cell->programs.backward = backward.compile(cell->backward);
   lines.expect("end");
-  if (!lines.words().empty()) lines.fail("the end of the text");
+  if (!lines.words().empty()) lines.fail("the end of the cell");
 
   cell->text = text;
   cell->layer_class = cell->name + ".Layer";

@@ -1,5 +1,5 @@
-// Parses and compiles serialized cells, which describe a custom cell to the operators, one
-// assignment per line.
+// Parses and compiles serialized cells, the operators' form of custom cells: one assignment per
+// line.
 //
 //     lltm-cell 1
 //     name peephole
@@ -20,8 +20,8 @@
 //     ...                       d.z.GATE, d.PARAMETER, d.STATE and, with reads_h, d.h
 //     end
 //
-// Words are separated by single spaces, and each line ends with \n. Operations are those of Op up
-// to kWhere, operands are names or numbers as Python prints floats.
+// Single spaces separate words; each line ends with \n. Operations are those of Op up to kWhere,
+// operands are names or numbers as Python prints floats.
 //
 // No PyTorch header.
 #pragma once
@@ -54,25 +54,24 @@ struct CellText {
   std::vector<std::string> gates;  // one per pre-activation
   std::vector<Named> states, parameters;
   std::vector<double> initial_states;
-  std::vector<std::string> saved;  // in the order of forward's outputs and backward's inputs
+  std::vector<std::string> saved;  // as in forward's outputs and backward's inputs
   // A block of -1: the pre-activation does not depend on x or h. Without other states, reads_h is
-  // true, c holds h, and h is the only state of the programs.
+  // true, and c holds h, the programs' only state.
   //
-  // forgets is true if each next state is factor * state + rest, with a rest that does not depend
-  // on the state, neither directly nor through other states. The factor must be within [-1, 1] for
-  // all inputs, like a gate, and not a constant 1 or -1. If h is the only state and only GEMMs read
-  // it, a finite range of h' suffices.
+  // forgets: each next state is factor * state + rest. rest does not depend on the state, even
+  // through other states. factor is within [-1, 1] for all inputs, like a gate, and not a constant
+  // 1 or -1. If h is the only state and only GEMMs read it, a finite range of h' suffices.
   CellInfo info = {};
   CellPrograms programs = {};
-  ProgramCode forward, backward;  // code of the programs
+  ProgramCode forward, backward;
 };
 
 // Throws std::invalid_argument if the format is wrong or a limit is exceeded:
 //     cell program, line 7: expected ..., got '...'
 //
-// The programs' results are bitwise identical to evaluating the text, except for the signs of NaN,
-// if products are rounded before they are added or subtracted. An instruction may write the
-// register of one of its own operands.
+// If products are rounded before they are added or subtracted, the programs' results are bitwise
+// identical to evaluating the text, except for the signs of NaN. An instruction may write a
+// register that it reads.
 std::unique_ptr<const CellText> parse_cell(std::string_view text);
 
 }  // namespace lltm

@@ -1,5 +1,5 @@
-// Records a cell definition (page.h) as cell programs: calls its functions with values that record
-// the operations. No PyTorch header.
+// Records a cell definition (page.h) as cell programs: calls its functions with recorded values. No
+// PyTorch header.
 #pragma once
 
 #include "cell/page.h"
@@ -11,7 +11,6 @@
 namespace lltm {
 namespace recorded {
 
-// A recorded value, or a number.
 struct Value {
   Value() = default;
   Value(double number) : number(number) {}

@@ -17,15 +17,15 @@
 namespace lltm {
 namespace {
 
-// Cells are never deleted, because graphs and packed weights refer to them.
+// Cells are never deleted: graphs and packed weights refer to them.
 const CellInfo& user_cell(std::string_view text) {
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
   using Cells =
       std::unordered_map<std::string, std::unique_ptr<const CellText>, Hash, std::equal_to<>>;
-  // Calls look up a cell several times, usually the previous one. Comparing the text takes a tenth
-  // of the time of hashing it.
+  // A call looks up its cell several times. Comparing the text takes a tenth of the time of hashing
+  // it.
   thread_local const CellText* last = nullptr;
   if (last != nullptr && last->text == text) return last->info;
   static std::mutex mutex;
@@ -62,7 +62,7 @@ const CellInfo& get_cell(const char* op, const CellName& name) {
       op,
       ": expected cell to be one of ",
       names.str(),
-      " or the text of a cell's program, got '",
+      " or a serialized cell, got '",
       name.name().substr(0, 60),
       "'");
 }

@@ -7,7 +7,7 @@
 
 namespace lltm {
 
-// Null if there is none. Throws if a serialized cell is invalid.
+// Null if unknown. Throws if a serialized cell is invalid.
 const CellInfo* find_cell(std::string_view name);
 
 class CellName {
@@ -16,7 +16,7 @@ class CellName {
   CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}
 
   std::string_view name() const { return name_; }
-  // Null if there is none, which the checks report.
+  // Null if unknown; the checks report it.
   const CellInfo* find() const { return cell_; }
   const CellInfo* operator->() const { return cell_; }
   const CellInfo& operator*() const { return *cell_; }
@@ -26,10 +26,9 @@ class CellName {
   const CellInfo* cell_;
 };
 
-// Throws if there is none; the message begins with `op`.
+// Throws if unknown; the message begins with `op`.
 const CellInfo& get_cell(const char* op, const CellName& name);
 
-// Programs of a built-in cell are recorded from its definition.
 const CellPrograms& programs_of(const CellInfo& cell);
 
 }  // namespace lltm

@@ -1,5 +1,4 @@
-// Interval analysis for cell programs, to determine whether rounding errors in a cell's states
-// decay (program_text.h).
+// Interval analysis of cell programs, for CellInfo::forgets (program_text.h).
 #pragma once
 
 #include "cell/program.h"
@@ -12,7 +11,7 @@
 
 namespace lltm {
 
-// Range of a value, ignoring NaN.
+// Ignores NaN.
 struct ValueRange {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
@@ -80,8 +79,7 @@ inline ValueRange range_of(Op op, const ValueRange& a, const ValueRange& b, cons
   }
 }
 
-// Range of the factor in values factor * x + rest with a given x; empty for other values. factor_of
-// computes it from the operands' factors and ranges.
+// Range of the factor in values factor * x + rest with a given x; empty for other values.
 using Factor = std::optional<ValueRange>;
 inline bool depends(const Factor& factor) {
   return !factor || !factor->is(0);

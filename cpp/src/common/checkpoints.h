@@ -11,22 +11,22 @@
 
 namespace lltm {
 
-// checkpoint_steps is any positive number. The bound, which exceeds the length of any sequence,
-// prevents overflow.
+// checkpoint_steps is any positive number. The bound exceeds every sequence's length and prevents
+// overflow.
 template <typename Size>  // int64_t or SymInt
 Size checkpoint_count(const Size& steps, int64_t checkpoint_steps) {
   const int64_t apart = std::min(checkpoint_steps, int64_t{1} << 62);
   return (steps + (apart - 1)) / apart;
 }
 
-// True if a checkpoint precedes step k: one in every `every` steps, or none if it is 0.
+// False if `every` is 0.
 inline bool has_checkpoint(size_t k, int64_t every) {
   return every > 0 && k % static_cast<size_t>(every) == 0;
 }
 
 class Checkpoints {
  public:
-  // Allocates checkpoints for states like c (B, H).
+  // Allocates for states like c (B, H).
   Checkpoints(int64_t every, size_t steps, const at::Tensor& c) : every_(every) {
     if (every == 0) return;
     const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);
@@ -38,10 +38,9 @@ class Checkpoints {
 
   bool has(size_t k) const { return has_checkpoint(k, every_); }
 
-  // Saves c (B, H) before step k.
   void save(size_t k, const at::Tensor& c) const { at(k).copy_(c); }
 
-  // Rows [row, row + rows) and hidden units [unit, unit + units). T is the tensors' element type.
+  // Rows [row, row + rows) and hidden units [unit, unit + units) of tensors with elements T.
   template <typename T, typename C>
   void save(
       size_t k, Matrix<const C> c, int64_t row, int64_t rows, int64_t unit, int64_t units) const {

@@ -1,4 +1,3 @@
-// Formats shapes and dtypes for error messages.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,7 +9,7 @@
 
 namespace lltm {
 
-// For example (16, 128), as in Python. Sizes are int64_t or SymInt.
+// For example (16, 128).
 template <typename Size>
 std::string shape_text(c10::ArrayRef<Size> shape) {
   std::ostringstream text;
@@ -22,7 +21,6 @@ std::string shape_text(c10::ArrayRef<Size> shape) {
   return text.str();
 }
 
-// For example float32, as in Python.
 inline std::string dtype_text(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
 }

@@ -1,5 +1,5 @@
-// A strided matrix for all kernels. No PyTorch header, because the files compiled per instruction
-// set include it.
+// A strided matrix for all kernels. No PyTorch header: files compiled per instruction set include
+// it.
 #pragma once
 
 #include "cell/math.h"
@@ -12,7 +12,7 @@ namespace lltm {
 template <typename T>
 using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Strides are in elements, with any value. Null data means an omitted matrix.
+// Strides are in elements, with any value. Null data is an omitted matrix.
 template <typename T>
 struct Matrix {
   T* data = nullptr;
@@ -30,8 +30,8 @@ LLTM_CELL_INLINE Matrix<const T> as_const(const Matrix<T>& matrix) {
   return {matrix.data, matrix.row_stride, matrix.col_stride};
 }
 
-// B (K, N) in a GEMM format (cpu/gemm/formats.h). k and n are padded. `ld`: distance of rows in
-// elements, for row-major formats.
+// B (K, N) in a GEMM format (cpu/gemm/formats.h), k and n padded. ld: row stride in elements, if
+// row-major.
 template <typename Operand>
 struct PackedB {
   Operand* data;

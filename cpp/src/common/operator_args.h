@@ -1,9 +1,8 @@
-// Argument structs of the operators in library.cpp. flat() lists the arguments in schema order,
-// from which operators.h derives the dispatcher's signatures. A new argument needs a member, its
-// place in flat(), and the schema argument.
+// Argument structs of the operators in library.cpp. flat() lists the arguments in schema order;
+// operators.h derives the dispatcher's signatures.
 //
-// An omitted tensor is undefined, an undefined gradient zero. A backend gets checked arguments and
-// returns new contiguous tensors.
+// An omitted tensor is undefined, an undefined gradient zero. Backends get checked arguments and
+// return new contiguous tensors.
 #pragma once
 
 #include "cell/cell.h"
@@ -21,10 +20,10 @@
 
 namespace lltm {
 
-// (h', c') and (output, h_n, c_n). c' and c_n are empty, shape (0,), if the cell has no c.
+// (h', c') and (output, h_n, c_n). c' and c_n have shape (0,) if the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// The last tensor is for backward: the activations or checkpoints, undefined unless requested.
+// The last tensor is for backward: activations or checkpoints, undefined unless requested.
 using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
@@ -43,8 +42,8 @@ inline std::optional<at::Tensor> or_nullopt(at::Tensor tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt;
 }
 
-// A tensor argument, which reads as a tensor even if it is optional. It refers to the caller's
-// tensor, because copying every tensor would be noticeable in a small step, but stores temporaries.
+// A tensor, optional or not, that reads as a tensor. Refers to the caller's tensor, because copying
+// would be noticeable in a small step, but stores temporaries.
 template <typename Flat>  // the dispatcher's type: at::Tensor or optional
 class TensorArgument {
  public:
@@ -69,17 +68,15 @@ class TensorArgument {
 using RequiredTensor = TensorArgument<at::Tensor>;
 using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 
-// The initial value of the k-th state in the engines' c (cell.h).
+// The k-th state in the engines' c (cell.h).
 inline double first_value(const CellInfo& cell, int k) {
   const int own = k - (cell.reads_h ? 1 : 0);
   return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
 }
 
-// The structs refer to the caller's tensors and must not outlive the call. To change arguments,
-// copy the struct.
+// The structs refer to the caller's tensors and must not outlive the call.
 //
-// Without weight_hh, weight_ih is the concatenated matrix [weight_hh, weight_ih]. Without bias_hh
-// there is a single bias.
+// Without weight_hh, weight_ih is [weight_hh, weight_ih]. Without bias_hh there is a single bias.
 struct StepInputs {
   CellName cell;
   RequiredTensor input, h;
@@ -89,13 +86,12 @@ struct StepInputs {
 
   auto flat() const { return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh); }
 
-  // Names that all structs share.
   const RequiredTensor& state_h() const { return h; }
   OptionalTensor& state_c() { return c; }
 };
 
 struct StepArgs : StepInputs {
-  // Not an operator argument: returns the activations.
+  // Not an operator argument.
   bool save = false;
 };
 
@@ -146,7 +142,7 @@ struct SequenceInputs {
 };
 
 struct SequenceArgs : SequenceInputs {
-  // Not an operator argument: returns activations or checkpoints.
+  // Not an operator argument.
   bool save = false;
 
   bool saves_activations() const { return save && checkpoint_steps == 0; }
@@ -158,8 +154,8 @@ struct SequenceBackwardArgs : SequenceInputs {
   RequiredTensor output, saved;
   OptionalTensor grad_output = {}, grad_h_n = {}, grad_c_n = {};
   OutputMask output_mask = {};
-  // Not an operator argument: the call is a segment of a sequence. Gradients of states, weights and
-  // biases, which the next segment continues, have the compute dtype.
+  // Not an operator argument: in a segment of a sequence, gradients of states, weights and biases
+  // stay in the compute dtype for the next segment.
   bool segment = false;
 
   auto flat() const {

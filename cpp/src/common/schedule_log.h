@@ -1,4 +1,4 @@
-// Prints schedules if the environment variable LLTM_SCHEDULE is set.
+// Prints schedules if the environment variable LLTM_SCHEDULE is set. N: rows in all steps.
 #pragma once
 
 #include "common/steps.h"
@@ -20,7 +20,6 @@ inline bool logs_schedules() {
   return set;
 }
 
-// N: rows in all steps.
 template <typename Args>
 void log_schedule(const Args& args, const std::string& schedule) {
   const at::Tensor& h = args.state_h();

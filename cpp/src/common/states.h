@@ -1,5 +1,5 @@
-// Converts between the engines' c, which begins with h if a cell reads h element-wise (cell.h), and
-// the user's c, which does not. The ATen fallback uses the engines' c.
+// Converts between the engines' c (cell.h), which the ATen fallback shares, and the user's c, which
+// never begins with h.
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,7 +15,7 @@
 
 namespace lltm {
 
-// Rows with a true `mask` (rows) are reset to initial values, in h (rows, H) and the engines' c.
+// Resets rows with a true `mask` (rows) to initial values, in h (rows, H) and the engines' c.
 inline at::Tensor restarted_h(const at::Tensor& h, const at::Tensor& mask) {
   return h.masked_fill(mask.unsqueeze(1), 0);
 }
@@ -39,7 +39,7 @@ void join_states(Inputs& args) {
   args.state_c() = args.cell->has_c() ? at::cat({h, args.state_c()}, 1) : h;
 }
 
-// forward uses the engines' c. c' or c_n, the result before the last, becomes the user's.
+// forward uses the engines' c. Its last result but one, c' or c_n, becomes the user's.
 template <typename Args, typename Forward>
 auto with_own_c(const Args& args, const Forward& forward) {
   if (!args.cell->reads_h) return forward(args);

@@ -1,4 +1,4 @@
-// The steps of a sequence in execution order, and the rows of each step.
+// A sequence's steps in execution order, and the rows of each step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,19 +17,17 @@
 
 namespace lltm {
 
-// Rows [offset, offset + rows) of the flattened (N, .) input and output. They continue the first
-// `rows` rows of the state, in both directions; the other rows of the state do not change, because
-// their sequences have ended or not started.
+// Rows [offset, offset + rows) of the flattened (N, .) input and output. In both directions, they
+// continue the state's first `rows` rows. The other rows' sequences have ended or not started.
 struct Step {
   int64_t offset;
   int64_t rows;
 };
 
-// batch_sizes is (T) int64 on the CPU with any stride.
+// batch_sizes is (T) int64 on the CPU, with any stride.
 inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   std::vector<int64_t> values(batch_sizes.size(0));
-  // Transforms such as torch.func.grad wrap tensors. A wrapper has no storage, and item() unwraps
-  // it.
+  // A transform's wrapper, as in torch.func.grad, has no storage; item() unwraps it.
   const bool wrapped = !batch_sizes.has_storage();
   const int64_t* const data = wrapped ? nullptr : batch_sizes.const_data_ptr<int64_t>();
   for (size_t t = 0; t < values.size(); ++t) {
@@ -40,7 +38,7 @@ inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   return values;
 }
 
-// Returns the steps in execution order. `input` is (T, B, I), or (N, I) with batch_sizes.
+// `input` is (T, B, I), or (N, I) with batch_sizes.
 inline std::vector<Step> plan_steps(
     const at::Tensor& input, const at::Tensor& batch_sizes, bool reverse) {
   std::vector<Step> steps;
@@ -59,7 +57,7 @@ inline std::vector<Step> plan_steps(
   return steps;
 }
 
-// Steps [first, last) in execution order, and their rows, which are contiguous.
+// Steps [first, last) and their rows, which are contiguous.
 struct Chunk {
   size_t first, last;
   int64_t begin, rows;
@@ -91,20 +89,19 @@ inline int64_t most_rows(const std::vector<Chunk>& chunks) {
   return most;
 }
 
-// Number of rows that step k continues from the previous step.
 inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
 
-// The states before rows [row, row + count) of the flattened input: rows of the output from
-// `source` on or, if `initial`, of h_0.
+// States before rows [row, row + count) of the flattened input: rows of the output from `source` on
+// or, if `initial`, of h_0.
 struct StateSpan {
   int64_t row, source, count;
   bool initial;
 };
 
-// The states before steps [first, last), in the order of input rows. Consecutive steps of equal
-// size share a span.
+// States before steps [first, last), in the order of input rows. Consecutive steps of equal size
+// share a span.
 inline std::vector<StateSpan> states_before(
     const std::vector<Step>& steps, size_t first, size_t last) {
   std::vector<StateSpan> spans;
@@ -130,7 +127,7 @@ inline std::vector<StateSpan> states_before(
   return spans;
 }
 
-// (T, B, .) as (T * B, .); packed (N, .) is unchanged. Copies if strides do not allow a view.
+// (T, B, .) as (T * B, .); packed (N, .) is unchanged. Copies if strides allow no view.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
   return tensor.flatten(0, -2);
 }
@@ -145,15 +142,14 @@ inline int64_t flat_size(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.size(0) : tensor.size(0) * tensor.size(1);
 }
 
-// Rows [begin, begin + rows) of flat_rows(tensor), which must be complete steps. Copies at most
-// these rows.
+// Rows [begin, begin + rows) of flat_rows(tensor), complete steps. Copies at most these rows.
 inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t rows) {
   if (tensor.dim() == 2) return tensor.narrow(0, begin, rows);
   const int64_t batch = tensor.size(1);
   return tensor.narrow(0, begin / batch, rows / batch).flatten(0, 1);
 }
 
-// h_n (B, H): for each batch element the output (N, H) at its last step, or h_0 without steps.
+// h_n (B, H): each batch element's output (N, H) at its last step, or h_0 without steps.
 inline at::Tensor final_states(
     const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows) {
   const int64_t batch = h_0.size(0);
@@ -172,8 +168,8 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// h (rows, H) as the GEMMs of steps [first, last) read it, after resets and the recurrent mask, in
-// the order of input rows.
+// h (rows, H) as the GEMMs of steps [first, last) read it: reset and masked, in the order of input
+// rows.
 template <typename BackwardArgs>
 at::Tensor initial_states(
     const BackwardArgs& args,
@@ -204,8 +200,7 @@ at::Tensor initial_states(
   }
   if (!reset.defined()) return states;
   const at::Tensor anew = reset.reshape(-1).narrow(0, begin, states.size(0));
-  // Resets are rare, so only these rows are filled. On another device, finding them would
-  // synchronize.
+  // Fills only the rare reset rows. On another device, finding them would synchronize.
   if (!states.is_cpu()) return states.masked_fill(anew.unsqueeze(1), 0);
   const at::Tensor rows = anew.nonzero().squeeze(1);
   return rows.numel() == 0 ? states : states.index_fill(0, rows, 0);

@@ -13,7 +13,7 @@
 
 namespace lltm {
 
-// Calls body with a null pointer to the storage type. Each backend passes its own 16-bit types.
+// Calls body with a null pointer to the storage type. 16-bit types are the backend's.
 template <typename Half, typename BFloat16, typename Body>
 decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   switch (dtype) {
@@ -30,7 +30,7 @@ decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   }
 }
 
-// Dtype for computation and accumulation.
+// Dtype of computation and accumulation.
 inline at::ScalarType compute_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -38,7 +38,7 @@ inline at::TensorOptions compute_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
 }
 
-// Returns a contiguous copy; zeros if undefined.
+// The copy is contiguous.
 inline at::Tensor copy_or_zeros(
     const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
   return tensor.defined() ? at::empty(sizes, options).copy_(tensor) : at::zeros(sizes, options);
@@ -63,8 +63,8 @@ Matrix<const T> read_row(const at::Tensor& tensor) {
   return {static_cast<const T*>(tensor.const_data_ptr()), 0, tensor.stride(0)};
 }
 
-// A step's rows in a tensor (T, B, .) or packed (N, .) with any strides, also batch-first; unlike
-// flat_rows (steps.h), it never copies. Null if undefined.
+// A step's rows in a tensor (T, B, .) or packed (N, .) with any strides, also batch-first, without
+// copies. Null if undefined.
 template <typename T>
 class StepRows {
  public:

@@ -15,7 +15,7 @@
 
 namespace lltm {
 
-// Views: columns of a concatenated matrix [weight_hh, weight_ih], if there is one.
+// Columns of a concatenated matrix [weight_hh, weight_ih], if there is one.
 struct Weights {
   at::Tensor ih;  // (Gx * H, I)
   at::Tensor hh;  // (Gh * H, H)
@@ -33,7 +33,7 @@ inline Weights weights_of(
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }
-// Concatenates the weights in new memory.
+// Concatenates in new memory.
 inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   const int rows = cell.joined_blocks();
   const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// Returns the weights in the form of the cell's layer, in new memory.
+// The weights in the layer's form, in new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {
@@ -61,7 +61,7 @@ Weights weights_of(const Args& args, at::ScalarType dtype) {
   return weights_of(*args.cell, args.weight_ih->to(dtype), hh.defined() ? hh.to(dtype) : hh);
 }
 
-// Raw matrices, for calls so short that the cost of views is noticeable.
+// Raw matrices, for calls so short that views would be noticeable.
 template <typename T>
 struct WeightMatrices {
   Matrix<const T> ih, hh;
@@ -74,8 +74,7 @@ WeightMatrices<T> read_weights(
   return {w.from(0, hidden), w};
 }
 
-// `count` blocks of rows (or of a bias) in the order `from`; the tensor itself if that is
-// unchanged.
+// `count` blocks of rows (or of a bias) in the order `from`; the tensor itself if unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
   bool is_own = true;
   for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
@@ -87,7 +86,6 @@ inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from)
   }
   return at::cat(parts);
 }
-// Reorder blocks to pre-activations.
 inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.x.count(), cell.x_blocks + cell.x.begin);
 }
@@ -95,7 +93,6 @@ inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
-// Reorders pre-activations to blocks.
 inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
   int slots[CellInfo::kMostSlots];
   for (int k = 0; k < range.count(); ++k) slots[blocks[range.begin + k]] = k;
@@ -137,9 +134,9 @@ inline at::Tensor biases_of(const at::Tensor& bias_ih, const CellInfo& cell) {
   return bias_ih.slice_symint(0, 0, cell.x.count() * hidden);
 }
 
-// Gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested. A result
-// may reuse the memory of `sums`, the sums of dz over rows, ((S + P) * H). The results share no
-// memory.
+// Gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested, from
+// `sums`, dz summed over rows ((S + P) * H). A result may reuse the memory of `sums`; the results
+// share none.
 inline std::pair<at::Tensor, at::Tensor> bias_gradients(
     const at::Tensor& sums, const CellInfo& cell, bool want_ih, bool want_hh) {
   const auto of_slots = [&](SlotRange slots) {
@@ -155,13 +152,13 @@ inline std::pair<at::Tensor, at::Tensor> bias_gradients(
   return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
 }
 
-// Tensors with the arguments' shapes, undefined unless requested, and the two matrices to write.
+// The arguments' shapes, undefined unless requested, and the two matrices to write.
 struct WeightGradients {
   template <typename Args>
   WeightGradients(const Args& args, const at::TensorOptions& options)
       : joined(!args.weight_hh.defined()) {
     if (args.output_mask[3]) {
-      // Nothing writes to the padding of the smaller weight in a concatenated matrix (cell.h).
+      // Nothing writes the smaller weight's padding in a concatenated matrix (cell.h).
       const bool fills_up = joined && args.cell->x.count() != args.cell->h.count();
       const auto sizes = args.weight_ih->sizes();
       weight_ih = fills_up ? at::zeros(sizes, options) : at::empty(sizes, options);

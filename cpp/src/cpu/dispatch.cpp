@@ -24,7 +24,7 @@ namespace {
 
 const Int8Kernels& int8_kernels() {
 #if defined(__linux__)
-  // HWCAP_ASIMDDP and HWCAP2_I8MM, which older kernel headers do not define.
+  // HWCAP_ASIMDDP and HWCAP2_I8MM, undefined in older kernel headers.
   const bool dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
   const bool i8mm = (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
 #elif defined(__APPLE__)
@@ -43,8 +43,8 @@ const Int8Kernels& int8_kernels() {
   return kernels_default()->int8;
 }
 
-// All these CPUs have NEON, whatever capability (such as SVE) libtorch reports, and dot products
-// give the same results.
+// All these CPUs have NEON, whatever capability (such as SVE) libtorch reports. Dot products give
+// the same results.
 Kernels choose_kernels() {
   Kernels kernels = *kernels_default();
   kernels.int8 = int8_kernels();
@@ -53,7 +53,6 @@ Kernels choose_kernels() {
 
 #else
 
-// Optional extensions in AVX-512 CPUs.
 struct Extensions {
   bool vnni = false, bf16 = false, amx = false;
 };
@@ -61,18 +60,18 @@ struct Extensions {
 Extensions extensions() {
   Extensions found;
 #if defined(__x86_64__)
-  // __builtin_cpu_supports does not support all these names in Clang.
+  // Clang's __builtin_cpu_supports lacks some of these names.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.vnni = (ecx >> 11 & 1) != 0;
   found.amx = found.vnni && (edx >> 22 & 1) != 0 && (edx >> 25 & 1) != 0;  // bfloat16 and int8
   found.bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
 #endif
-  // ATEN_CPU_CAPABILITY selects exactly that instruction set, so bf16 and AMX are off. VNNI stays
-  // on, because it gives the same results.
+  // ATEN_CPU_CAPABILITY selects exactly that instruction set, without bf16 and AMX. VNNI gives the
+  // same results.
   if (std::getenv("ATEN_CPU_CAPABILITY") != nullptr) found.bf16 = false;
 #if defined(LLTM_HAS_INIT_AMX)
-  // The process must request permission to use AMX from the operating system.
+  // The operating system must permit the process to use AMX.
   found.amx = found.amx && found.bf16 && at::cpu::init_amx();
 #else
   found.amx = false;

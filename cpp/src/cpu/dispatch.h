@@ -9,13 +9,11 @@
 
 namespace lltm::cpu {
 
-// visit_dtype (tensor_views.h) with the kernels' 16-bit types.
 template <typename Body>
 decltype(auto) visit_dtype(at::ScalarType dtype, const Body& body) {
   return lltm::visit_dtype<Half, BFloat16>(dtype, body);
 }
 
-// Returns the type that schedule_step expects.
 inline Storage storage_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

@@ -6,11 +6,11 @@
 
 namespace lltm::cpu {
 
-// Kernels for the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with
-// this CPU's extensions. Selected once per process.
+// Kernels of the instruction set that libtorch reports (ATEN_CPU_CAPABILITY overrides it), with
+// this CPU's extensions. Selected once.
 const Kernels& kernels();
 
-// True if the CPU multiplies bfloat16; otherwise the GEMM widens its operands.
+// Otherwise the GEMM widens bfloat16.
 inline bool multiplies_bf16() {
   const Kernels* const widening = kernels_avx512();
   const GemmBf16 chosen = kernels().gemm_bf16_operands;

@@ -10,7 +10,6 @@
 namespace lltm::cpu {
 namespace {
 
-// Returns the L2 size that the system reports, or a default.
 int64_t l2_bytes() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
   const long answer = sysconf(_SC_LEVEL2_CACHE_SIZE);

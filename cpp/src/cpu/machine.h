@@ -1,4 +1,4 @@
-// The host properties that schedules depend on. No torch header.
+// Host properties that schedules depend on. No torch header.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Machine {
   bool matrix_unit = false;  // AMX, for any call format
 };
 
-// Returns this CPU, with the thread count that a parallel region may use here.
+// `threads` is for a parallel region that starts here.
 Machine current_machine();
 
 }  // namespace lltm::cpu

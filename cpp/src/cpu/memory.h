@@ -13,14 +13,14 @@
 
 namespace lltm::cpu {
 
-// at::empty without dispatcher overhead, which is noticeable in short calls.
+// at::empty without dispatcher overhead, noticeable in short calls.
 inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::Tensor(at::detail::empty_cpu(sizes, options));
 }
 
-// Requests huge pages for large tensors. Their memory usually returns to the operating system when
-// freed, so the first access to each page zeroes it again. With 4 KiB pages this can take longer
-// than the computation.
+// Requests huge pages for large tensors. Freed memory usually returns to the operating system, so
+// the first access zeroes each page again. With 4 KiB pages this can take longer than the
+// computation.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Tensor tensor = new_tensor(sizes, options);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -30,15 +30,15 @@ inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& op
     const auto begin = reinterpret_cast<std::uintptr_t>(tensor.mutable_data_ptr());
     const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
     const std::uintptr_t last = (begin + tensor.nbytes()) / kHugePage * kHugePage;
-    // Only a hint: the result does not matter.
+    // A hint: the result does not matter.
     (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }
 #endif
   return tensor;
 }
 
-// Aligned to cache lines. By hand, because malloc caches small blocks but aligned allocation does
-// not reuse them.
+// Aligned to cache lines by hand: malloc caches small blocks, but aligned allocation does not reuse
+// them.
 template <typename T>
 class Workspace {
  public:

@@ -1,4 +1,3 @@
-// The operators on CPU tensors.
 #include "cpu/engine/engine.h"
 #include "cpu/packed_weights.h"
 #include "op/backend.h"

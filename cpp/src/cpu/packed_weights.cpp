@@ -191,7 +191,7 @@ void check_prepacked(const char* op, const CellInfo& cell, const Tensor& packed)
   TORCH_CHECK_VALUE(
       header.magic == PackedHeader::kMagic,
       op,
-      ": expected weights from prepack, got other bytes of shape ",
+      ": expected weights from prepack, got bytes without a prepack header, of shape ",
       shape_text(packed.sizes()));
   if (header.cell != cell_tag(cell)) {
     const auto* const other =
@@ -201,15 +201,15 @@ void check_prepacked(const char* op, const CellInfo& cell, const Tensor& packed)
     TORCH_CHECK_VALUE(
         false,
         op,
-        ": expected weights from prepack for the cell ",
+        ": expected weights prepacked for the cell ",
         cell.title(),
-        ", got some for ",
-        other == std::end(kCells) ? "another" : (*other)->name);
+        ", got weights prepacked for ",
+        other == std::end(kCells) ? "another cell" : (*other)->name);
   }
   TORCH_CHECK_VALUE(
       is_whole(cell, header, packed.numel()),
       op,
-      ": expected weights from prepack, got bytes that are not whole, of shape ",
+      ": expected weights from prepack, got bytes that do not match their header, of shape ",
       shape_text(packed.sizes()));
 }
 
@@ -225,7 +225,7 @@ void check_prepacked(const SequenceArgs& args) {
       kExpected,
       " of dtype ",
       dtype_text(dtype),
-      ", that of the input, got some of ",
+      ", the dtype of the input, got ",
       is_int8 ? "int8" : dtype_text(static_cast<at::ScalarType>(header.dtype)));
   const int64_t input_size = args.input->size(-1);
   const int64_t hidden = args.h_0->size(1);
@@ -236,7 +236,7 @@ void check_prepacked(const SequenceArgs& args) {
       cell.joined_blocks() * hidden,
       ", ",
       hidden + input_size,
-      "), got some for hidden size ",
+      "), got weights for hidden size ",
       header.hidden,
       " and input size ",
       header.input_size);

@@ -10,8 +10,8 @@
 #include <exception>
 #include <mutex>
 
-// libgomp's entry points, as GCC calls them. With direct calls, Clang uses libtorch's OpenMP
-// runtime instead of loading another.
+// libgomp's entry points, called directly as by GCC: Clang then uses libtorch's OpenMP runtime
+// instead of loading another.
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 void GOMP_barrier();
@@ -21,23 +21,23 @@ int omp_get_num_threads() noexcept;
 
 namespace lltm::cpu {
 
-// Thread count for a new region: 1 inside another region.
+// 1 inside another region.
 inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// Thread count with at least `grain` units of `work` per thread, and at most `parts` threads.
+// Threads with at least `grain` units of `work`, at most `parts`.
 inline int64_t threads_for(int64_t work, int64_t grain, int64_t parts) {
   return std::clamp<int64_t>(work / grain, 1, std::min(available_threads(), parts));
 }
 
 class Team {
  public:
-  // Calls work(slot) for this thread's grid positions: several if OpenMP provides fewer threads
-  // than requested. `work` returns false if values are out of range.
+  // Calls work(slot) for this thread's grid positions: several if OpenMP provides too few threads.
+  // `work` returns false if values are out of range.
   //
-  // After the first failure (an exception or values out of range), the remaining work is skipped,
-  // but every thread still reaches every barrier.
+  // After the first failure (an exception or values out of range), work is skipped, but every
+  // thread still reaches every barrier.
   template <typename Work>
   void for_each_slot(int64_t slots, const Work& work) {
     if (stopped_.load(std::memory_order_relaxed)) return;
@@ -69,8 +69,8 @@ class Team {
   std::exception_ptr exception_;  // must not leave the region
 };
 
-// Calls body(team) on up to `threads` threads. Returns false if values were out of range, and
-// rethrows the first exception.
+// Calls body(team) on up to `threads` threads. Returns false if values were out of range. Rethrows
+// the first exception.
 template <typename Body>
 bool parallel_region(int64_t threads, const Body& body) {
   struct Region {

@@ -1,4 +1,4 @@
-// Prefetching for memory that is strided or was written by other threads. No torch header.
+// Prefetching of strided memory or other threads' writes. No torch header.
 #pragma once
 
 #include "common/matrix.h"
@@ -8,7 +8,7 @@
 
 namespace lltm::cpu {
 
-// Prefetches into the L2 cache, ahead of the GEMM.
+// Prefetches into L2, ahead of the GEMM.
 template <typename Operand>
 void prefetch_rows(Matrix<const Operand> operand, Range rows, int64_t k) {
   constexpr int64_t kLine = 64;

@@ -1,4 +1,4 @@
-// Row or column ranges, and their division among threads. No torch header.
+// Ranges of rows or columns. No torch header.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Divides [0, total) into `parts` nearly equal parts and returns one.
+// One of nearly equal parts of [0, total).
 inline Range share(int64_t total, int64_t parts, int64_t part) {
   return {total * part / parts, total * (part + 1) / parts};
 }

@@ -8,33 +8,30 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- the grid ---------------------------------------------------------------
-
-// Minimum multiply-adds per step for a second thread to pay off: 10 us on one core, about twice a
-// barrier.
+// Minimum multiply-adds per step for a second thread: 10 us on one core, about twice a barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Minimum multiply-adds in a sequence of such short steps for threads with separate rows, which
+// Minimum multiply-adds in a sequence of shorter steps for threads with separate rows, which
 // synchronize only at the end. kElementwiseProducts is the element-wise cost per hidden unit, with
 // H rounded up to full vectors.
 constexpr int64_t kSerialSequence = 4000000;
 constexpr int64_t kElementwiseProducts = 100;
 
-// Rows per thread for near-peak GEMM speed: half a register tile, or a full bf16x3 tile.
+// Rows per thread for near-peak GEMM speed: half a register tile, or a bf16x3 tile.
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
-// Maximum size of packed weights that every thread reads completely; for larger weights, threads
-// have separate blocks and a barrier per step, unless they have many rows. Three quarters of L2,
-// which leaves room for a step's rows. The minimum is measured with 1 MiB L2 (Zen 4): barriers cost
-// 5 to 20 % more than reading the rest from L3.
+// Maximum bytes of packed weights that every thread reads completely; for larger weights, threads
+// have separate blocks and a barrier per step, unless they have many rows. Three quarters of L2
+// leave room for a step's rows. The minimum is measured with 1 MiB L2 (Zen 4): barriers cost 5 to
+// 20 % more than reading the rest from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
 // Rows per thread from which every thread reads even larger weights completely, if L3 can hold
-// them. This is 6 to 13 % faster than barriers (two threads on Zen 5, weights up to 9 MB). AMX
-// would need more rows, and packed sequences give threads unequal shares.
+// them: 6 to 13 % faster than barriers (two threads on Zen 5, weights up to 9 MB). AMX would need
+// more rows, and packed sequences give threads unequal shares.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kSharedWeightBytes = 16 << 20;
 template <typename Format>
@@ -64,25 +61,23 @@ Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight
   return grid;
 }
 
-// True if bf16x3 is faster: each thread has a tile of rows, or two if threads synchronize after
-// each step.
+// bf16x3 is faster if each thread has a tile of rows, or two if threads synchronize after each
+// step.
 bool prefer_bf16x3(const Grid& grid, int64_t batch) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
   return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
 }
 
-// ---- blocks -----------------------------------------------------------------
-
-// Largest block width: a block's pre-activations (forward) or dh (backward) for all rows in a step
-// stay in L2 between GEMM and element-wise kernel. Narrower blocks read A more often.
+// Largest block width: pre-activations (forward) or dh (backward) of all rows in a step stay in L2
+// between GEMM and element-wise kernel. Narrower blocks read A more often.
 template <typename Format>
 constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
 template <typename Format>
 constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
 
-// The widest block, a multiple of `multiple`, whose weights use half the L2 cache, but at least 1
-// MiB: the GEMM reads them again for every few rows, but with 1 MiB L2 (Zen 4), narrower blocks are
-// 10 % slower. bf16x3 prefetches and has no such limit.
+// The widest block, a multiple of `multiple`, whose weights use half of L2, but at least 1 MiB: the
+// GEMM reads them again for every few rows, but with 1 MiB L2 (Zen 4), narrower blocks are 10 %
+// slower. bf16x3 prefetches and has no such limit.
 template <typename Format>
 int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;
@@ -91,7 +86,7 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
 }
 
 // Blocks of at most `widest` units that begin at multiples of `align`. Their number divides evenly
-// among `threads` threads, or fewer if the largest share stays the same.
+// among `threads` threads, or fewer with the same largest share.
 Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
   const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
   const int64_t shares = divide_up(parts, divide_up(parts, threads));
@@ -130,31 +125,29 @@ Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t c
 
 template <typename Format>
 Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
-  // From 32 columns on, a block fills the GEMM kernel's vector registers.
+  // From 32 columns on, a block fills the GEMM's vector registers.
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
   return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
-// A thread takes about as long for so many multiply-adds per step as for a few barriers.
+// Multiply-adds per step that take a thread about as long as a few barriers.
 constexpr int64_t kSideBySideProducts = 1 << 17;
 
 // Rows per step from which weights are reused often enough, whichever cache holds them.
 constexpr int64_t kSideBySideRows = 16;
 
-// ---- chunks -----------------------------------------------------------------
-
-// Rows in x W_x^T per pass over W_x.
+// Rows per pass over W_x.
 constexpr int64_t kMergedRows = 64;
 constexpr int64_t kPackedInputRows = 256;
 
-// Rows per backward chunk: enough for efficient GEMMs, and few enough that dz stays in the cache.
-// bfloat16 needs more, because its GEMMs are shorter than the overhead around them.
+// Rows per backward chunk: enough for efficient GEMMs, few enough that dz stays in the cache.
+// bfloat16 GEMMs are shorter than the overhead around them and need more.
 constexpr int64_t kBackwardChunkRows = 512;
 constexpr int64_t kBackwardChunkRowsBf16 = 4096;
 
-// Minimum total rows for which bf16x3 gradient GEMMs save more than packing costs.
+// Minimum rows for which bf16x3 gradient GEMMs save more than packing costs.
 constexpr int64_t kBf16x3GradientRows = 1024;
 
 template <typename Format>
@@ -182,7 +175,6 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   return schedule;
 }
 
-// Supports only formats used in forward.
 template <typename Body>
 decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
   return format == GemmFormat::kInt8 ? body(Int8Format{}) : visit_format(format, body);
@@ -252,11 +244,11 @@ int64_t prepack_batch(GemmFormat format) {
 
 GradientGemmSchedule schedule_gradient_gemm(
     const Machine& machine, GemmFormat format, int64_t m, int64_t n) {
-  // K rows per pass over C: 2 kB per A^T column. For bf16x3, A^T stays in L2 completely.
+  // K rows per pass over C: 2 kB per A^T column. For bf16x3, all of A^T stays in L2.
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
   // C rows whose part in A^T stays in L2 while all column panels pass.
   constexpr int64_t kGroupRows = 512;
-  // Limit for all accumulators together.
+  // Bytes of all accumulators.
   constexpr int64_t kAccumulatorBytes = 32 << 20;
   GradientGemmSchedule schedule = {};
   const bool bf16x3 = format == GemmFormat::kBf16x3;
@@ -265,7 +257,7 @@ GradientGemmSchedule schedule_gradient_gemm(
                                                       : kSliceRows;
   schedule.group_rows = bf16x3 ? m : kGroupRows;
   const int64_t bytes = m * round_up(n, kGemmBand) * static_cast<int64_t>(sizeof(float));
-  // Limited so that C stays in L2 and each accumulator has enough rows.
+  // C stays in L2, and each accumulator has enough rows.
   constexpr int64_t kRowsPerAccumulator = 128;
   const int64_t chunk_rows =
       format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
@@ -277,8 +269,8 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // For so few steps, packing weights costs more than it saves. The same on every CPU, because it
-  // affects rounding.
+  // For so few steps, packing costs more than it saves. The same on every CPU, because it affects
+  // rounding.
   constexpr int64_t kFewSteps = 32;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
@@ -290,12 +282,9 @@ FewRowsSchedule schedule_few_rows(
   return schedule;
 }
 
-// ---- one step ---------------------------------------------------------------
-
 namespace {
 
-// True if BlockedStep can read these weights in place. K does not have to be a multiple of a tile:
-// a partial tile costs less than a copy.
+// K can end in a partial tile, which costs less than a copy.
 bool blocks_forward(const Machine& machine, const StepShape& shape) {
   if (shape.storage == Storage::kF32) return machine.f32;
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;
@@ -327,8 +316,6 @@ StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   schedule.blocks = even_blocks(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }
-
-// ---- logging ----------------------------------------------------------------
 
 std::string to_string(GemmFormat format) {
   switch (format) {
@@ -370,7 +357,7 @@ std::string to_string(const ForwardSchedule& s) {
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
   const char* const weights = s.in_place ? "in place" : "packed, accumulated in float64";
-  text << "forward: few rows, weights " << weights << ", " << to_string(s.grid) << ", "
+  text << "forward: small batch, weights " << weights << ", " << to_string(s.grid) << ", "
        << to_string(s.blocks) << ", chunks of " << s.chunk_rows << " rows";
   return text.str();
 }
@@ -378,7 +365,7 @@ std::string to_string(const FewRowsSchedule& s) {
 std::string to_string(const StepSchedule& s) {
   std::ostringstream text;
   text << "cell: threads " << s.threads << ", " << to_string(s.blocks) << ", forward by "
-       << (s.forward == StepGemm::kProducts  ? "scalar products"
+       << (s.forward == StepGemm::kProducts  ? "dot products"
            : s.forward == StepGemm::kBlocked ? "the GEMM kernel"
                                              : "ATen")
        << ", backward by ";

@@ -1,5 +1,4 @@
-// Schedules map call sizes and the CPU to structs that describe how engines run the call.
-// schedule.cpp has the tuning constants for sequences.
+// Schedules: structs that describe how engines run a call, from its sizes and the CPU.
 //
 // No torch header, so that tests can check schedules for any host.
 #pragma once
@@ -26,7 +25,7 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
 class Blocks {
  public:
   Blocks() = default;
-  // Makes blocks of nearly equal width that begin at multiples of `align`.
+  // Blocks of nearly equal width that begin at multiples of `align`.
   Blocks(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
     const int64_t parts = divide_up(all, align), divisor = std::max<int64_t>(count, 1);
     width = divide_up(parts, divisor) * align;
@@ -48,22 +47,21 @@ class Blocks {
   static constexpr int kFraction = 32;
 
   int64_t align_ = 1;
-  int64_t step_ = 0;  // distance between block starts in multiples of align, a binary fraction
+  int64_t step_ = 0;  // distance of block starts in multiples of align, a binary fraction
 };
 
 // `rows` groups divide the batch rows; the `columns` threads in a group divide the blocks. A slot
-// is a grid position: the share of the work that one thread runs.
+// is a grid position: one thread's share of the work.
 struct Grid {
   int64_t rows = 1;
   int64_t columns = 1;
   int64_t slots() const { return rows * columns; }
-  // Threads that share rows synchronize after each step.
   bool needs_barrier() const { return columns > 1; }
-  // Returns a grid with at most one column per block.
+  // At most one column per block.
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
-// Numbers of pre-activations that depend on x, and on h (cell.h).
+// Pre-activations that depend on x, and on h (cell.h).
 struct SlotCounts {
   int64_t x, h;
 };
@@ -71,7 +69,6 @@ constexpr SlotCounts slots_of(const CellInfo& cell) {
   return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide by it
 }
 
-// Sizes for one layer and direction; rows over all steps.
 struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16;  // GEMM operands may be bfloat16
@@ -83,9 +80,9 @@ struct ForwardSchedule {
   GemmFormat format;
   Grid grid;
   Blocks blocks;
-  // For steps with few rows: one GEMM computes x W_x^T for all steps in a chunk.
+  // For steps with few rows: one GEMM computes x W_x^T for a chunk.
   bool merge_projection;
-  // Rows per chunk: for that GEMM, or for packing the input if it cannot be read in place.
+  // Rows for that GEMM, or for packing the input if it cannot be read in place.
   int64_t chunk_rows;
 };
 
@@ -93,26 +90,23 @@ struct BackwardSchedule {
   GemmFormat format;
   Grid grid;
   Blocks blocks;
-  int64_t chunk_rows;          // rows between updates of the weight and input gradients
+  int64_t chunk_rows;          // rows between updates of weight and input gradients
   GemmFormat gradient_format;  // for the GEMMs over a chunk's rows
 };
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape);
-// For weights prepacked in int8.
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
 
-// True if two directions run concurrently, each on one thread. This avoids barriers, but each
-// thread reads all weights of its direction. In training, it applies to forward and backward.
+// True if two directions run concurrently, each on one thread, in forward and backward. This avoids
+// barriers, but each thread reads all weights of its direction.
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
-// Prepacked weights: the batch size that they are packed for, their blocks, and the largest block
-// width on any CPU.
+// For prepacking: the batch size, the blocks, and the largest block width on any CPU.
 int64_t prepack_batch(GemmFormat format);
 Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape);
 int64_t max_forward_block_width(GemmFormat format);
 
-// The split-K GEMM for the weight gradients: C (M, N) += A^T B over all rows.
 struct GradientGemmSchedule {
   int64_t slice_rows;    // K rows per pass over C
   int64_t group_rows;    // C rows per pass over the column panels
@@ -121,30 +115,29 @@ struct GradientGemmSchedule {
 GradientGemmSchedule schedule_gradient_gemm(
     const Machine& machine, GemmFormat format, int64_t m, int64_t n);
 
-// True if rounding errors in the state need float64 accumulators: with so few elements, the steps'
-// errors are not averaged out.
+// Rounding errors in the state need float64 accumulators: with so few elements, they are not
+// averaged out.
 inline bool has_few_elements(int64_t batch, int64_t hidden) {
   return batch <= 4 || hidden <= 16;
 }
 
-// Row limit of the kernels with weights in place (InPlaceGemm).
+// Row limit of kernels with weights in place (InPlaceGemm).
 constexpr int64_t kMostProductRows = 4;
 
 struct FewRowsSchedule {
   Grid grid;  // one row or one column
   Blocks blocks;
   int64_t chunk_rows;  // rows per GEMM that computes x W_x^T
-  bool in_place;       // weights are read in place, without packing (few steps)
+  bool in_place;       // weights are not packed (few steps)
 };
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
 
-// A single step (step_forward.cpp, step_backward.cpp).
 enum class Storage { kF64, kF32, kF16, kBf16 };  // tensor dtype
 struct StepShape {
   int64_t batch, input, hidden;
   Storage storage;
-  int64_t weights_stride;  // row stride in elements; 0 if rows are not contiguous
+  int64_t weights_stride;  // row stride; 0 if rows are not contiguous
   SlotCounts slots;
 };
 enum class StepGemm { kAten, kProducts, kBlocked };
@@ -156,24 +149,24 @@ struct StepSchedule {
 };
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
 // Tiles of a single step: batch rows per pass over the weights, columns per weight-gradient tile,
-// columns per tile for the h and input gradients.
+// columns per tile for h and input gradients.
 constexpr int64_t kStepRows = 64;
 constexpr int64_t kStepWeightColumns = 256;
 constexpr int64_t kStepColumns = 64;
-// Batch rows per weight-gradient GEMM; its operands stay in the cache.
+// Batch rows per weight-gradient GEMM, whose operands stay in the cache.
 constexpr int64_t kStepChunkRows = 512;
 
-// Row limit per task in a GEMM over many rows.
+// Rows per task in a GEMM over many rows.
 constexpr int64_t kMaxRows = 64;
 
 // Rows per weight-gradient GEMM in the per-step engine.
 constexpr int64_t kGradientChain = 256;
 
-// Columns per packed column panel of B in a GEMM over many rows. Rows in an unpacked B with a
-// power-of-two stride map to few cache sets.
+// Columns per packed panel of B in a GEMM over many rows. Unpacked rows with a power-of-two stride
+// map to few cache sets.
 constexpr int64_t kGemmBand = 64;
 
-// Minimum elements per thread, for element-wise work and for packing.
+// Minimum elements per thread, for element-wise work and packing.
 constexpr int64_t kElementwiseGrain = 2048;
 constexpr int64_t kPackGrain = 16384;
 

@@ -13,23 +13,21 @@
 namespace lltm::cuda {
 namespace {
 
-// Returns the reason why a custom cell cannot be compiled; null if it can.
 const char* why_no_nvrtc_for(const CellInfo& cell) {
   const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
   if (why_not != nullptr) {
-    TORCH_WARN_ONCE(
-        "lltm: cells of one's own run by PyTorch's operations here, which takes longer: ", why_not);
+    TORCH_WARN_ONCE("lltm: custom cells use slower ATen operations on CUDA devices: ", why_not);
   }
   return why_not;
 }
 
-// Uses the ATen fallback if the kernels do not work.
 template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
   const char* why_not = why_no_nvrtc_for(*args.cell);
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
-  if (logs_schedules()) log_schedule(args, std::string("on CUDA, composite (") + why_not + ")");
+  if (logs_schedules())
+    log_schedule(args, std::string("on CUDA, ATen operations (") + why_not + ")");
   return composite(args);
 }
 

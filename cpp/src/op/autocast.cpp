@@ -1,5 +1,4 @@
-// Autocast: casts floating-point arguments, except float64, to the autocast dtype. All results,
-// including c, then have that dtype.
+// Autocast: all results, including c, have the autocast dtype.
 #include "op/autocast.h"
 
 namespace lltm {

@@ -6,8 +6,7 @@
 
 namespace lltm {
 
-// Autocast is off for the device while this object exists, so that the operator does not cast
-// again.
+// Turns autocast off for the device, so that the operator does not cast again.
 class Autocast {
  public:
   explicit Autocast(c10::DeviceType device)
@@ -15,7 +14,7 @@ class Autocast {
         off_(at::autocast::get_autocast_dispatch_key_from_device_type(device)),
         dtype_(at::autocast::get_autocast_dtype(device)) {}
 
-  // Casts floating-point tensors of the device, except float64.
+  // Floating-point tensors of the device, except float64.
   template <typename Flat>
   TensorArgument<Flat> operator()(const TensorArgument<Flat>& tensor) const {
     if (!tensor.defined()) return tensor;
@@ -32,8 +31,7 @@ class Autocast {
   at::ScalarType dtype_;
 };
 
-// Calls run with cast arguments. Nothing is cast with prepacked weights, because they keep their
-// dtype.
+// Casts nothing with prepacked weights, which keep their dtype.
 template <typename Args, typename Run>
 auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
   if constexpr (requires { args.prepacked(); }) {

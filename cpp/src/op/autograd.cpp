@@ -24,7 +24,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Each operator, its training form, and both as ATen fallback.
+// Each operator, its training form, and the ATen fallback of both.
 struct StepOperator {
   using Args = StepArgs;
   using Results = StepResult;
@@ -35,7 +35,7 @@ struct StepOperator {
   static constexpr auto composite_forward = composite::step_forward;
   static constexpr auto composite_backward = composite::step_backward_anew;
 
-  // Results of forward that backward needs.
+  // Results that backward needs.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
@@ -68,8 +68,6 @@ struct SequenceOperator {
   }
 };
 
-// ---- the arguments of a call, and the saved state of its node -------------------
-
 template <typename Args, typename Visit>
 void for_each_member(const Args& args, const Visit& visit) {
   std::apply([&](const auto&... members) { (visit(members), ...); }, args.flat());
@@ -86,7 +84,6 @@ void for_each_tensor(const Args& args, const Visit& visit) {
 template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
-// The tensors that were passed, which autograd tracks.
 template <typename Args, size_t calls>
 auto given_tensors(const std::array<Args, calls>& args) {
   c10::SmallVector<Tensor, calls * kMembers<Args>> given;
@@ -105,7 +102,7 @@ Interceptors interceptors_of(const Args& args) {
   return interceptors;
 }
 
-// False if a required argument is missing; the backend's checks report that error.
+// False if a required argument is missing, which the backend's checks report.
 template <typename Args>
 bool is_complete(const Args& args) {
   bool complete = true;
@@ -126,8 +123,8 @@ bool differentiates_mask(const SequenceArgs& args) {
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// needs_input_grad counts only tensors that were passed: an omitted bias has no index. `given` of
-// them precede this call.
+// needs_input_grad counts only passed tensors: an omitted bias has no index. `given` of them
+// precede this call.
 template <typename Args>
 OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
@@ -139,8 +136,7 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   return wanted;
 }
 
-// Saves every member at its index: tensors as saved variables, others in saved_data unless they are
-// 0.
+// Saves members by index: tensors as saved variables, others in saved_data unless 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
@@ -161,7 +157,6 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-// Restores arguments that refer to the saved variables from `first` on.
 template <typename Args>
 Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
   using Members = decltype(std::declval<Args>().flat());
@@ -183,17 +178,16 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
   }(std::make_index_sequence<kMembers<Args>>());
 }
 
-// The ATen fallback differentiates forward itself, without the cell's custom gradient.
+// The ATen fallback differentiates forward, without the cell's custom gradient.
 void check_is_differentiable(const CellInfo& cell) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !cell.own_gradient,
-      "lltm: expected first derivatives by autograd alone of the cell ",
+      "lltm: cell ",
       cell.title(),
-      ", whose function has a gradient of its own, got a second derivative, forward mode or a"
-      " transform of torch.func");
+      " defines its own gradient: expected first derivatives by autograd, got a second derivative,"
+      " forward mode or a torch.func transform");
 }
 
-// Appends a gradient for every tensor that was passed; undefined if there is none.
 template <typename Args>
 void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
@@ -210,8 +204,6 @@ void append(std::tuple<Results...> results, variable_list& all) {
   std::apply([&](auto&... tensors) { (all.push_back(std::move(tensors)), ...); }, results);
 }
 
-// ---- the node of a call, or of two concurrent calls ------------------------------
-
 template <typename Op, size_t calls>
 struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op, calls>> {
   using Args = typename Op::Args;
@@ -220,7 +212,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   static constexpr size_t kSaved = kMembers<Args> + kKept;
   static constexpr size_t kOutputs = std::tuple_size_v<Results> - 1;
 
-  // Compiled autograd may trace backward, because backward reads only the context.
+  // Compiled autograd may trace backward, which reads only the context.
   static constexpr bool is_traceable = true;
 
   template <typename Run>
@@ -231,7 +223,6 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     for (size_t k = 0; k < calls; ++k) run(k);
   }
 
-  // `given` are the tensors among the arguments.
   static variable_list forward(
       AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -299,8 +290,6 @@ auto record(const std::array<typename Op::Args, calls>& args) {
   return outputs;
 }
 
-// ---- the kernels under the Autograd key ------------------------------------------
-
 template <typename Op>
 auto autograd(const typename Op::Args& args) {
   const Interceptors interceptors = interceptors_of(args);
@@ -316,8 +305,7 @@ auto autograd(const typename Op::Args& args) {
   return record<Op, 1>({args})[0];
 }
 
-// Tracks the results of prepacked weights, so that backward raises an error instead of stopping
-// silently.
+// Backward through results of prepacked weights raises an error instead of stopping silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
       AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {
@@ -333,8 +321,8 @@ struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static void refuse() {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
-        "lltm::sequence: expected weights as they are where derivatives are taken, got prepacked"
-        " ones: differentiate the layer that they were packed from");
+        "lltm::sequence: expected unpacked weight_ih to compute derivatives, got prepacked weights;"
+        " differentiate the layer that they were packed from");
   }
 };
 

@@ -1,4 +1,4 @@
-// Runs the two directions of a layer concurrently on the CPU, on separate threads.
+// Runs a layer's two directions concurrently on separate CPU threads.
 #pragma once
 
 #include "common/operator_args.h"
@@ -22,8 +22,8 @@ void run_side_by_side(const Run& run) {
   });
 }
 
-// At most autograd may intercept the calls. It records a single node for both, so
-// backward also runs them concurrently. Prepacked weights have no node.
+// At most autograd may intercept the calls. It records a single node, so backward is concurrent
+// too. Prepacked weights have no node.
 std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
     SequenceArgs first, SequenceArgs second);
 

@@ -411,7 +411,9 @@ class Checker {
       return read_batch_sizes(sizes);
     } catch (const c10::Error&) {
       TORCH_CHECK(
-          false, op_, ": expected one batch_sizes for all samples of vmap, got one for each");
+          false,
+          op_,
+          ": expected the same batch_sizes for all samples of vmap, got batch_sizes per sample");
     }
   }
 
@@ -510,9 +512,8 @@ class Arguments {
         op,
         ": expected weight_hh, or weight_ih of shape ",
         text_of(shapes_.weights),
-        ", the concatenated matrix, got weight_ih of shape ",
-        shape_text(weight_ih.sym_sizes()),
-        " alone");
+        ", the concatenated matrix, got only weight_ih of shape ",
+        shape_text(weight_ih.sym_sizes()));
   }
 
   const CellInfo& cell_;
@@ -538,22 +539,20 @@ void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& ar
 void check_takes_prepacked(const char* op, const SequenceArgs& args) {
   const c10::Device device = args.input->device();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !args.save,
-      op,
-      ": expected weights as they are where gradients are taken, got prepacked ones");
+      !args.save, op, ": expected unpacked weight_ih to compute gradients, got prepacked weights");
   TORCH_CHECK(
       args.weight_ih->device() == device,
       op,
-      ": expected weights on device ",
+      ": expected weight_ih on device ",
       device,
       ", got ",
       args.weight_ih->device());
   TORCH_CHECK(
       device.is_cpu() || device.is_meta(),
       op,
-      ": expected weights prepacked on device ",
+      ": expected weight_ih prepacked on device ",
       device,
-      ", got some that were prepacked on the CPU");
+      ", got weights prepacked on the CPU");
   for (const auto& [tensor, name] :
        {std::pair{&args.weight_hh, "weight_hh"}, {&args.recurrent_mask, "recurrent_mask"}}) {
     TORCH_CHECK_VALUE(

@@ -1,4 +1,4 @@
-// Argument checks for all backends. Sizes are symbolic, for compiled graphs with dynamic shapes.
+// Argument checks for all backends, with symbolic sizes for compiled graphs with dynamic shapes.
 #pragma once
 
 #include "common/operator_args.h"
@@ -14,10 +14,10 @@ void check_sequence(const SequenceArgs& args);
 void check_step_backward(const StepBackwardArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
 
-// The mask has any layout; an undefined mask passes. Messages begin with `op`.
+// Any layout, or undefined. Messages begin with `op`.
 void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
 
-// Accepts any H and I. The dtype must be qint8 (quantizes them) or omitted.
+// H and I are arbitrary. The dtype must be qint8 (quantizes) or omitted.
 void check_prepack(
     const CellName& cell,
     const at::Tensor& weight_ih,

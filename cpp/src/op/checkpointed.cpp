@@ -17,7 +17,7 @@ namespace {
 
 using at::Tensor;
 
-// Arguments of each segment, in the form of a separate sequence.
+// Arguments of each segment, as a separate sequence.
 class Segments {
  public:
   explicit Segments(const SequenceBackwardArgs& args)
@@ -31,13 +31,13 @@ class Segments {
 
   size_t count() const { return chunks_.size(); }
 
-  // Returns the number of state rows that segment s updates, from its largest step. That is the
-  // first step or, in reverse, where sequences join, the last step.
+  // State rows that segment s updates: the rows of its largest step, the first or, in reverse,
+  // where sequences join, the last.
   int64_t batch(size_t s) const {
     return std::max(steps_[chunks_[s].first].rows, steps_[chunks_[s].last - 1].rows);
   }
 
-  // Returns the segment's part of the input, the output, its gradient, or reset.
+  // The segment's part of the input, the output, its gradient, or reset.
   Tensor rows(const Tensor& tensor, size_t s) const {
     if (!tensor.defined()) return tensor;
     if (args_.batch_sizes.defined()) return tensor.narrow(0, chunks_[s].begin, chunks_[s].rows);
@@ -49,7 +49,7 @@ class Segments {
     return sizes.defined() ? sizes.narrow(0, first_time(s), length(s)) : sizes;
   }
 
-  // Returns h before the segment: the previous step's output, and h_0 for sequences that join.
+  // h before the segment: the previous step's output, and h_0 for sequences that join.
   Tensor h(size_t s) const {
     const size_t first = chunks_[s].first;
     const int64_t carried = std::min(carried_rows(steps_, first), batch(s));
@@ -77,7 +77,7 @@ class Segments {
   const Tensor output_rows_;
 };
 
-// Gradients of weights and biases, summed over segments in the compute dtype.
+// Summed over segments in the compute dtype.
 class ParameterGradients {
  public:
   explicit ParameterGradients(const SequenceBackwardArgs& args) {

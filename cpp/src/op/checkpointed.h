@@ -1,4 +1,4 @@
-// Backward from activation checkpoints: segment by segment, from last to first, forward from a
+// Backward from activation checkpoints, segment by segment from the last: forward from the
 // checkpoint, then backward.
 #pragma once
 
@@ -6,8 +6,7 @@
 
 namespace lltm {
 
-// Calls a backend's sequence_forward and sequence_backward. Gradients accumulate in the compute
-// dtype and are rounded once.
+// Gradients accumulate in the compute dtype and are rounded once.
 Gradients checkpointed_backward(
     const SequenceBackwardArgs& args,
     SequenceResult (*forward)(const SequenceArgs&),

@@ -76,7 +76,6 @@ Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor
       1);
 }
 
-// Columns of dz, the gradient of pre-activations and parameters.
 Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   if (slots.count() == cell.grad_columns()) return dz;
   const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
@@ -87,12 +86,11 @@ Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
-// (rows) of (T, B) or (N), or undefined.
+// A reset mask (rows), or undefined.
 Tensor reset_of(const Tensor& reset, const Step& step) {
   return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
 }
 
-// Stops the gradient of a state at resets.
 Tensor cut(const Tensor& gradient, const Tensor& reset) {
   return reset.defined() ? restarted_h(gradient, reset) : gradient;
 }
@@ -129,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
   return {dz, cut(dh_before, reset), cut(dc_before, reset)};
 }
 
-// Returns h (N, H) as the recurrent GEMMs read it, in the order of input rows.
+// h (N, H) as the recurrent GEMMs read it, in the order of input rows.
 Tensor recurrent_rows(const StepBackwardArgs& args) {
   return widened(args.h);
 }
@@ -158,7 +156,6 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
-// Gradients from dz of all rows and the gradients of the initial states.
 template <typename Args>
 Gradients gradients_of(
     const Args& args,
@@ -184,7 +181,7 @@ Gradients gradients_of(
     if (cell.parameters == 0) return biases;
     return at::cat({biases, columns(cell, dz, {cell.slots, cell.grad_columns()}).sum(0)});
   };
-  // A copy, because in a graph both bias gradients may be the same tensor.
+  // Cloned, because in a graph both bias gradients may be the same tensor.
   const auto of_bias_h = [&] { return h_blocks(dz_h.sum(0), cell).clone(); };
   const auto joined_weight = [&] { return join(cell, {of_weight_x(), of_weight_h()}); };
   const auto& mask = args.output_mask;
@@ -232,8 +229,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
-  // Without steps, runs a step with no rows, so that in autograd every result depends on every
-  // argument, as in the kernels.
+  // Without steps, runs a step without rows: in autograd every result depends on every argument, as
+  // in the kernels.
   const bool none = steps.empty();
   if (none) steps.push_back({0, 0});
 
@@ -331,7 +328,7 @@ struct Composite {
       std::optional<at::ScalarType> dtype) {
     TORCH_CHECK(
         !dtype.has_value(),
-        "lltm::prepack: expected weights on the CPU to quantize, got some on device ",
+        "lltm::prepack: expected weight_ih on the CPU to quantize, got device ",
         weight_ih.device());
     return weight_hh.defined() ? join(cell, {weight_ih, weight_hh})
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
@@ -354,8 +351,6 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
   m.impl("_unpack", TORCH_FN(unpack_joined));
 }
-
-// ---- operators for decompositions ---------------------------------------------
 
 std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, bool, int64_t, int64_t>
 describe(std::string_view name) {
@@ -477,8 +472,8 @@ TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_sequence_gradients", TORCH_FN(sequence_gradients));
 }
 
-// Under torch.vmap, the training operators run as ATen operations, which have vmap rules; the
-// others have rules in vmap.cpp.
+// Under torch.vmap, the training operators run as ATen operations, which have vmap rules. vmap.cpp
+// has the other rules.
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   register_training<Mapped>(m);
 }

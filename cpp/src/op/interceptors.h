@@ -1,5 +1,5 @@
 // Detects interceptors of an operator call: autograd, dispatch modes, transforms and tracers. They
-// determine whether a layer may skip the Autograd key, may run two directions concurrently, or must
+// determine if a layer may skip the Autograd key, may run two directions concurrently, or must
 // compute in ATen operations.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace lltm {
 
-// True if the elements are in the tensor's memory, and no transform has wrapped it.
+// True if the tensor's memory holds the elements, and no transform has wrapped it.
 inline bool is_plain(const at::Tensor& tensor) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet plain(
@@ -26,7 +26,7 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 class Interceptors {
  public:
-  // Checks this thread's state; add() checks the tensors of the call.
+  // Checks this thread's state; add() checks the call's tensors.
   Interceptors() {
     const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     transform_ = keys.included_.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
@@ -49,7 +49,7 @@ class Interceptors {
   bool autograd() const { return autograd_; }
   // True in a torch.func transform or forward mode, for which the kernels have no derivatives.
   bool transform() const { return transform_; }
-  // True without transform, forward mode, dispatch mode, tracer, autocast or Tensor subclass.
+  // False in a transform, dispatch mode, tracer or autocast, or with a Tensor subclass.
   bool at_most_autograd() const { return !transform_ && !other_; }
   bool none() const { return at_most_autograd() && !autograd_; }
 

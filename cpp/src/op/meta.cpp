@@ -17,12 +17,10 @@ Tensor empty(const Tensor& like, std::vector<SymInt> shape) {
   return at::empty_symint(shape, like.options());
 }
 
-// Independent of the argument's strides.
 Tensor contiguous_like(const Tensor& tensor) {
   return empty(tensor, tensor.sym_sizes().vec());
 }
 
-// Width of the engines' c.
 SymInt c_columns(const CellInfo& cell, const Tensor& h) {
   return h.sym_size(1) * cell.state_columns();
 }
@@ -91,8 +89,8 @@ struct Meta {
       const CellInfo&, const Tensor&, const Tensor&, std::optional<at::ScalarType>) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
-        "lltm::prepack: expected weights with data, got a tensor without any: pack them before a"
-        " graph is traced, and outside the meta device");
+        "lltm::prepack: expected weights with data, got a tensor without data; prepack before"
+        " tracing a graph, and not on the meta device");
   }
 };
 

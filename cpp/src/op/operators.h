@@ -1,4 +1,4 @@
-// Kernels that accept a struct of operator_args.h, and dispatcher calls with a struct.
+// Kernels and dispatcher calls with a struct of operator_args.h.
 #pragma once
 
 #include "common/operator_args.h"
@@ -9,8 +9,6 @@
 #include <utility>
 
 namespace lltm {
-
-// ---- struct members and dispatcher arguments -----------------------------------
 
 // Tensor, optional tensor, string, bool or number.
 template <typename Flat>
@@ -38,7 +36,6 @@ Args from_flat(Members&&... members) {
 #pragma GCC diagnostic pop
 }
 
-// Each member is replaced by change(member).
 template <typename Args, typename Change, typename Run>
 auto run_changed(const Args& args, const Change& change, const Run& run) {
   return std::apply(
@@ -55,8 +52,6 @@ struct SignatureOf<Result, std::tuple<Members...>> {
 template <typename Result, typename Args>
 using Signature = typename SignatureOf<Result, decltype(std::declval<Args>().flat())>::type;
 
-// ---- registration of kernels ----------------------------------------------------
-
 template <auto run, typename Signature>
 struct Kernel;
 template <auto run, typename Result, typename... Flat>
@@ -67,7 +62,6 @@ struct Kernel<run, Result(Flat...)> {
   }
 };
 
-// `run` accepts a struct.
 template <auto run, typename Result, typename Argument>
 void implement(torch::Library& m, const char* op, Result (*)(Argument)) {
   using Args = std::remove_cvref_t<Argument>;
@@ -85,8 +79,6 @@ auto without_saved(Results&& results) {
     return std::tuple(std::get<k>(std::forward<Results>(results))...);
   }(std::make_index_sequence<std::tuple_size_v<std::decay_t<Results>> - 1>());
 }
-
-// ---- calls of the dispatcher: operators.cpp -------------------------------------
 
 namespace op {
 

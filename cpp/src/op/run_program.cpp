@@ -102,7 +102,6 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// Outputs have the shape of `like`.
 std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, const Tensor& like) {
   const at::ScalarType dtype = compute_dtype(like.scalar_type());
   registers.resize(program.registers);

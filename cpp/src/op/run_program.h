@@ -10,7 +10,7 @@
 namespace lltm::composite {
 
 // Reads pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
-// Results have the dtype of c.
+// Results have c's dtype.
 StepResult run_forward(
     const CellInfo& cell,
     const at::Tensor& gates,
@@ -18,8 +18,7 @@ StepResult run_forward(
     const at::Tensor& parameters,
     bool save);
 
-// Returns the gradients of pre-activations and parameters together, (rows, (S + P) * H), and of c,
-// not rounded.
+// Gradients of pre-activations and parameters, (rows, (S + P) * H), and of c, not rounded.
 std::tuple<at::Tensor, at::Tensor> run_backward(
     const CellInfo& cell,
     const at::Tensor& activations,

@@ -1,8 +1,7 @@
-// torch.vmap. If it maps only inputs and states, V samples with batch size B become batch size V *
-// B in a single call. If it maps weights or biases (ensembles), each sample needs separate GEMMs: a
-// sequence runs once per sample with the fused kernels, several times as fast as the ATen fallback.
-// A single step, and a sequence that another transform differentiates, run the ATen fallback once
-// for all samples.
+// torch.vmap. If it maps only inputs and states, V samples become a single call with batch size V *
+// B. If it maps weights or biases (ensembles), each sample needs separate GEMMs: a sequence runs
+// the fused kernels once per sample, several times as fast as the ATen fallback. A single step, or
+// a sequence that another transform differentiates, runs the ATen fallback once for all samples.
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
@@ -16,8 +15,7 @@
 #include <algorithm>
 #include <vector>
 
-// Unwrapping a mapped tensor requires internal headers. Without them, PyTorch loops over the
-// samples.
+// Unwrapping a mapped tensor requires internal headers. Without them, PyTorch loops over samples.
 #if __has_include(<ATen/functorch/PlumbingHelper.h>)
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
@@ -30,13 +28,13 @@ using c10::SymInt;
 
 class Samples {
  public:
-  // kOuter is (..., V, B, .). A packed sequence needs kInner, (..., B, V, .), because a step's rows
-  // are the first rows of the state.
+  // kOuter is (..., V, B, .). Packed sequences need kInner, (..., B, V, .): a step's rows are the
+  // state's first rows.
   enum class Order { kOuter, kInner };
 
   explicit Samples(Order order = Order::kOuter) : dim_(order == Order::kOuter ? -3 : -2) {
     const auto layer = at::functorch::maybeCurrentDynamicLayer();
-    TORCH_CHECK(layer.has_value(), "lltm: a tensor of torch.vmap was used outside of it");
+    TORCH_CHECK(layer.has_value(), "lltm: a tensor of torch.vmap was used outside of vmap");
     level_ = layer->layerId();
     count_ = layer->batchSize();
   }
@@ -67,7 +65,6 @@ class Samples {
     return at::functorch::makeBatched(at::stack(tensors), 0, level_);
   }
 
-  // `rows` per sample.
   Tensor unfold(const Tensor& tensor, const SymInt& rows) const {
     const bool outer = dim_ == -3;
     const Tensor value =
@@ -83,7 +80,6 @@ class Samples {
     return value.unsqueeze(dim_).expand_symint(sizes).flatten(-3, -2);
   }
 
-  // The tensor of all samples, and its sample dimension if it is mapped.
   std::tuple<Tensor, std::optional<int64_t>> unwrap(const Tensor& tensor) const {
     if (!tensor.defined()) return {};
     return at::functorch::unwrapTensorAtLevel(tensor, level_);
@@ -108,7 +104,7 @@ bool is_differentiated() {
   });
 }
 
-// Returns the device if autocast is on for it.
+// The device, if autocast is on for it.
 std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
   const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
   const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
@@ -126,7 +122,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
   if (const auto device = autocast_device(args.input)) {
     return under_autocast(*device, args, op::step);
   }
-  // Checked here, so that an error message has the sizes of a single sample.
+  // Checked here, for messages with a single sample's sizes.
   check_step(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {
@@ -201,8 +197,8 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
   if (maps_parameters(samples, args)) {
     TORCH_CHECK(
         !args.prepacked(),
-        "lltm::sequence: expected one set of prepacked weights for all samples of vmap, got one for"
-        " each: map over the weights as they are");
+        "lltm::sequence: expected the same prepacked weights for all samples of vmap, got weights"
+        " per sample; map over unpacked weights");
     // sequence_for_each cannot stack results if there are no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
     return without_saved(with_own_c(args, composite::sequence_forward));
@@ -218,8 +214,8 @@ Tensor prepack_of_samples(
   const Samples samples;
   TORCH_CHECK(
       !samples.in(weight_ih) && !samples.in(or_undefined(weight_hh)),
-      "lltm::prepack: expected one set of weights for all samples of vmap, got one for each:"
-      " lltm::sequence takes such");
+      "lltm::prepack: expected the same weights for all samples of vmap, got weights per sample;"
+      " pass unpacked weights to lltm::sequence");
   const BelowVmap below;
   return op::prepack(cell, weight_ih, weight_hh, dtype);
 }

@@ -39,7 +39,6 @@ from .user_model import compare_model, function
 
 
 def compare(case: Case, settings: Settings) -> Row:
-    """Measures every implementation of a case."""
     makes = contenders(case, settings.compile)
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     return measure(str(case), builds, settings, {OURS: case.flops})
@@ -81,7 +80,7 @@ def tutorial(settings: Settings) -> list[Row]:
 def shape(text: str) -> Shape:
     sizes = tuple(map(int, text.split(",")))
     if len(sizes) not in (3, 4) or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is neither B,I,H nor T,B,I,H")
+        raise argparse.ArgumentTypeError(f"expected B,I,H or T,B,I,H, got {text}")
     return sizes
 
 
@@ -98,13 +97,12 @@ def written(text: str) -> Path:
 
 
 def earlier(text: str) -> Path:
-    """Checks that a file has samples of --json."""
     try:
         samples(Path(text))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise argparse.ArgumentTypeError(f"{text} is no file of --json") from None
+        raise argparse.ArgumentTypeError(f"{text} is not a file written by --json") from None
     return Path(text)
 
 
@@ -138,12 +136,12 @@ def parser(
 
 
 def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
-    """Sets the number of threads, prints versions and CPU, and reports a missing Matplotlib."""
+    """Also prints versions and CPU, and reports a missing Matplotlib."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
     if draws and find_spec("matplotlib") is None:
-        print("no picture: it needs matplotlib (pip install matplotlib)")
+        print("no plot: it needs matplotlib (pip install matplotlib)")
     return Settings(
         rounds=options.rounds or (3 if options.quick else 15),
         seconds=0.005 if options.quick else 0.05,
@@ -168,7 +166,6 @@ def finish(
     pictured: Sequence[Row],
     omit: Sequence[str] = (),
 ) -> None:
-    """Compares with an earlier run, writes the samples and draws the picture."""
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:

@@ -1,5 +1,3 @@
-"""The measured cases: a cell, a shape, a dtype, and training or inference."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -54,17 +52,16 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """True for one layer in one direction, with sequences of equal length."""
+        """One layer and direction, with sequences of equal length."""
         return self.num_layers == 1 and not self.bidirectional and not self.packed
 
     @property
     def module(self) -> str:
-        """Name of lltm's module."""
         return self.cell.upper() + ("Cell" if self.is_step else "")
 
     @property
     def yardstick(self) -> str:
-        """Name of the torch.nn module that is the baseline; for the LLTM it is the LSTM."""
+        """The torch.nn baseline; for the LLTM, the LSTM."""
         return self.module.replace("LLTM", "LSTM")
 
     @property
@@ -73,13 +70,13 @@ class Case:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Sequence lengths, longest first."""
+        """Lengths, longest first."""
         steps, batch = self.shape[:2]
         return torch.linspace(steps, -(-steps // 4) if self.packed else steps, batch).long()
 
     @property
     def weights(self) -> int:
-        """Number of weight elements in all layers and directions."""
+        """Weight elements in all layers and directions."""
         input_size, hidden = self.shape[-2:]
         above = (self.num_layers - 1) * self.directions * hidden
         columns = input_size + above + self.num_layers * hidden

@@ -1,5 +1,3 @@
-"""The implementations that are compared, by name, and a class that runs one."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from ..integrations.inductor import inductor_decomposed
 from .cases import LOOP_SHAPE, Case
 
 OURS = "lltm"
-PLAIN = "plain PyTorch"
+PLAIN = "PyTorch reference"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
 COMPILED_OURS = "torch.compile, lltm"
@@ -173,7 +171,7 @@ class Layer:
             self.gradient = torch.randn(*self.input.shape[:-1], columns, **options)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Returns the results to differentiate: h and c of a step, or the output of a sequence."""
+        """The results to differentiate: h and c of a step, or a sequence's output."""
         input: Any = self.input
         if self.batch_sizes is not None:
             input = PackedSequence(input, self.batch_sizes)
@@ -198,7 +196,6 @@ class Layer:
             parameter.grad = None
 
     def run(self) -> None:
-        """Runs the case once."""
         if self.case.training:
             self.forget_gradients()
             self.backward(self.forward())

@@ -30,14 +30,14 @@ class Row:
     unit: str = "FLOP"
 
     def ratio(self, name: str) -> float:
-        """Returns the median over the rounds of the first time divided by this time."""
+        """Median over the rounds of the first time divided by this time."""
         first = next(iter(self.seconds.values()))
         return statistics.median(
             ours / theirs for ours, theirs in zip(first, self.seconds[name], strict=True)
         )
 
     def speedup(self, name: str) -> float:
-        """Returns how many times as fast as this implementation the first one is."""
+        """How many times as fast as this implementation the first one is."""
         return 1 / self.ratio(name)
 
     def lines(self) -> Iterator[str]:
@@ -65,7 +65,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def speedup_text(speedup: float) -> str:
-    """Returns a speedup with two significant digits, such as 0.95, 1.3 and 14."""
+    """Two significant digits, such as 0.95, 1.3 and 14."""
     digits = 2 if speedup < 0.995 else 1 if speedup < 9.95 else 0
     return f"{speedup:.{digits}f}"
 
@@ -149,12 +149,12 @@ def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
 
 
 def samples(path: Path) -> dict[str, dict[str, list[float]]]:
-    """Reads a file of --json: for each title and implementation, the seconds of each round."""
+    """Reads a file of --json: seconds of each round, by title and implementation."""
     return {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
 
 
 def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields the times of the first implementations, in an earlier run and now."""
+    """Yields times of an earlier run and now."""
     earlier = samples(path)
     yield f"\ncompared with {path}"
     for row in rows:

@@ -1,5 +1,3 @@
-"""Measures implementations in interleaved rounds."""
-
 from __future__ import annotations
 
 import threading
@@ -20,8 +18,6 @@ Sampler = Callable[[int], dict[str, float]]
 
 
 def timed(run: Callable[[], object], training: bool = False) -> Sampler:
-    """Returns a sampler of the entire `run`."""
-
     def sample(iterations: int) -> dict[str, float]:
         with torch.set_grad_enabled(training):
             start = time.perf_counter()
@@ -143,12 +139,12 @@ def measure(
 
 
 def reason(error: Exception) -> str:
-    """Returns the first line of the error message, or the name of the error's class."""
+    """The message's first line, or the error's class."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _iterations(sampler: Sampler, seconds: float) -> int:
-    """Returns the number of runs that take `seconds`."""
+    """Runs that take `seconds`."""
     iterations = 1
     while True:
         start = time.perf_counter()

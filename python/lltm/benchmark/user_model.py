@@ -21,7 +21,6 @@ THEIRS = "torch.nn"
 
 
 def function(text: str) -> Callable[[], tuple[nn.Module, Any]]:
-    """Finds the function that module:function names."""
     try:
         found: Any = pkgutil.resolve_name(text)
     except (ValueError, ImportError, AttributeError) as error:
@@ -32,7 +31,7 @@ def function(text: str) -> Callable[[], tuple[nn.Module, Any]]:
 
 
 def tensors(results: Any) -> Iterator[Tensor]:
-    """Yields the floating-point tensors in a model's results."""
+    """Floating-point tensors only."""
     if isinstance(results, Tensor):
         if results.is_floating_point():
             yield results

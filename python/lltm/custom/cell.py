@@ -123,14 +123,14 @@ class Cell:
         function: Callable[..., Any] | None = None,
     ) -> None:
         if not isinstance(text, str):
-            raise TypeError(f"lltm::cell: expected the text of a cell, got {text!r}")
+            raise TypeError(f"lltm::cell: expected a serialized cell, got {text!r}")
         try:
             torch.ops.lltm._cell(text)  # checks it
         except ValueError as error:
             raise _check.of_operator(error) from None
         if "\n" not in text:
             raise ArgumentError(
-                f"lltm::cell: expected the text of a cell, got {text!r}, the name of a built-in one"
+                f"lltm::cell: expected a serialized cell, got {text!r}, the name of a built-in cell"
             )
         self.text = text
         self.function = function
@@ -142,8 +142,8 @@ class Cell:
         for parameter in self.parameters:
             if parameter in MEMBERS or hasattr(CustomCell, parameter):
                 raise ArgumentError(
-                    f"lltm::cell: {self.name}: expected names of parameters that modules do not"
-                    f" have already, got {parameter!r}"
+                    f"lltm::cell: {self.name}: expected parameter names that are not attributes of"
+                    f" modules, got {parameter!r}"
                 )
         states = ("h", *header.states)
 
@@ -158,7 +158,7 @@ class Cell:
                 "_where": where,
                 "__init__": _renamed(base.__init__, where),
                 "__doc__": base.__doc__,
-                "__module__": getattr(function, "__module__", __name__),
+                "__module__": getattr(function, "__module__", None) or __name__,
                 "__reduce__": _pickled_as(kind),
             }
             return type(f"{self.name}_{kind}", (base,), members)
@@ -182,7 +182,7 @@ class Cell:
                 return Cell(file.read())
             except UnicodeDecodeError as error:
                 got = f"{os.fspath(path)}: {error}"
-                raise ArgumentError(f"lltm::cell: expected the text of a cell, got {got}") from None
+                raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}") from None
 
     def explain(self) -> str:
         """Returns a report: interface, saved values, instructions, hints and C++ source."""
@@ -197,7 +197,7 @@ class Cell:
         """Calls the Python function. Returns h' and the next states. `others` are by name."""
         if self.function is None:
             raise ValueError(
-                f"lltm::testing: expected a cell with its function, got {self!r}, a text"
+                f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
         return call(self.function, {gate: z[gate] for gate in self.gates}, others)
 

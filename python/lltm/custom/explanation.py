@@ -63,7 +63,7 @@ def interface(cell: Described) -> str:
         of = [
             name for name, gates in (("x", header.gates_x), ("h", header.gates_h)) if gate in gates
         ]
-        return f"{gate} of {' and '.join(of)}"
+        return f"{gate} ({', '.join(of)})"
 
     lines = {
         "gates": ", ".join(map(reads, cell.gates)),
@@ -82,10 +82,12 @@ def saved(cell: Described) -> str:
     made = {name: (op, *words) for name, op, words in assignments(cell.text, "forward")}
     lines = [f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved]
     values = len(header.saved)
-    total = f"{values} values, {4 * values} bytes a unit, row and step in float32"
+    total = (
+        f"{values} values, {4 * values} bytes per hidden unit, sequence and time step in float32"
+    )
     if cell.function is not None:
         kept = kept_by_autograd(cell.function, cell)
-        total += f"; in a Python loop autograd keeps {kept} bytes"
+        total += f"; in a Python loop autograd saves {kept} bytes"
     return "\n".join([*lines, wrapped(total)])
 
 
@@ -109,8 +111,7 @@ def hints(cell: Described) -> str:
     for gate in cell.gates:
         if f"z.{gate}" not in used:
             lines.append(
-                f"z.{gate} is not used: the GEMMs compute it, and its rows of the weights learn"
-                " nothing."
+                f"z.{gate} is not used, but the GEMMs compute it. Its weight rows are not trained."
             )
     for name, op, words in assignments(cell.text, "forward"):
         if not known.intersection(words) or not all(w in known or _is_number(w) for w in words):
@@ -118,8 +119,8 @@ def hints(cell: Described) -> str:
         known.add(name)
         if op in EXPENSIVE:
             lines.append(
-                f"{name} = {op} {' '.join(words)} is computed in each row and step of parameters"
-                " alone: a parameter that is this value needs it in none."
+                f"{name} = {op} {' '.join(words)} depends only on parameters, but is computed in"
+                " each time step. Make this value the parameter instead."
             )
     if cell.function is not None:
         header = cell.header
@@ -135,9 +136,9 @@ def hints(cell: Described) -> str:
             )
         if (more := len(header.saved) - len(without.saved)) > 0:
             lines.append(
-                f"The derivatives of maximum and minimum save {more} value{'s' * (more > 1)} more"
-                " than their results detached: where one cancels out, as a stabiliser of"
-                " exponentials does, call detach() on it."
+                f"The derivatives of maximum and minimum save {more} additional"
+                f" value{'s' * (more > 1)}. If a maximum or minimum cancels out, like a stabilizer"
+                " of exponentials, call detach() on it."
             )
     return "\n".join(map(wrapped, lines)) or "none"
 

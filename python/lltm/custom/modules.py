@@ -74,9 +74,9 @@ class _Custom(Recurrent):
         if not callable(initial):
             if math.isnan(initial):
                 warnings.warn(
-                    f"lltm::{self._where}: {stem} is NaN until a state_dict is loaded: it starts"
-                    " from a function, which the text of a cell does not have, nor a pickle of one"
-                    f" that cannot be pickled; lltm.Cell(text, {{{stem!r}: function}}) has it",
+                    f"lltm::{self._where}: parameter {stem} is NaN because its initializer function"
+                    " was not saved with the cell; load a state_dict, or pass the function:"
+                    f" lltm.Cell(text, {{{stem!r}: function}})",
                     stacklevel=5 if isinstance(self, Layer) else 4,
                 )
             parameter.fill_(initial)
@@ -85,7 +85,12 @@ class _Custom(Recurrent):
         before = _version(parameter)
         made = initial(parameter)
         if isinstance(made, Tensor):  # often the parameter itself, filled in place
-            _check.shape(self._where, f"what fills {stem}", made, tuple(parameter.shape))
+            _check.shape(
+                self._where,
+                f"the result of the initializer of {stem}",
+                made,
+                tuple(parameter.shape),
+            )
             parameter.copy_(made)
         elif _version(parameter) == before and parameter.isnan().any():
             raise ArgumentError(

@@ -216,16 +216,17 @@ def _check_names(
 ) -> None:
     """Checks the names of the cell, its gates and the arguments of its function."""
     rule = f"a name of at most {LONGEST_NAME} ASCII letters, digits and _, not inf or nan"
-    expect(where != "<lambda>", where, "name= for a function that has no name", "a lambda")
-    expect(is_name(where), where, f"{rule} (name= gives another)", repr(where))
+    expect(where != "<lambda>", where, "name= for a function without a name", "a lambda")
+    expect(is_name(where), where, f"{rule} (name= overrides it)", repr(where))
     for known in (gates, names):
-        for k, kncustom_name in enumerate(known):
-            expect(is_name(kncustom_name), where, rule, repr(kncustom_name))
-            expect(kncustom_name not in known[:k], where, "different names", repr(kncustom_name))
-    expect("z" not in names, where, "arguments after the first of other names than z", "z")
+        for k, checked in enumerate(known):
+            expect(is_name(checked), where, rule, repr(checked))
+            expect(checked not in known[:k], where, "different names", repr(checked))
+    expect("z" not in names, where, "arguments after the first not named z", "z")
     for gate, source in reads.items():
         expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
         expect(source in ("x", "h"), where, f'"x" or "h" in reads of {gate}', repr(source))
+    expect({*map(reads.get, gates)} != {"h"}, where, "a gate that reads x", 'only "h" in reads')
     for name in (*states, *parameters):
         there = name in names and name != "h"
         got = f"{name!r}: its arguments are ({', '.join(names)})"
@@ -247,7 +248,7 @@ def _check_numbers(
             expect(initial == initial, where, f"an initial value of {name}", initial)
             largest = sys.float_info.max
             fits = not isinstance(initial, int) or -largest <= initial <= largest
-            expect(fits, where, f"an initial value of {name} that a float has", "a larger int")
+            expect(fits, where, f"an initial value of {name} in the range of float", "a larger int")
 
 
 def declared(
@@ -263,7 +264,7 @@ def declared(
     if not callable(function):
         raise TypeError(f"lltm::cell: expected a function, got {function!r}")
     expect_type(reads, Mapping, where, "reads to be a dict")
-    expect_type(states, (int, Mapping), where, "states to be their number or a dict")
+    expect_type(states, (int, Mapping), where, "states to be an int or a dict")
     expect_type(parameters, Mapping, where, "parameters to be a dict")
     expect_type(bounded, bool, where, "bounded to be a bool")
     kinds = () if isinstance(gates, str) else (int, Sequence)
@@ -274,10 +275,15 @@ def declared(
     try:
         z, *arguments = inspect.signature(function).parameters.values()
     except ValueError:
-        expect(False, where, "a function of z, h, states and parameters", "one without arguments")
+        expect(
+            False,
+            where,
+            "a function of z, h, states and parameters",
+            "a function without arguments",
+        )
     for argument in (z, *arguments):
         several = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
-        expect(not several, where, "arguments that have names", argument)
+        expect(not several, where, "named arguments", argument)
         no_default = argument.default is argument.empty
         expect(no_default, where, "no default (initial values: states=, parameters=)", argument)
     names = [argument.name for argument in arguments]
@@ -286,7 +292,11 @@ def declared(
     if isinstance(states, int):
         found = f"{len(state_names)} in its arguments ({', '.join(names)})"
         expect(states == len(state_names), where, f"{states} states", found)
-        states = {}
+        states = dict.fromkeys(state_names, 0.0)
+    for name in {*state_names} & {"x", "input", "t"} - {*states}:
+        # The name does not say that it is a state, and the function has no such argument.
+        expected = f"the input only in z, and states={{{name!r}: 0}} if {name} is a state"
+        expect(False, where, expected, f"an argument {name}")
     _check_names(where, gates, names, reads, states, parameters)
     _check_numbers(where, len(state_names), states, parameters)
     program = Program(
@@ -472,7 +482,7 @@ def written(program: Program, made: Expressions) -> Program:
         ("values to save", len(saved), MOST_SAVED),
         ("instructions of forward", len(forward), MOST_INSTRUCTIONS),
         ("instructions of backward", len(backward), MOST_INSTRUCTIONS),
-        ("bytes of text", len(text), MOST_BYTES),
+        ("bytes in the serialized cell", len(text), MOST_BYTES),
     ):
         expect(number <= most, program.name, f"at most {most} {what}", number)
     program = replace(program, text=text, saved=tuple(names[v] for v in saved))

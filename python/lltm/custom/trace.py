@@ -25,8 +25,9 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from .._C import ArgumentError
@@ -67,17 +68,19 @@ def _clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -
 
 
 def _elu(x: Operand, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    if input_scale != 1 or alpha < 0:
+    if input_scale <= 0 or alpha < 0:
         return NotImplemented
-    y = apply("elu", x)
-    return scale * (y if alpha == 1 else where(greater(x, 0.0), x, alpha * y))
+    y = apply("elu", input_scale * x)
+    return scale * (y if alpha == 1 == input_scale else where(greater(x, 0.0), x, alpha * y))
 
 
 def _elu_backward(
     grad: Operand, alpha: float, scale: float, input_scale: float, of_result: float, x: Operand
 ) -> Operand:
+    if abs(alpha * input_scale - 1) < 1e-6:  # celu, for which ATen rounds alpha to float32 here
+        input_scale = 1.0 / alpha
     y = x if of_result else _elu(x, alpha, scale, input_scale)
-    return grad * where(greater(y, 0.0), scale, y + alpha * scale)
+    return grad * where(greater(y, 0.0), scale, input_scale * (y + alpha * scale))
 
 
 def _softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Any:
@@ -93,6 +96,17 @@ def _sigmoid_backward(grad: Operand, y: Operand) -> Operand:
 def _mish_backward(grad: Operand, x: Operand) -> Operand:
     y = tanh(apply("softplus", x))
     return grad * (y + x * sigmoid(x) * (1.0 - y * y))
+
+
+def _gelu(x: Operand, approximate: str = "none", grad: Operand | None = None) -> Any:
+    """Returns gelu(x), or its derivative times grad. There is no instruction for erf."""
+    if approximate != "tanh":
+        return NotImplemented
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    y = 1.0 + tanh(scale * (x + cubic * x * x * x))
+    if grad is None:
+        return 0.5 * x * y
+    return grad * (0.5 * y + 0.5 * x * (y * (2.0 - y)) * (scale * (1.0 + 3 * cubic * x * x)))
 
 
 # Rules by ATen name, without the underscore of in-place operations. Tensors are passed as operands,
@@ -143,9 +157,16 @@ RULES: dict[str, Callable[..., Operand]] = {
     "hardsigmoid_backward": lambda grad, x: where(
         both(greater(x, -3.0), greater(3.0, x)), grad / 6.0, 0.0
     ),
+    "hardswish": lambda x: x * _clamp(x + 3.0, 0.0, 6.0) / 6.0,
+    "hardswish_backward": lambda grad, x: where(
+        greater(x, -3.0), where(greater(3.0, x), grad * (x / 3.0 + 0.5), grad), 0.0
+    ),
+    "gelu": _gelu,
+    "gelu_backward": lambda grad, x, approximate="none": _gelu(x, approximate, grad),
     "sigmoid_backward": _sigmoid_backward,
     "tanh_backward": lambda grad, y: grad * (1.0 - y * y),
     "elu": _elu,
+    "celu": lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha),
     "elu_backward": _elu_backward,
     "softplus": _softplus,
     "softplus_backward": lambda grad, x, beta, _: grad * sigmoid(beta * x),
@@ -162,20 +183,21 @@ FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
 # Keyword arguments that do not change the operation.
 OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
-_PRODUCT = "expected no matrix products but a step's own, of weight_ih and weight_hh"
-_OVER_UNITS = "expected operations element by element, as a unit does not see others"
+_PRODUCT = "expected no matrix multiplications in addition to weight_ih and weight_hh of the step"
+_OVER_UNITS = "expected element-wise operations, which do not combine hidden units"
 WHY_NOT = {
     **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
-    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where in place of Python's `if`"),
-    **dict.fromkeys(("sum", "mean", "max", "amax", "min", "amin"), _OVER_UNITS),
-    **dict.fromkeys(("_softmax", "native_layer_norm", "cumsum", "stack", "cat"), _OVER_UNITS),
-    **dict.fromkeys(("slice", "select", "index", "gather", "flip", "roll", "sort"), _OVER_UNITS),
-    "_local_scalar_dense": "expected torch.where in place of Python's `if`, bool(), item(), and"
-    " torch's functions in place of math's",
+    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where instead of Python's `if`"),
+    **dict.fromkeys(("sum", "mean", "max", "min", "prod", "median", "dist"), _OVER_UNITS),
+    **dict.fromkeys(("index", "masked_select", "nonzero", "take", "t", "trace"), _OVER_UNITS),
+    "_local_scalar_dense": "expected torch.where instead of Python's `if`, bool() and item(), and"
+    " torch functions instead of math functions",
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
     "elu": "expected alpha >= 0",
-    "_to_copy": "expected a dtype only of conditions: programs run in the dtype of their arguments",
+    "gelu": 'expected approximate="tanh"',
+    "_to_copy": "expected dtype conversions only of conditions: cells run in the dtype of their"
+    " arguments",
 }
 
 
@@ -199,7 +221,7 @@ class NotATensor(TypeError):
 def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
     first = next(iter(z._tensors))
     raise NotATensor(
-        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, which is all of them"
+        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, the tuple of all gates"
     )
 
 
@@ -306,7 +328,7 @@ class Tracer(TorchDispatchMode):
                 values = [self.operand(x) for x in results]
                 self.own_gradient |= _calls_functions(results)
                 self.deriving = True
-                self.calls.append(("the function's end", [], ""))
+                self.calls.append(("the end of the function", [], ""))
                 gradients = self.derived(results, inputs.values(), tangents.values())
             except NoProgram as error:
                 raise TypeError(str(error)) from None
@@ -315,7 +337,7 @@ class Tracer(TorchDispatchMode):
                 said = str(error).removeprefix("lltm::cell: ")
                 message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
                 raise type(error)(message) from None
-            except (RuntimeError, OverflowError) as error:  # PyTorch's
+            except (RuntimeError, OverflowError, ValueError) as error:  # PyTorch's
                 if isinstance(error, ArgumentError):
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
@@ -357,20 +379,20 @@ class Tracer(TorchDispatchMode):
 
     def checked(self, found: Any, names: list[str]) -> Sequence[Tensor]:
         """Checks the results of the function. Returns a result for each name."""
-        expected = f"({', '.join(names)})" if names[1:] else "h' alone"
-        states = "; arguments are states, but for h and those in parameters=" if names[1:] else ""
+        returned = f"({', '.join(names)})" if names[1:] else "only h'"
+        states = "; arguments other than h and parameters= are states" if names[1:] else ""
         results = found if names[1:] else (found,)
         if not isinstance(results, (tuple, list)):
             got = type(found).__name__
-            self.fail(f"expected {expected} of the function, got {got}{states}")
+            self.fail(f"expected the function to return {returned}, got {got}{states}")
         if not all(isinstance(x, Tensor) for x in results) or len(results) != len(names):
-            kinds = ", ".join(type(x).__name__ for x in results)
-            self.fail(f"expected {expected} of the function, got {kinds or 'nothing'}{states}")
+            kinds = ", ".join(type(x).__name__ for x in results) or "nothing"
+            self.fail(f"expected the function to return {returned}, got {kinds}{states}")
         for name, x in zip(names, results, strict=True):
             if x.shape != self.shape or not x.is_floating_point():
                 self.fail(
-                    f"expected {name} of a gate's shape (here {[*self.shape]}) and a floating-point"
-                    f" dtype, got {[*x.shape]}, {x.dtype}"
+                    f"expected {name} with the shape of a gate (here {[*self.shape]}) and a"
+                    f" floating-point dtype, got {[*x.shape]}, {x.dtype}"
                 )
         return results
 
@@ -390,10 +412,9 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.fail(f"expected no random numbers, got {func._schema.name}")
-        constant = not any(x.data_ptr() in self.known for x in tensors)
+        constant = not self.knows((args, kwargs))
         if not constant and name not in RULES and name not in FACTORIES:
             self.unsupported(func)
         if func._schema.is_mutable and not constant:
@@ -430,13 +451,18 @@ class Tracer(TorchDispatchMode):
             value = apply("detach", value)
         return self.keep(result, value)
 
+    def knows(self, arguments: Any) -> bool:
+        """Returns True if an argument is a value of the program."""
+        tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
+        return any(x.data_ptr() in self.known for x in tensors)
+
     def keep(self, result: Any, value: Operand | None) -> Any:
         for k, x in enumerate(tree_leaves(result)):
             if isinstance(x, Tensor):
                 self.made[x.data_ptr()] = x
                 self.known.pop(x.data_ptr(), None)
-                if k == 0 and value is not None:
-                    self.known[x.data_ptr()] = value
+                if value is not None:  # derivatives ignore other results, as of log_sigmoid
+                    self.known[x.data_ptr()] = value if k == 0 else math.nan
         return result
 
     def operand(self, x: Any) -> Any:
@@ -446,16 +472,17 @@ class Tracer(TorchDispatchMode):
         if (value := self.known.get(x.data_ptr())) is not None:
             return value
         if x.requires_grad:
-            self.fail("expected what is learned in parameters=, got a tensor that requires grad")
-        if not x.is_complex() and x.isnan().any():
-            self.fail("expected no NaN as a constant, got one")
-        if x.is_complex() or not self.is_one_number(x):
-            self.fail(f"expected outside tensors of one real number, got {[*x.shape]}, {x.dtype}")
-        number = float(x.flatten()[0].item())
+            self.fail("expected learned tensors in parameters=, got a tensor that requires grad")
+        if x.is_complex() or x.is_meta or not self.is_one_number(x):
+            got = f"{[*x.shape]}, {x.dtype}{', on meta' * x.is_meta}"
+            self.fail(f"expected outside tensors with a single real value, got {got}")
+        number = float(x.flatten()[-1].item())
+        if math.isnan(number):
+            self.fail("expected constants other than NaN, got NaN")
         if x.dtype != torch.float64 and math.frexp(number)[0] * 2**11 % 1:  # inexact anyway
             self.warn(
-                f"the constant is {number!r} in {x.dtype}; of dtype=torch.float64, or as a number"
-                " of Python's, it is not rounded"
+                f"the constant is {number!r} in {x.dtype}; with dtype=torch.float64, or as a Python"
+                " number, it is not rounded"
             )
         return number
 
@@ -466,8 +493,8 @@ class Tracer(TorchDispatchMode):
         number = float(torch.tensor(x, dtype=dtype).item())
         if number != x and x == x:
             self.warn(
-                f"the constant {x!r} is rounded to {number!r}, since the function computes in"
-                f" {dtype} here; it is not in the dtype of z, as .to(z[0].dtype) gives it"
+                f"the constant {x!r} is rounded to {number!r}, because the function computes in"
+                f" {dtype} here; convert to the dtype of z with .to(z[0].dtype)"
             )
         return number
 
@@ -480,7 +507,10 @@ class Tracer(TorchDispatchMode):
             return True
         sizes = zip(reversed(x.shape), reversed(self.shape), strict=False)
         fits = x.dim() <= len(self.shape) and all(n in (1, size) for n, size in sizes)
-        return fits and x.numel() > 0 and bool((x == x.flatten()[0]).all())
+        # ATen's vector loops round otherwise than its scalar loop, which computes the last element.
+        rtol, wide = 16 * torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0, x.double()
+        alike = torch.allclose(wide, wide.flatten()[-1:], rtol, 0.0, equal_nan=True)
+        return fits and x.numel() > 0 and alike
 
     def rounds(self, before: torch.dtype, after: torch.dtype) -> bool:
         """Returns True if a conversion rounds. A gradient may round to its condition's dtype."""
@@ -490,15 +520,17 @@ class Tracer(TorchDispatchMode):
     def check_in_place(self, func: Any, x: Tensor) -> None:
         if x.data_ptr() in self.inputs or x.data_ptr() not in self.made:
             what = "an argument" if x.data_ptr() in self.inputs else "an outside tensor"
-            self.fail(f"expected {what} to stay as it is, got {func._schema.name}")
+            self.fail(f"expected no in-place change of {what}, got {func._schema.name}")
 
     def unsupported(self, func: Any) -> NoReturn:
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         listed = (
-            "expected operations element by element that programs have (the page 'Custom cells'"
-            " lists them, under 'What the function may do')"
+            "expected a supported element-wise operation (the page 'Custom cells' lists them under"
+            " 'What the function may do')"
         )
-        why = WHY_NOT.get(name, listed)
+        # Arguments such as dim, size and k.
+        integers = {x.name for x in func._schema.arguments if "int" in str(x.type)}
+        why = WHY_NOT.get(name, _OVER_UNITS if integers - {"decimals"} else listed)
         of = " in the derivative" if self.deriving else ""
         self.fail(f"{why}, got {func._schema.name}{of}")
 
@@ -520,7 +552,7 @@ class Tracer(TorchDispatchMode):
 def _in_our_words(error: Exception) -> str:
     """Replaces PyTorch's message about NumPy, which advises detach(): it has no derivative."""
     of_numpy = "tensor.detach().numpy()" in str(error)
-    return "expected torch's functions in place of NumPy's" if of_numpy else str(error)
+    return "expected torch functions instead of NumPy functions" if of_numpy else str(error)
 
 
 def _calls_functions(results: Iterable[Tensor]) -> bool:
@@ -537,7 +569,8 @@ def _calls_functions(results: Iterable[Tensor]) -> bool:
 
 class _Detaching(TorchFunctionMode):
     """Records detach(), torch.no_grad() and gradient hooks of the function. It is a function mode,
-    because autograd also calls aten::detach."""
+    because autograd also calls aten::detach. PyTorch also checks some arguments before it calls an
+    ATen operation."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -546,7 +579,12 @@ class _Detaching(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        is_product = name.strip("_") in ("linear", "bilinear", "matmul", "rmatmul", "einsum")
+        if (is_product or name.endswith("_norm")) and self.tracer.knows((args, kwargs)):
+            why = _PRODUCT if is_product else _OVER_UNITS
+            self.tracer.fail(f"{why}, got {name.strip('_')}")
+        result = (_prelu if name == "prelu" else func)(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:
             self.tracer.without_grad = not args[0]
         if func is torch.Tensor.register_hook:
@@ -558,21 +596,41 @@ class _Detaching(TorchFunctionMode):
         return result
 
 
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """torch.prelu, which accepts no weight of another dtype or of the shape of input."""
+    return torch.where(input > 0, input, weight * input)
+
+
 @contextlib.contextmanager
 def _plain_torch() -> Iterator[None]:
     """Disables all modes of the caller."""
-    cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
-    eager: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
-        try:
-            if torch.compiler.is_compiling():
-                raise RuntimeError
-            eager = torch.compiler.set_stance("force_eager")
-        except RuntimeError:
-            message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
-            raise ArgumentError(message) from None
-    with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast, eager:
-        yield
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
+            try:
+                if torch.compiler.is_compiling():
+                    raise RuntimeError
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            except RuntimeError:
+                message = "lltm::cell: expected cells to be created outside torch.compile"
+                raise ArgumentError(message) from None
+        stack.enter_context(temporarily_clear_interpreter_stack())  # vmap and other transforms
+        stack.enter_context(_disable_current_modes())
+        native: Any = torch._C
+        for _ in range(native._len_torch_function_stack()):
+            stack.enter_context(_pop_mode_temporarily())
+        stack.callback(native._set_tracing_state, native._get_tracing_state())  # of torch.jit
+        native._set_tracing_state(None)
+        while hooks := native._autograd._top_saved_tensors_default_hooks(True):
+            native._autograd._pop_saved_tensors_default_hooks()
+            stack.callback(native._autograd._push_saved_tensors_default_hooks, *hooks)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autograd.set_detect_anomaly(False),
+            torch.autocast("cpu", enabled=False),
+            torch.device("cpu"),
+        ):
+            yield
 
 
 def trace(
@@ -593,8 +651,9 @@ def trace(
     values and names.
     """
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
+    states = {} if states is None else states
     program, positional, by_name = declared(
-        function, where, gates, reads or {}, states or {}, parameters or {}, bounded
+        function, where, gates, reads or {}, states, parameters or {}, bounded
     )
     with _plain_torch():
         tracers = [
@@ -603,7 +662,7 @@ def trace(
         ]
         made, again = (tracer.run(program, positional, by_name) for tracer in tracers)
         same = made.written_out() == again.written_out()
-        expected = "a function that does the same in each call, whatever the values and sizes"
+        expected = "a function that runs the same operations in each call, for all values and sizes"
         expect(same, where, expected, "" if same else _difference(*tracers))
         for message, line in tracers[0].warnings.items():
             warnings.warn(f"lltm::cell: {where}: {message}{line}", stacklevel=warn_at)

@@ -88,7 +88,7 @@ def _sequence(
     if recurrent_mask is not None:
         raise NotImplementedError(
             "lltm::sequence: a recurrent mask can't be exported to ONNX, whose tools would fold the"
-            " one that recurrent_dropout draws into a constant; export the layer in eval mode"
+            " mask of recurrent_dropout into a constant; export the layer in eval mode"
         )
     if (
         cell not in _OPERATORS

@@ -1,11 +1,10 @@
-// Uses each part of the C++ API once and compares with results computed by hand. The exit status
-// reports a mismatch.
+// Uses each part of the C++ API once and compares with results computed by hand.
 //
 //     app CELL WEIGHTS.safetensors INPUT.safetensors RESULTS.safetensors
 //
 // runs files saved by Python: a cell, the state_dict of two bidirectional layers, and the tensor
-// "input". Results "0", "1", ... are the output and the last states; "prepacked 0", ... are those
-// of the prepacked layer.
+// "input". Results "0", "1", ... are the output and the last states; "prepacked 0", ... are the
+// prepacked layer's.
 #include <lltm/lltm.h>
 
 #include <ATen/ATen.h>

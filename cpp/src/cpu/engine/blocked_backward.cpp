@@ -3,8 +3,8 @@
 // Each step computes, block by block,
 //     dh = dz' W_h        GEMM, with dz' from the next step
 //     dz, dc from dh      element-wise, while dh is in the cache
-// The gradients for input, weights and biases do not depend on the step order: after each chunk,
-// they are one GEMM each, while dz is in the cache. The thread grid is as in blocked_forward.cpp.
+// The gradients for input, weights and biases are one GEMM each per chunk, while dz is in the
+// cache. The thread grid is as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -67,7 +67,7 @@ class BlockedBackward {
   }
 
  private:
-  // dz is the next GEMM's operand; otherwise a packed copy is.
+  // Otherwise a packed copy of dz is the next GEMM's operand.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot : Part {
@@ -83,7 +83,7 @@ class BlockedBackward {
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
     const int64_t columns = cell_.grad_columns() * hidden_;
-    // The operand begins at the first pre-activation that depends on h, and its K is padded.
+    // Begins at the first pre-activation that depends on h; K is padded.
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
         kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor)
@@ -115,13 +115,12 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
-  // Packs W_h as B (h pre-activations * H, H), in column blocks.
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
     const auto w = read<Source>(weights_.hh);
     const int64_t all = weights_.hh.size(0);
-    // Packs in one call if the pre-activations are also adjacent in the operand.
+    // One call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
     return parallel_region(threads, [&](Team& team) {
@@ -192,7 +191,6 @@ class BlockedBackward {
     return in_range;
   }
 
-  // The mask scales the gradient with respect to the GEMM operand.
   void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
     if (factor.data == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -230,7 +228,7 @@ class BlockedBackward {
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
-  // Returns dz for step k in chunk c, or for the first step after the chunk.
+  // dz for step k in chunk c, or for the first step after the chunk.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
@@ -252,7 +250,7 @@ class BlockedBackward {
   const SequenceBackwardArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_;
-  // Columns between pre-activations in the operand dz, and the recurrent GEMM's K.
+  // Columns between pre-activations in dz, and the recurrent GEMM's K.
   const int64_t slot_pitch_, k_;
   const Grid grid_;
   const Blocks blocks_;
@@ -264,7 +262,7 @@ class BlockedBackward {
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
-  // dz of the current chunk and the next, whose first dz a chunk's last step multiplies.
+  // dz of the current and the next chunk, whose first dz a chunk's last step multiplies.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
   StepRows<T> grad_output_;

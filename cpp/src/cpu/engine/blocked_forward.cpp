@@ -3,10 +3,10 @@
 // For each block of hidden units, a thread computes in a step
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// Each grid position (schedule.h) has some batch rows and some blocks. Rows are independent, so
-// threads synchronize after each step only if they share rows.
+// A grid position (schedule.h) has some batch rows and some blocks. Threads synchronize after each
+// step only if they share rows.
 //
-// A value out of range stops the run in bf16x3. int8 records the row and continues.
+// An out-of-range value stops the run in bf16x3. int8 records the row and continues.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -21,6 +21,7 @@
 #include "cpu/prefetch.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <memory>
@@ -43,7 +44,6 @@ class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
-  // Out-of-range rows are recorded instead of stopping the run.
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
   BlockedForward(
@@ -67,7 +67,7 @@ class BlockedForward {
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
-    // A merged projection needs a group's rows without gaps, unlike the input's rows.
+    // Unlike the input's rows, a group's rows for a merged projection have no gaps.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
@@ -84,7 +84,7 @@ class BlockedForward {
     } else {
       packed_h_0_ = allocate_a<Format>(batch_, hidden_, h_0.options());
       const Range rows = {0, batch_};
-      if (!pack(0, rows, hidden_, read<Source>(h_0), packed_h_0_.rows)) return {};
+      if (!pack(0, rows, hidden_, read<Source>(h_0), packed_h_0_.rows, /*state=*/true)) return {};
       h_0_ = as_const(packed_h_0_.rows);
     }
     const bool in_range = parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
@@ -96,7 +96,6 @@ class BlockedForward {
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
   }
 
-  // Returns batch rows in ascending order.
   std::vector<int64_t> rows_out_of_range() const {
     std::vector<int64_t> rows;
     for (int64_t r = 0; r < batch_; ++r) {
@@ -109,8 +108,9 @@ class BlockedForward {
 
  private:
   struct Slot : Part {
-    float* z;     // for one block, or for all blocks in a chunk
-    bool* notes;  // per batch row: true if out of range
+    float* z;     // for a block, or for all blocks in a chunk
+    bool* notes;  // per batch row, out of range
+    int64_t index;
   };
 
   void allocate() {
@@ -139,6 +139,12 @@ class BlockedForward {
     const int64_t z_rows = merge_projection_ ? slot_rows() : batch_;
     constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
+    if (resets_.any()) {
+      zero_h_ = allocate_a<Format>(1, hidden_, options);
+      const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
+      Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
+      zero_products_ = at::empty({grid_.slots(), zero_columns()}, options.dtype(at::kFloat));
+    }
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
     kernel_args_.cell = &cell_;
@@ -154,6 +160,10 @@ class BlockedForward {
   }
 
   void run_thread(Team& team) {
+    if (resets_.any()) {
+      team.for_each_slot(
+          grid_.slots(), [&](int64_t slot) { return multiply_zeros(slot_of(slot)); });
+    }
     for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
   }
 
@@ -175,24 +185,55 @@ class BlockedForward {
   int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
 
   Slot slot_of(int64_t index) const {
-    return {plan_.part_of(index), z_.mutable_data_ptr<float>() + index * z_.size(1), notes(index)};
+    return {
+        plan_.part_of(index),
+        z_.mutable_data_ptr<float>() + index * z_.size(1),
+        notes(index),
+        index};
   }
 
-  // Out-of-range flags, one per batch row, separate for threads that share rows.
+  int64_t zero_columns() const { return cell_.h.count() * Format::padded_n(hidden_); }
+  float* zero_product(const Slot& slot, int64_t block) const {
+    if (!resets_.any()) return nullptr;
+    return zero_products_.mutable_data_ptr<float>() + slot.index * zero_columns() +
+           cell_.h.count() * blocks_.begin(block);
+  }
+
+  bool multiply_zeros(const Slot& slot) const {
+    if (cell_.h.count() == 0) return true;
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      const Matrix<float> product = {zero_product(slot, block), weights_.columns(block)};
+      Format::gemm(1, as_const(zero_h_.rows), weights_.h(block), product, /*accumulate=*/false);
+    }
+    return true;
+  }
+
+  // One flag per batch row, separate for threads that share rows.
   bool* notes(int64_t index) const {
     return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
   }
 
-  // Packs the batch rows `rows`; x begins at the first. Returns false to stop the run.
+  // Packs the batch rows `rows`, of which x is the first. Returns false to stop the run.
   bool pack(
-      int64_t index, Range rows, int64_t k, Matrix<const Source> x, Matrix<Operand> to) const {
-    if (Format::pack_a(rows.size(), k, x, to)) return true;
-    if constexpr (kNotesRows) {  // Pack row by row, because the other rows are still needed.
-      for (int64_t r = 0; r < rows.size(); ++r) {
-        if (!Format::pack_a(1, k, x.from(r), to.from(r))) notes(index)[rows.begin + r] = true;
+      int64_t index,
+      Range rows,
+      int64_t k,
+      Matrix<const Source> x,
+      Matrix<Operand> to,
+      bool state = false) const {
+    if constexpr (kNotesRows) {
+      // States have the same scale in every step, so that a split sequence has equal results.
+      const float least = state ? 1 : 0;
+      if (Format::pack_a(rows.size(), k, x, to, least)) return true;
+      for (int64_t r = 0; r < rows.size(); ++r) {  // the other rows are still needed
+        if (!Format::pack_a(1, k, x.from(r), to.from(r), least)) {
+          notes(index)[rows.begin + r] = true;
+        }
       }
+      return true;
+    } else {
+      return Format::pack_a(rows.size(), k, x, to);
     }
-    return kNotesRows;
   }
 
   bool pack_input(const Chunk& chunk, int64_t index) const {
@@ -208,7 +249,6 @@ class BlockedForward {
     return true;
   }
 
-  // z = x W_x^T
   void project_chunk(const Chunk& chunk, const Slot& slot) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
@@ -265,7 +305,8 @@ class BlockedForward {
     };
     const int64_t unit = blocks_.begin(block);
     const RowSpan anew = resets_.of(k, rows);
-    except_rows(anew, z_h, cell_.h.count() * weights_.slot_columns(block), [&] {
+    const int64_t columns = cell_.h.count() * weights_.slot_columns(block);
+    except_rows(anew, z_h, columns, zero_product(slot, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
@@ -292,8 +333,7 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // A group's packed input for step k. Groups have separate memory, because one can be a chunk
-  // ahead of others.
+  // A group's packed input for step k. Groups have separate memory, because some are a chunk ahead.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
@@ -329,7 +369,7 @@ class BlockedForward {
   const Grid grid_;
   Plan plan_;
   bool merge_projection_, input_in_place_, output_is_operand_;
-  // Steps whose input is packed together or multiplied in one GEMM.
+  // Steps whose input is packed or multiplied together.
   std::vector<Chunk> chunks_;
   int64_t chunk_steps_;  // maximum per chunk
 
@@ -339,7 +379,8 @@ class BlockedForward {
   Matrix<const Operand> h_0_;
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
-  Tensor bias_, parameters_, z_;
+  OperandA<Format> zero_h_;  // one row
+  Tensor bias_, parameters_, z_, zero_products_;
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
   Tensor output_, output_rows_, c_, activations_;
   ForwardArgs<T, Operand> kernel_args_;

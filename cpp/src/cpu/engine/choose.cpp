@@ -17,10 +17,7 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- selection ---------------------------------------------------------------
-
-// True if PyTorch may compute float32 recurrent layers in bfloat16:
-// torch.backends.mkldnn.rnn.fp32_precision or a more general setting.
+// True if torch.backends.mkldnn.rnn.fp32_precision or a more general setting allows bfloat16.
 bool reduces_float32() {
   at::Context& context = at::globalContext();
   const auto precision = context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
@@ -48,7 +45,6 @@ LayerShape shape_of(const SequenceInputs& args) {
       /*packed=*/args.batch_sizes.defined()};
 }
 
-// The blocked engine supports float and 16-bit dtypes, and no empty sizes.
 bool can_block(const Machine& machine, const at::Tensor& input, const at::Tensor& h_0) {
   return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0;
 }
@@ -60,7 +56,7 @@ Result run(
   return engine(args, schedule);
 }
 
-// Runs again in float32 if values are out of range of bf16x3.
+// Falls back to float32 if values are out of the range of bf16x3.
 template <typename Result, typename Args, typename Schedule>
 Result run_or_fall_back(
     std::optional<Result> (*engine)(const Args&, const Schedule&),
@@ -82,7 +78,7 @@ SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   return sequence_forward(unpacked);
 }
 
-// Batch elements that cannot be quantized are recomputed with the dequantized weights.
+// Recomputes batch elements that cannot be quantized, with the dequantized weights.
 SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   if (args.input->numel() == 0 || args.h_0->numel() == 0)
     return forward_with_unpacked_weights(args);
@@ -94,7 +90,7 @@ SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
   return std::move(result);
 }
 
-// Returns the only step, with mask and reset applied.
+// Mask and reset are applied.
 StepInputs only_step(const SequenceInputs& args) {
   StepInputs step = {
       args.cell,
@@ -114,7 +110,7 @@ StepInputs only_step(const SequenceInputs& args) {
   return step;
 }
 
-// Reads the weights in place, which is faster than packing for one step.
+// For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
   auto [h_next, c_next, activations] = step_forward(step);
   const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0->size(1)));
@@ -173,8 +169,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   }
   if (steps_of(args) == 1 && !prepacked) {
     const StepArgs step = {only_step(args), args.saves_activations()};
-    // True if a single-step kernel can read the weights in place, which only 16-bit dtypes can
-    // lack.
+    // A single-step kernel for weights in place, which 16-bit dtypes may lack.
     const bool in_place =
         args.input->scalar_type() == at::kFloat || schedule_of(step).forward != StepGemm::kAten;
     if (in_place) return one_step_forward(args, step);

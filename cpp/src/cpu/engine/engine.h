@@ -1,5 +1,5 @@
-// The CPU engines. choose.cpp selects the engine for a call; all compute the same function.
-// cuda/engine/engine.h has the same interface.
+// The CPU engines compute the same function; choose.cpp selects one per call. cuda/engine/engine.h
+// has the same interface.
 #pragma once
 
 #include "common/operator_args.h"
@@ -11,24 +11,24 @@
 
 namespace lltm::cpu {
 
-// step_forward.cpp, step_backward.cpp: a single step.
+// step_forward.cpp, step_backward.cpp
 StepResult step_forward(const StepArgs& args);
 Gradients step_backward(const StepBackwardArgs& args);
 
-// choose.cpp: a sequence, possibly with prepacked weights.
+// choose.cpp: weights may be prepacked.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// stepwise.cpp: the per-step engine, for every dtype and size.
+// stepwise.cpp: the per-step engine, for all dtypes and sizes.
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// few_rows.cpp: the small-batch engine. Requires has_few_elements; does not support weights
-// prepacked in bfloat16.
+// few_rows.cpp: the small-batch engine. Requires has_few_elements, and no weights prepacked in
+// bfloat16.
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 
-// blocked_forward.cpp, blocked_backward.cpp: the blocked engine. Does not support float64 or empty
-// sizes. Returns nullopt if values are out of range of the schedule's format.
+// blocked_forward.cpp, blocked_backward.cpp: the blocked engine, without float64 or empty sizes.
+// nullopt if values are out of range of the format.
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
 std::optional<Gradients> blocked_backward(
@@ -36,8 +36,8 @@ std::optional<Gradients> blocked_backward(
 
 struct Int8Result {
   SequenceResult result;
-  // Batch rows that cannot be quantized, in ascending order. Their results are invalid and do not
-  // affect other rows.
+  // Batch rows that cannot be quantized, ascending. Their results are invalid; other rows are
+  // valid.
   std::vector<int64_t> out_of_range;
 };
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule);

@@ -1,10 +1,10 @@
-// The small-batch engine, forward only: float32 sequences for which has_few_elements is true.
+// The small-batch engine: forward of float32 sequences with has_few_elements.
 //
 // c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
-// and z are float32. Short chains with packed weights are accumulated in float64 for up to four
-// rows.
+// and z are float32. With packed weights and up to four rows, short chains are accumulated in
+// float64.
 //
-// Threads divide either the batch rows or, with a barrier after each step, the blocks.
+// Threads divide the batch rows or, with a barrier after each step, the blocks.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -26,7 +26,6 @@ namespace {
 
 using at::Tensor;
 
-// Computes, for a block: z = x W_x^T, then z += h W_h^T.
 class PackedFewRowsWeights {
  public:
   explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
@@ -43,7 +42,7 @@ class PackedFewRowsWeights {
   }
 
  private:
-  // Accumulates up to four rows in float64, because their errors are not averaged out.
+  // Up to four rows are accumulated in float64: their errors are not averaged out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
@@ -58,7 +57,7 @@ class PackedFewRowsWeights {
   PackedWeights<F32Format> packed_;
 };
 
-// Used for few steps, when packing would dominate the time.
+// Used for few steps: packing would dominate.
 class FewRowsWeightsInPlace {
  public:
   FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
@@ -114,6 +113,10 @@ class FewRowsForward {
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
     }
+    if (resets_.any()) {
+      zeros_.resize(hidden_);
+      zero_products_.resize(grid_.rows * cell_.slots * hidden_);
+    }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     if (parameters_.defined()) parameters_data_ = parameters_.const_data_ptr<float>();
     h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
@@ -134,12 +137,12 @@ class FewRowsForward {
   }
 
  private:
-  // One allocation, in doubles, because allocations are noticeable in a streaming step.
+  // One allocation: allocations are noticeable in a streaming step.
   void allocate_workspace() {
     constexpr int64_t kLine = 64 / sizeof(double);
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t c = round_up(batch_ * state_columns_, kLine);
-    const int64_t rows = grid_.rows * chunk_rows_;  // of x and z; groups have separate rows
+    const int64_t rows = grid_.rows * chunk_rows_;  // for x and z; groups have separate rows
     const int64_t x = round_up(rows * input_size_, kLine);
     const int64_t z = round_up(rows * cell_.slots * hidden_, kLine);
     const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
@@ -175,6 +178,9 @@ class FewRowsForward {
         for (int64_t block = part.blocks.begin; block < part.blocks.end; ++block) work(part, block);
       });
     };
+    if (resets_.any()) {
+      for_each_block([&](const Part& part, int64_t block) { multiply_zeros(part, block); });
+    }
     for (const Chunk& chunk : chunks_) {
       for_each_slot([&](int64_t index) { copy_input(chunk, index); });
       if (grid_.needs_barrier()) team.barrier();
@@ -186,7 +192,6 @@ class FewRowsForward {
     }
   }
 
-  // Returns float32, as the operator returns it.
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
@@ -221,6 +226,17 @@ class FewRowsForward {
     weights_.project(rows, as_const(x_of(own.group)), block, z_of(own.group, block));
   }
 
+  // The recurrent GEMM of a zero h: the block's columns.
+  float* zero_product(const Part& own, int64_t block) {
+    if (!resets_.any()) return nullptr;
+    return zero_products_.data() + cell_.slots * (own.group * hidden_ + blocks_.begin(block));
+  }
+
+  void multiply_zeros(const Part& own, int64_t block) {
+    const Matrix<const float> zero_h = {zeros_.data(), hidden_};
+    weights_.recur(1, zero_h, block, {zero_product(own, block), cell_.slots * blocks_.size(block)});
+  }
+
   void step_block(size_t k, const Part& own, int64_t block) {
     const int64_t offset = steps_[k].offset;
     const Range rows = plan_.rows_of_step(k, own.group);
@@ -239,7 +255,7 @@ class FewRowsForward {
       weights_.recur(part.size(), h.from(part.begin), block, z.from(part.begin));
     };
     const RowSpan anew = resets_.of(k, rows);
-    except_rows(anew, z, cell_.slots * blocks_.size(block), [&] {
+    except_rows(anew, z, cell_.slots * blocks_.size(block), zero_product(own, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) recur(intersect(rows, {0, carried}), operand(k - 1));
       recur(intersect(rows, {carried, steps_[k].rows}), as_const(h_0_));
@@ -270,7 +286,7 @@ class FewRowsForward {
     }
   }
 
-  // A group's input rows, and their pre-activations in a block: (rows, block columns).
+  // A group's input rows, and their pre-activations in a block.
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
     const int64_t columns = cell_.slots * blocks_.size(block);
@@ -298,14 +314,15 @@ class FewRowsForward {
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
+  std::vector<float> zeros_, zero_products_;  // empty without resets
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
   Tensor output_, activations_;
-  // Tensor access is noticeable in short steps.
+  // Accessing tensors is noticeable in short steps.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
   Matrix<float> h_next_, saved_;
   Matrix<const float> mask_;  // recurrent mask, or null
-  // Parts of the workspace; two steps alternate in masked_h_.
+  // Parts of the workspace; masked_h_ alternates between two steps.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;
   Matrix<double> c_;

@@ -13,7 +13,7 @@
 
 namespace lltm::cpu {
 
-// A group is all grid positions with the same rows.
+// A group: all grid positions with the same rows.
 struct Part {
   int64_t group;
   Range rows, blocks;
@@ -36,7 +36,7 @@ class Plan {
     return {group, rows_of_group(group), share(blocks_, grid_.columns, slot % grid_.columns)};
   }
 
-  // Prepares rows_before. `reverse`: a chunk's rows are ordered from its last step to its first.
+  // With `reverse`, a chunk's rows begin at its last step.
   void count_rows_before(const std::vector<Chunk>& chunks, bool reverse) {
     rows_before_.resize(steps_.size() * grid_.rows);
     for (const Chunk& chunk : chunks) {
@@ -51,7 +51,7 @@ class Plan {
     }
   }
 
-  // How many rows the group has in the steps ordered before step k in its chunk.
+  // The group's rows in the steps before step k in its chunk.
   int64_t rows_before(size_t k, int64_t group) const {
     return rows_before_[k * grid_.rows + group];
   }
@@ -64,7 +64,7 @@ class Plan {
   std::vector<int64_t> rows_before_;  // indexed by step and group
 };
 
-// Zeroes the columns of z (rows, S * width) that depend only on h, because the recurrent GEMM
+// Zeroes columns of z (rows, S * width) without a term in x, because the recurrent GEMM
 // accumulates.
 inline void clear_slots_of_h(const CellInfo& cell, int64_t width, int64_t rows, Matrix<float> z) {
   const int64_t columns = (cell.slots - cell.x.end) * width;

@@ -14,8 +14,7 @@ using at::Tensor;
 
 namespace {
 
-// Indices along dimension `dim`, for input and output, and the row count per step if the sequence
-// is packed.
+// Input and output indices along `dim`, and rows per step if the sequence is packed.
 struct Places {
   int64_t dim;
   Tensor indices, batch_sizes;

@@ -7,8 +7,8 @@
 
 namespace lltm::cpu {
 
-// Replaces the results of `rows` (ascending), in all steps, with `forward` for these rows only.
-// Does not support results that backward needs.
+// Replaces the results of `rows` (ascending), in all steps, by `forward` of these rows. Inference
+// only.
 void recompute_rows(
     const SequenceArgs& args,
     const std::vector<int64_t>& rows,

@@ -24,7 +24,7 @@ using RowSpan = std::span<const int64_t>;
 
 class Resets {
  public:
-  // `reset` is a bool tensor, (T, B) or (N), or undefined.
+  // `reset` is bool, (T, B) or (N), or undefined.
   Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
     if (!reset.defined()) return;
     const at::Tensor flat = reset.contiguous();
@@ -38,7 +38,7 @@ class Resets {
     first_.push_back(rows_.size());
   }
 
-  // Returns reset rows in ascending order, within the batch rows `rows`.
+  // Reset rows within `rows`, ascending.
   RowSpan of(size_t k, Range rows) const {
     if (rows_.empty()) return {};
     const auto begin = rows_.begin() + static_cast<int64_t>(first_[k]);
@@ -46,12 +46,13 @@ class Resets {
     return {std::lower_bound(begin, end, rows.begin), std::lower_bound(begin, end, rows.end)};
   }
 
+  bool any() const { return !rows_.empty(); }
+
  private:
   std::vector<int64_t> rows_;  // reset rows, for all steps
   std::vector<size_t> first_;  // each step's start in rows_, and the end
 };
 
-// Rounds to T, a storage or compute type.
 template <typename T>
 T stored(double value) {
   if constexpr (std::is_same_v<T, Half>) {
@@ -63,13 +64,12 @@ T stored(double value) {
   }
 }
 
-// Fills columns [0, columns) in the given rows.
 template <typename T>
 void fill_rows(RowSpan rows, Matrix<T> matrix, int64_t columns, double value) {
   for (const int64_t r : rows) std::fill_n(matrix.row(r), columns, stored<T>(value));
 }
 
-// Each state k in the given rows is value(k), for units [unit, unit + units).
+// State k becomes value(k), for units [unit, unit + units).
 template <typename T, typename Value>
 void fill_states(
     const CellInfo& cell,
@@ -94,18 +94,19 @@ void clear_grad_c(const CellInfo& cell, RowSpan rows, Matrix<T> c, int64_t hidde
   fill_states(cell, rows, c, hidden, units, [](int) { return 0.0; });
 }
 
-// Calls change(), which adds h W_h^T to z (., columns), and then restores the given rows in z, for
-// which h counts as zero: h itself is part of the output.
+// Calls change(), which adds h W_h^T to z (., columns). The given rows keep their z: for them h
+// counts as zero, but h itself is part of the output. As a GEMM with zeros does, zero_product (0,
+// or NaN where a weight is not finite) is added to them.
 template <typename T, typename Change>
-void except_rows(RowSpan rows, Matrix<T> z, int64_t columns, const Change& change) {
+void except_rows(
+    RowSpan rows, Matrix<T> z, int64_t columns, const T* zero_product, const Change& change) {
   std::vector<T> kept;
   kept.reserve(rows.size() * columns);
   for (const int64_t r : rows) kept.insert(kept.end(), z.row(r), z.row(r) + columns);
   change();
   const T* next = kept.data();
   for (const int64_t r : rows) {
-    std::copy_n(next, columns, z.row(r));
-    next += columns;
+    for (int64_t j = 0; j < columns; ++j) z.row(r)[j] = *next++ + zero_product[j];
   }
 }
 

@@ -91,7 +91,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   return true;
 }
 
-// Each row's dz W_h in its first step, or zero if that step has a reset.
+// Each row's dz W_h in its first step, or zero if reset there.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   const Tensor dz_h = columns(dz, cell_.h);
@@ -113,7 +113,6 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   const at::ScalarType dtype = args_.carried_dtype();
   const auto& mask = args_.output_mask;
   const WeightGradients weights(args_, dc.options().dtype(at::kFloat));
-  // Bias gradients; bias_ih is followed by the parameters.
   const auto bias = [&](bool wanted, int64_t blocks) {
     return wanted ? at::empty({blocks * hidden_}, dc.options().dtype(at::kFloat)) : Tensor();
   };

@@ -12,11 +12,10 @@
 
 namespace lltm::cpu {
 
-// Accumulates the required gradients from dz, chunk by chunk, so that dz is never stored for all
-// steps.
+// Accumulates gradients chunk by chunk, so that dz is never stored for all steps.
 class SequenceGradients {
  public:
-  // `weights` are in pre-activation order, with the dtype of dz.
+  // `weights` are in pre-activation order, with dz's dtype.
   SequenceGradients(
       const SequenceBackwardArgs& args,
       const std::vector<Step>& steps,
@@ -24,15 +23,15 @@ class SequenceGradients {
       const Weights& weights,
       GemmFormat format);
 
-  // Adds steps [first, last), with dz (rows, (S + P) * H) in the input's row order. Returns false
-  // if values are out of range.
+  // dz (rows, (S + P) * H) of steps [first, last), in the input's row order. False if values are
+  // out of range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
   // dc is the c_0 gradient.
   Gradients finish(const at::Tensor& dc);
 
  private:
-  // [h, x, 1]^T dz, only for pre-activations to which the left operand contributes. h and x have
+  // [h, x, 1]^T dz, only for pre-activations to which the left operand contributes: h and x have
   // separate products if their pre-activations differ, and so have the parameters.
   struct Product {
     SlotRange slots;
@@ -50,7 +49,7 @@ class SequenceGradients {
   const GemmFormat format_;
   const std::vector<Step>& steps_;
   const Resets& resets_;
-  std::vector<int64_t> begun_;  // [k]: how many rows started before step k
+  std::vector<int64_t> begun_;  // [k]: rows that started before step k
   at::Tensor weights_h_;
   at::Tensor d_input_;     // (N, I)
   at::Tensor d_h_0_;       // (B, H)

@@ -11,7 +11,7 @@
 
 namespace lltm::cpu {
 
-// True if GEMM kernels read these weights in place: all types except float64.
+// float64 has no GEMM kernel for weights in place.
 template <typename T>
 constexpr bool kHasGemm = !std::is_same_v<T, double>;
 
@@ -21,7 +21,7 @@ inline StepSchedule schedule_of(const StepInputs& args) {
   };
   const at::Tensor& ih = *args.weight_ih;
   const at::Tensor& hh = args.weight_hh.defined() ? *args.weight_hh : ih;
-  // An odd stride if either matrix has one: the bfloat16 kernel requires even strides (VNNI pairs).
+  // An odd stride, if any: the bfloat16 kernel requires even strides (VNNI pairs).
   const int64_t stride = ih.stride(0) % 2 != 0 ? ih.stride(0) : hh.stride(0);
   const StepShape shape = {
       args.h->size(0),

@@ -1,4 +1,4 @@
-// A single step, backward: block by block with the GEMM kernels, or with ATen's GEMMs.
+// A single step, backward: by blocks with the GEMM kernels, or with ATen's GEMMs.
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
@@ -15,8 +15,8 @@ namespace {
 
 using at::Tensor;
 
-// Gradients are undefined if not required. All except the weight gradients have the compute dtype.
-// dz is (B, (S + P) * H), and d_bias is its sum over the batch. dz and dc are always computed.
+// Undefined if not required, except dz (B, (S + P) * H) and dc. d_bias is dz summed over the batch.
+// All except the weight gradients have the compute dtype.
 struct StepGradients {
   Tensor dz, dc, d_input, d_h;
   WeightGradients weights;
@@ -44,8 +44,8 @@ void backward_by_aten(
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
-// Computes for each block: the element-wise part, then its rows in the weight gradients, dz^T X,
-// while dz is in the cache. The input and state gradients need all of dz and are last.
+// For each block: the element-wise part, then its rows in the weight gradients, dz^T X, while dz is
+// in the cache. Input and state gradients, which need all of dz, are last.
 template <typename T, typename Format>
 class BlockedStepBackward {
  public:
@@ -67,7 +67,7 @@ class BlockedStepBackward {
     if constexpr (std::is_same_v<Operand, float>) {
       dz_operand_.rows = dz_;
     } else {
-      // The GEMM for dh begins at the first pre-activation that depends on h, and its K is padded.
+      // Begins at the first pre-activation that depends on h; K is padded.
       const int64_t before = cell_.h.begin * hidden_;
       const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
       dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
@@ -89,7 +89,6 @@ class BlockedStepBackward {
  private:
   using Operand = typename Format::Operand;
   using B = typename Format::B;
-  // h or the input, with the gradient for its weights.
   struct Source {
     Tensor tensor;
     Matrix<T> out;
@@ -125,7 +124,6 @@ class BlockedStepBackward {
   }
 
   static constexpr bool kNarrows = !std::is_same_v<T, float>;
-  // Accumulates a tile of the weight gradients.
   static Matrix<float> sums_of(Matrix<T> out, Matrix<float> tile) {
     if constexpr (kNarrows) {
       return tile;
@@ -134,7 +132,7 @@ class BlockedStepBackward {
     }
   }
 
-  // Sizes in floats: a tile, and dz^T for a block and a row chunk.
+  // In floats: a tile, and dz^T for a block and a row chunk.
   int64_t tile_size() const { return kNarrows ? blocks_.width * kStepWeightColumns : 0; }
   int64_t chunk_size() const {
     return blocks_.width * Format::padded_k(std::min(batch_, chunks_.width));
@@ -168,7 +166,6 @@ class BlockedStepBackward {
     }
   }
 
-  // dz^T h and dz^T x for one pre-activation and some units.
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
     auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
@@ -201,7 +198,6 @@ class BlockedStepBackward {
     }
   }
 
-  // Columns [begin, end) in dh = dz W_h or dx = dz W_x.
   struct Tile {
     Matrix<const T> weights;
     Matrix<float> out;
@@ -229,7 +225,6 @@ class BlockedStepBackward {
     });
   }
 
-  // One GEMM for pre-activations with adjacent weight blocks.
   void multiply_tile(const Tile& tile, Tensor& memory) const {
     const auto [begin, end] = tile.columns;
     for_each_run(tile.slots, tile.blocks, [&, begin = begin, end = end](int slot, int count) {

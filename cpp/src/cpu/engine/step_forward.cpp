@@ -1,5 +1,5 @@
-// A single step, forward, with weights in place: with ATen's GEMMs, with the GEMM kernel or, for
-// few rows, with dot products.
+// A single step, forward, with weights in place: by ATen's GEMMs, the GEMM kernel or, for few rows,
+// dot products.
 #include "common/schedule_log.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
@@ -32,7 +32,7 @@ void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
   });
 }
 
-// Computes `width` units from `unit` on and `rows` rows from `first` on, from z (rows, S * width).
+// `width` units from `unit` on and `rows` rows from `first` on.
 template <typename T>
 void finish_block(
     const CellInfo& cell,
@@ -55,7 +55,7 @@ void finish_block(
   elementwise<T, float>(cell).forward(part, 0, rows * width);
 }
 
-// Used for few rows, for which reading the weights dominates the time.
+// Used for few rows: reading the weights dominates.
 template <typename T>
 void step_by_products(
     const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
@@ -86,8 +86,8 @@ using StepFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F
 template <typename T>
 constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Operand>;
 
-// z^T = W X^T: the weights are A in place, and only the small X is packed, for up to kStepRows
-// batch rows per pass.
+// z^T = W X^T: the weights are A in place. Only the small X is packed, for up to kStepRows batch
+// rows per pass.
 template <typename T>
 class BlockedStep {
  public:
@@ -119,10 +119,9 @@ class BlockedStep {
 
  private:
   using Format = StepFormat<T>;
-  static constexpr int64_t kVector = 16;  // z^T row lengths are multiples of it
+  static constexpr int64_t kVector = 16;  // alignment of z^T rows
 
   int64_t z_size() const { return cell_.slots * blocks_.width * columns_; }
-  // X^T = [h, x]^T
   PackedB<T> x_transposed() const { return rows_of_x(0, k_); }
   PackedB<T> rows_of_x(int64_t k, int64_t count) const {
     return {reinterpret_cast<T*>(floats_) + k * columns_, count, columns_, columns_};
@@ -148,7 +147,6 @@ class BlockedStep {
     finish_block<T>(cell_, step_, bias_, {z, z_columns}, first, rows, unit, width);
   }
 
-  // z^T for one pre-activation and some units.
   void multiply(int slot, int64_t unit, int64_t width, Matrix<float> out) const {
     const bool x = cell_.x.contains(slot), h = cell_.h.contains(slot);
     const auto rows = [&](Matrix<const T> w, const int* blocks) {

@@ -39,7 +39,6 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  // State in the GEMM dtype; each step updates its rows.
   const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -77,8 +76,8 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
 
 namespace {
 
-// Splits K (the rows), because some BLAS libraries accumulate all products in one chain, whose
-// length increases rounding errors.
+// Splits K (the rows): some BLAS libraries accumulate all products in one chain, whose length
+// increases rounding errors.
 void add_weight_gradients(
     const Linear& linear, const Weights& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
   for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
@@ -138,7 +137,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const CellInfo& cell = *args.cell;
   const Linear linear(args);
 
-  // A row's values are final after its first step.
+  // A row is final after its first step.
   const Tensor dh = copy_or_zeros(args.grad_h_n, args.h_0->sizes(), options);
   const Tensor dc =
       copy_or_zeros(args.grad_c_n, {args.h_0->size(0), cell.state_columns() * hidden}, options);
@@ -165,7 +164,6 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
         elementwise<T, C>(cell).backward(step, begin, end);
       });
-      // Overwrites the gradients that were just used.
       linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
       if (args.recurrent_mask.defined()) {
         dh.narrow(0, 0, rows).mul_(args.recurrent_mask->narrow(0, 0, rows));

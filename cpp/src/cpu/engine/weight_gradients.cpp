@@ -15,10 +15,10 @@ using at::Tensor;
 
 namespace {
 
-// Split-K GEMM: the rows of all steps are split over accumulators, each a copy of C. Threads that
-// share an accumulator split its columns into panels and, if there are more threads than panels,
-// its rows. Each thread packs its own operands: fetching data that another thread has just written
-// would cost more.
+// Split-K GEMM: accumulators, copies of C, share the rows of all steps. Threads that share an
+// accumulator split its columns into panels and, if there are more threads than panels, its rows.
+// Each thread packs its operands: fetching data that another thread has just written would cost
+// more.
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
@@ -68,7 +68,6 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {
         const float* const c = c_.const_data_ptr<float>() + bands_.begin(band) * m_;
-        // A column panel may overlap several blocks.
         for (int64_t n = 0, count; n < bands_.size(band); n += count) {
           const int64_t column = bands_.begin(band) + n;
           const int64_t row = column % height;
@@ -84,10 +83,9 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   }
 
  private:
-  // K in kernel calls is a multiple of this value, so that few different K occur.
+  // K in kernel calls is a multiple of kGroup, so that few different K occur.
   static constexpr int64_t kGroup = 32;
 
-  // Work of one grid position.
   struct Part {
     Range k, m, bands;
     float* c;
@@ -108,7 +106,6 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Multiplies k rows of B.
   bool multiply_slice(
       Matrix<const Operand> a,
       Matrix<const Source> b,
@@ -130,7 +127,6 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  // Packs rows `own` in A^T, for rows [first, first + k) in A.
   static bool pack_slice(
       const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;

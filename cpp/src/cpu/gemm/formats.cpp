@@ -10,8 +10,6 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- packing ----------------------------------------------------------------
-
 Transpose<float> transpose_of(float) {
   return kernels().transpose_f32;
 }
@@ -19,8 +17,8 @@ Transpose<BFloat16> transpose_of(BFloat16) {
   return kernels().transpose_bf16;
 }
 
-// x(n, k) to element (k, n), and zeros from row k_size on. A few rows at a time, to keep the
-// strides on both sides small.
+// x(n, k) to element (k, n), and zeros from row k_size on. Handling a few rows at a time keeps both
+// strides small.
 template <int64_t vnni, typename Operand>
 void pack_elements(
     PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
@@ -36,8 +34,8 @@ void pack_elements(
   }
 }
 
-// Zeros after the first k rows from k0 on, up to the next multiple of 32 or to the end. The last
-// row pair is already complete.
+// Zeroes rows from k0 + k on, up to a multiple of 32 or to the end. The last row pair is already
+// complete.
 template <int64_t vnni, typename Operand>
 void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
   const int64_t end = std::min(b.k, round_up(k0 + k, 32));
@@ -74,7 +72,7 @@ bool RowFormat<Element, vnni>::pack_b(
       std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
     }
   } else {
-    // The hardware prefetcher does not follow rows that are far apart.
+    // The hardware prefetcher does not follow distant rows.
     constexpr int64_t kAhead = 16;
     for (int64_t r = 0; r < k; r += 2) {
       prefetch_rows(x, {std::min(r + kAhead, k), std::min(r + kAhead + 2, k)}, n);
@@ -105,8 +103,6 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
 template struct RowFormat<float, 1>;
 template struct RowFormat<BFloat16, 2>;
 
-// ---- int8 -------------------------------------------------------------------
-
 void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
   const float scale = 1 / kInt8Largest;
   for (int64_t r = 0; r < m; ++r) std::memcpy(a.row(r) + int8_depth(k), &scale, sizeof(scale));
@@ -114,7 +110,6 @@ void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
 
 namespace {
 
-// Bytes in groups that are kInt8Panel groups apart, scale and sum.
 template <typename Byte>
 struct Int8Column {
   Int8Column(const PackedB<Byte>& b, int64_t n) {
@@ -131,8 +126,8 @@ struct Int8Column {
   Byte *bytes, *scale, *sum;
 };
 
-// Truncated to 17 bits, so that products with bytes are exact: quantizing the dequantized weights
-// gives the same bytes and scale.
+// Truncated to 17 bits, so that products with bytes are exact: quantizing dequantized weights gives
+// the same bytes and scale.
 float scale_of(float largest) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(largest / kInt8Largest) & ~0x7Fu);
 }
@@ -156,7 +151,7 @@ bool Int8Format::pack_b_transposed(
     const float scale = scale_of(largest);
     int32_t sum = 0;
     for (int64_t at = 0; at < int8_depth(k); ++at) {
-      // In float64, because the scale may be subnormal.
+      // float64, because the scale may be subnormal.
       const double value = scale == 0 ? 0.0 : double{element(at)} / double{scale};
       const auto byte = static_cast<int8_t>(std::clamp(std::nearbyint(value), -127.0, 127.0));
       column.at(at).bits = static_cast<uint8_t>(byte);

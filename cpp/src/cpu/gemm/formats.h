@@ -2,7 +2,7 @@
 //
 //   F32Format     float32 (gemm_kernels.h)
 //   Bf16Format    bfloat16 in VNNI layout (gemm_kernels.h, amx_kernels.h)
-//   Bf16x3Format  float32 decomposed into bf16x3 (bf16x3.h)
+//   Bf16x3Format  float32 as bf16x3 (bf16x3.h)
 //   Int8Format    float32 quantized to 8 bits (int8.h); forward only
 //
 // No torch header.
@@ -17,24 +17,24 @@
 
 namespace lltm::cpu {
 
-// Maximum products that a float32 GEMM with m rows adds in one chain, whose length increases
-// rounding errors. For few rows, MKL is more accurate, so chains are shorter.
+// Maximum products that a float32 GEMM adds in one chain, whose length increases rounding errors.
+// For m < 16, MKL is more accurate, so chains are shorter.
 constexpr int64_t longest_chain(int64_t m) {
   return m < 16 ? 32 : 128;
 }
 
-// Base of the formats with a row-major, unpacked A. K is padded with zeros. B has VNNI layout:
-// kVnniFactor rows are interleaved, and element (k, n) is at [k / kVnniFactor][n][k % kVnniFactor].
+// Base of the formats with a row-major, unpacked A. B has VNNI layout: kVnniFactor rows are
+// interleaved, and element (k, n) is at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>
 struct RowFormat {
   using Operand = Element;
-  using Source = Element;  // element type that operands are packed from
+  using Source = Element;  // operands are packed from it
   using B = Element;
   static constexpr bool kBInPlace = false;
   static constexpr int64_t kVnniFactor = vnni_factor;
-  // True if rows of a Source matrix can be A.
+  // Rows of a Source matrix can be A.
   static constexpr bool kInPlace = true;
-  // Block alignment: a vector of floats.
+  // Block alignment: a vector.
   static constexpr int64_t kUnitAlign = 16;
 
   static bool available() {
@@ -54,23 +54,21 @@ struct RowFormat {
   // Columns between pre-activations if A is dz.
   static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
 
-  // True if rows (., k) with this stride, in elements, can be A.
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
     return padded_k(k) == k && stride % kVnniFactor == 0;
   }
   static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
-  // Initializes the parts of A that the element-wise kernel does not write.
+  // The parts of A that the element-wise kernel does not write.
   static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
-  // Packing returns true if all values can be represented: here always.
-  //
-  // x has contiguous rows. Does not write A's padding.
+  // Packing returns true if all values can be represented: here always. x has contiguous rows. A's
+  // padding is not written.
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
-  // Packs A (m, padded_k) from x (k, m) with contiguous rows.
+  // A (m, padded_k) from x (k, m).
   static bool pack_a_transposed(
       int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
-  // Packs x (k, n) into B from row k0 and column n0 on, with zeros up to the next multiple of 32
-  // rows or to the end of B.
+  // Packs x (k, n) into B from row k0 and column n0 on, with zeros up to a multiple of 32 rows or
+  // to the end of B.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
   static bool pack_b_transposed(
@@ -79,7 +77,7 @@ struct RowFormat {
     return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
   }
 
-  // C (m, b.n) = A (m, b.k) B, or += if `accumulate`. No size may be 0.
+  // C (m, b.n) = A (m, b.k) B, or += if `accumulate`. No size is 0.
   static void gemm(
       int64_t m,
       Matrix<const Operand> a,
@@ -127,7 +125,7 @@ struct Bf16x3Format : PackedFormat {
       int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
     return kernels().bf16x3.pack_a_transposed(k, m, x, a);
   }
-  // k0 is a multiple of 32, n0 a multiple of 16; x has contiguous rows.
+  // k0 is a multiple of 32, n0 of 16; x has contiguous rows.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
     return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
@@ -147,7 +145,6 @@ struct Bf16x3Format : PackedFormat {
   }
 
  private:
-  // Returns the B panels from row k0 and column n0 on.
   static Matrix<Operand> panels(PackedB<Operand> b, int64_t k0, int64_t n0) {
     const Matrix<Operand> all = {b.data, b.k * kBf16x3Panel};
     return all.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
@@ -166,13 +163,13 @@ struct Int8Format : PackedFormat {
   static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
   static void init_states(int64_t m, int64_t k, Matrix<Operand> a);
 
-  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
-    return kernels().int8.pack_a(m, k, x, a);
+  static bool pack_a(
+      int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a, float least = 0) {
+    return kernels().int8.pack_a(m, k, x, a, least);
   }
-  // All K rows in one call: k0 is 0, and n0 is a multiple of 16.
+  // k0 is 0 (all K rows in one call), and n0 a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  // The dequantized element.
   static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
 
   static void gemm(
@@ -185,8 +182,8 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// B has storage type T and is not packed: the kernel widens rows as it reads them. Available if
-// F32Format is.
+// B has storage type T, unpacked: the kernel widens rows as it reads them. Available with
+// F32Format.
 template <typename T>
 struct F32InPlaceFormat : F32Format {
   using B = T;
@@ -197,7 +194,7 @@ struct F32InPlaceFormat : F32Format {
   }
 };
 
-// Supports only formats used in training.
+// Formats for training only.
 template <typename Body>
 decltype(auto) visit_format(GemmFormat format, const Body& body) {
   switch (format) {

@@ -15,8 +15,6 @@ namespace lltm::cpu {
 
 using at::Tensor;
 
-// ---- through ATen -----------------------------------------------------------
-
 Linear::Linear(const CellInfo& cell, const Weights& weights, Tensor bias)
     : cell_(cell), bias_(std::move(bias)) {
   const at::ScalarType dtype = compute_dtype(weights.hh.scalar_type());
@@ -86,7 +84,7 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
 
 namespace {
 
-// A GEMM into part of `out`: through a buffer unless `out` is float32 and N is not padded.
+// A GEMM into part of `out`, through a buffer unless `out` is float32 and N is not padded.
 template <typename Format, typename T>
 class OutputBlock {
  public:
@@ -110,7 +108,6 @@ class OutputBlock {
   std::vector<float> copy_;
 };
 
-// A task multiplies kMaxRows rows by a packed panel with kGemmBand columns.
 template <typename Format>
 class PackedGemmOf {
  public:

@@ -1,4 +1,4 @@
-// GEMMs on complete tensors: through ATen, or with the kernels in formats.h if these are faster.
+// GEMMs on complete tensors: through ATen, or with the kernels in formats.h if faster.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -16,13 +16,11 @@
 
 namespace lltm::cpu {
 
-// ---- through ATen -----------------------------------------------------------
-
-// GEMMs between a cell's inputs and its pre-activations. 16-bit weights are widened to float32:
+// GEMMs between a cell's inputs and pre-activations. 16-bit weights are widened to float32:
 // pre-activations are not rounded, and CPUs without float16 arithmetic are faster.
 class Linear {
  public:
-  // Includes the biases, which project_x and project add.
+  // project_x and project add the biases.
   template <typename Args>
   static Linear with_bias(const Args& args) {
     const Weights weights = weights_of(args);
@@ -35,14 +33,14 @@ class Linear {
   at::Tensor project_x(const at::Tensor& x) const;
   // gates += h (rows, H) W_h^T
   void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
-  // Both parts, with the rounding of PyTorch's own operations: in one GEMM if every pre-activation
+  // Both parts, with the rounding of PyTorch's operations: in one GEMM if every pre-activation
   // depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
   // Gradients from dz (rows, (S + P) * H), written to `out`.
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, H)
-  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h. Skips an undefined output.
+  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h, unless undefined.
   void add_weight_gradients(
       const Weights& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x) const;
 
@@ -61,7 +59,6 @@ class Linear {
 // h, pre-activations of only h do not change.
 template <typename T>
 struct WeightsInPlace {
-  // x or h may be null.
   void multiply(
       int64_t rows,
       Matrix<const float> x,
@@ -99,9 +96,7 @@ struct WeightsInPlace {
   int64_t hidden, input_size;
 };
 
-// ---- operands ---------------------------------------------------------------
-
-// Copies if rows are not contiguous or overlap.
+// Copies if rows overlap or are not contiguous.
 at::Tensor with_contiguous_rows(const at::Tensor& tensor);
 
 template <typename Format>
@@ -110,7 +105,7 @@ struct OperandA {
   Matrix<typename Format::Operand> rows;
 };
 
-// The K padding is zero, because packing does not write it.
+// Packing does not write the K padding, which is zero.
 template <typename Format>
 OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& options) {
   using Operand = typename Format::Operand;
@@ -122,7 +117,6 @@ OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& op
   return {memory, {static_cast<Operand*>(memory.mutable_data_ptr()), stride, 1}};
 }
 
-// Calls body with the storage type and a format type, for combinations that schedules select.
 template <typename Body>
 auto visit_dtype_and_format(at::ScalarType dtype, GemmFormat format, const Body& body) {
   if (format == GemmFormat::kBf16) {
@@ -145,10 +139,8 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
   kernels().convert_bf16.store(x, y, n);
 }
 
-// ---- with our own kernels ---------------------------------------------------
-
-// C (rows, N) = A B, with B (K, N) packed once. Tensors have the format's Source type or, for
-// `out`, float32, with contiguous rows. Returns false if values are out of range.
+// C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Source type,
+// or float32 for `out`. False if values are out of range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

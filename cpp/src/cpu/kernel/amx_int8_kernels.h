@@ -1,4 +1,4 @@
-// The int8 GEMM for AMX, bitwise identical to the other kernels: sums are exact, and scaling is the
+// The int8 GEMM for AMX, bitwise identical to the other kernels: sums are exact, scaling is the
 // same.
 #pragma once
 
@@ -15,8 +15,8 @@ constexpr std::int64_t kInt8MostPanels = 4;
 // With fewer rows, VNNI is as fast and needs no tile setup.
 constexpr std::int64_t kInt8FewestTileRows = 4;
 
-// K after full tiles: a zero-padded tile per panel. The tile of A reads past K, into the row's
-// scale and padding.
+// K after full tiles: a zero-padded tile per panel. A's tile reads past K, into the row's scale and
+// padding.
 struct Int8Rest {
   alignas(64) Int8 tiles[kInt8MostPanels][kInt8TileDepth * kInt8Panel];
 };
@@ -37,7 +37,7 @@ void copy_rest(const Int8Gemm& p, std::int64_t panels, Int8Rest& rest) {
 }
 
 // `rows` rows, in one or two tiles, by kPanels panels. Tiles: C 0, 1 (upper) and 2, 3 (lower), or 0
-// to 3 for one tile of rows; A 4 (upper) and 5 (lower); B 6 and 7 alternate.
+// to 3 for one row tile; A 4 (upper), 5 (lower); B 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_int8_tiles(const Int8Gemm& p, const Int8Rest& rest, std::int64_t rows) {
   alignas(64) std::int32_t sums[kHeight * kTileRows][kPanels * kInt8Panel];

@@ -1,4 +1,3 @@
-// AMX kernels: bf16x3 (bf16x3.h) and bfloat16 GEMM.
 #pragma once
 
 #include "cell/math.h"
@@ -18,9 +17,7 @@ LLTM_CELL_INLINE const std::uint16_t* words(const BFloat16x3* x) {
   return reinterpret_cast<const std::uint16_t*>(x);
 }
 
-// ---- packing ----------------------------------------------------------------
-
-// 32 floats, or one part for each of them.
+// 32 floats, or a part of each.
 struct Group {
   __m512 low, high;
 };
@@ -29,7 +26,7 @@ LLTM_CELL_INLINE __mmask16 lanes(std::int64_t n) {
   return n >= 16 ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
 }
 
-// Loads at most 16 floats; the rest is zero.
+// At most 16 floats; the rest is zero.
 LLTM_CELL_INLINE __m512 load_floats(const float* x, std::int64_t n) {
   return _mm512_maskz_loadu_ps(lanes(n), x);
 }
@@ -50,7 +47,7 @@ LLTM_CELL_INLINE __mmask16 too_large(Group x) {
   return too_large(x.low) | too_large(x.high);
 }
 
-// The elements in `low` become the lower 16 in each part.
+// `low` becomes the lower half of each part.
 LLTM_CELL_INLINE void decompose(Group x, __m512i (&parts)[3]) {
   for (int part = 0; part < 3; ++part) {
     parts[part] = (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low);
@@ -81,7 +78,7 @@ bool pack_a_bf16x3(
   return out_of_range == 0;
 }
 
-// An overload for store_operand (elementwise_kernels.h), which must be declared first.
+// An overload for store_operand (elementwise_kernels.h), which must see it.
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<BFloat16x3>& matrix,
     std::int64_t row,
@@ -124,7 +121,6 @@ bool pack_a_transposed_bf16x3(
 
 bool pack_b_bf16x3(
     std::int64_t rows, std::int64_t columns, Matrix<const float> x, Matrix<BFloat16x3> y) {
-  // Interleaves two rows to pairs.
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -151,7 +147,6 @@ bool pack_b_bf16x3(
       }
     }
   }
-  // Zeroes the rest of the last group.
   const std::int64_t pairs = (rows + 1) / 2 % (kBf16x3Group / 2);
   for (std::int64_t c = 0; pairs > 0 && c < columns; c += kBf16x3Panel) {
     BFloat16x3* const group =
@@ -191,11 +186,9 @@ bool pack_b_transposed_bf16x3(
   return out_of_range == 0;
 }
 
-// ---- tiles ------------------------------------------------------------------
-
 constexpr std::int64_t kTileRows = 16;
 
-// The intrinsics accept tile numbers only as literals; these wrappers accept constants.
+// The intrinsics accept only literal tile numbers; these wrappers accept constants.
 #define LLTM_FOR_EACH_TILE(apply) \
   apply(0) apply(1) apply(2) apply(3) apply(4) apply(5) apply(6) apply(7)
 
@@ -224,7 +217,7 @@ LLTM_CELL_INLINE void store_tile(void* to, std::int64_t stride) {
 #undef LLTM_STORE
 }
 
-// C += A B for tiles C 0 to 3, A 4 to 6, and B 6 or 7; bfloat16, or int8 with int32 sums.
+// C += A B for tiles C 0 to 3, A 4 to 6, B 6 or 7, in bfloat16, or int8 with int32 sums.
 template <int kC, int kA, int kB, typename Element = BFloat16>
 LLTM_CELL_INLINE void multiply_tiles() {
   constexpr bool kBytes = sizeof(Element) == 1;
@@ -243,7 +236,7 @@ LLTM_CELL_INLINE void multiply_tiles() {
 }
 #undef LLTM_FOR_EACH_TILE
 
-// Size of a tile: at most 16 rows with 64 bytes.
+// At most 16 rows with 64 bytes.
 struct TileShape {
   std::int64_t rows = kTileRows, row_bytes = 64;
 };
@@ -260,7 +253,7 @@ void configure_tiles(const TileShape (&shapes)[8]) {
     config.row_bytes[tile] = static_cast<std::uint16_t>(shapes[tile].row_bytes);
     config.rows[tile] = static_cast<std::uint8_t>(shapes[tile].rows);
   }
-  // The intrinsic declares that it reads 8 bytes, but the instruction reads 64.
+  // The intrinsic declares that it reads 8 bytes; the instruction reads 64.
   __asm__ volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
@@ -273,11 +266,11 @@ LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   if constexpr (kPanels > 3) body.template operator()<3>();
 }
 
-// C rows in tile pairs, or in a single tile.
+// C rows in a tile pair or a single tile.
 struct TileRows {
   std::int64_t count, upper, lower;  // lower is 0 for a single tile
 };
-// Calls body(rows) for all full pairs among m rows, then for the rest; body advances the pointers.
+// Calls body(rows) for all full pairs among m rows, then for the rest. body advances the pointers.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
   const std::int64_t pairs = m / (2 * kTileRows), rest = m % (2 * kTileRows);
@@ -289,10 +282,8 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
   }
 }
 
-// ---- GEMM of bf16x3 -----------------------------------------------------------
-
-// An A tile has 16 rows of one part of a group, a B tile one part of a group in a panel. Both have
-// 1 KiB and are addressed by their first part. Distances are in 16-bit words.
+// A and B tiles hold one part of a group: 16 rows in A, a panel in B. Both have 1 KiB and are
+// addressed by their first part. Distances are in 16-bit words.
 constexpr std::int64_t kPartB = 512;                // between parts in B
 constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups in B
 constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups in A
@@ -318,7 +309,7 @@ struct Bf16x3Block {
   std::int64_t c_stride;
   std::int64_t groups;
   bool accumulate;
-  // The next two panels, and how many lines to prefetch per panel and group.
+  // The next two panels, and lines to prefetch per panel and group.
   const std::uint16_t* next = nullptr;
   std::int64_t next_lines = 0;
 
@@ -334,7 +325,7 @@ LLTM_CELL_INLINE void prefetch_panels(const Bf16x3Block& block, const std::uint1
   }
 }
 
-// Two row tiles by one or two panels. The order of the six partial products makes each load only
+// Two row tiles by one or two panels. In this order, each of the six partial products loads only
 // one operand.
 template <int kPanels>
 void gemm_two_tiles(const Bf16x3Block& p) {
@@ -389,7 +380,7 @@ void gemm_two_tiles(const Bf16x3Block& p) {
   }
 }
 
-// One row tile by up to four panels. All three A parts stay loaded, and each B part is loaded once.
+// One row tile by up to four panels. The A parts stay loaded; each B part is loaded once.
 template <int kPanels>
 void gemm_one_tile(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -424,11 +415,11 @@ void gemm_one_tile(const Bf16x3Block& p) {
   });
 }
 
-// K groups per slice: in all of C before the next slice, so that the groups in two panels stay in
-// L1 for the next rows.
+// K groups per slice. All of C uses a slice before the next, so that the groups in two panels stay
+// in L1 for the next rows.
 constexpr std::int64_t kSliceGroups = 4;
 
-// Calls body(block, panels) for each K slice and each run with at most `most` panels.
+// Calls body(block, panels) for each K slice and up to `most` panels.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block_of_panels(
     const Bf16x3Block& whole, std::int64_t n, std::int64_t most, Body body) {
@@ -441,8 +432,7 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
       block.c += panel * kBf16x3Panel;
       block.groups = at_most(whole.groups - group, kSliceGroups);
       block.accumulate = whole.accumulate || group > 0;
-      // The next slice follows the last panel. After the last slice, the following memory is
-      // prefetched.
+      // The next slice follows the last panel. After the last slice, prefetching continues past it.
       const bool next_slice = panel + most >= all && group + kSliceGroups < whole.groups;
       block.next = next_slice ? whole.b + (group + kSliceGroups) * kGroupB
                               : block.b + most * whole.panel_stride;
@@ -451,7 +441,7 @@ LLTM_CELL_INLINE void for_each_block_of_panels(
   }
 }
 
-// The last pair's lower tile may have fewer rows.
+// The last pair's lower tile may be shorter.
 void gemm_pairs(const Bf16x3Block& whole, std::int64_t pairs, std::int64_t n) {
   for_each_block_of_panels(whole, n, 2, [&](Bf16x3Block block, std::int64_t panels) {
     block.next_lines = 48 / pairs;
@@ -506,9 +496,7 @@ void gemm_bf16x3(
 constexpr Bf16x3Kernels kBf16x3Kernels = {
     gemm_bf16x3, pack_a_bf16x3, pack_a_transposed_bf16x3, pack_b_bf16x3, pack_b_transposed_bf16x3};
 
-// ---- GEMM of bfloat16 ---------------------------------------------------------
-
-// Operands are in groups with a tile's depth; strides are in bytes.
+// Groups have a tile's depth; strides are in bytes.
 struct Bf16Block {
   const BFloat16* a;
   std::int64_t a_stride;
@@ -594,7 +582,7 @@ void gemm_bf16_amx(
       c.row_stride * 4,
       b.k / kTileDepth,
       accumulate};
-  // All full tiles along K, then the remainder; N in the same way.
+  // Full tiles along K, then the remainder; N likewise.
   const auto multiply = [&](std::int64_t depth) {
     const std::int64_t panels = b.n / kTileColumns, rest = b.n % kTileColumns;
     if (panels > 0) gemm_bf16_panels(m, block, panels, {depth / 2, 64}, depth);

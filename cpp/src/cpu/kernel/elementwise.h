@@ -1,4 +1,3 @@
-// Arguments for the element-wise kernels. No torch header.
 #pragma once
 
 #include "cell/cell.h"
@@ -11,7 +10,7 @@
 
 namespace lltm::cpu {
 
-// The same layout as c10::Half and c10::BFloat16.
+// Laid out as c10::Half and c10::BFloat16.
 struct Half {
   std::uint16_t bits;
 };
@@ -35,14 +34,14 @@ struct ForwardArgs {
   std::int64_t layer_hidden = 0;
   Matrix<const compute_t<T>> gates;       // pre-activations without bias
   std::int64_t gates_step = 0;            // columns between pre-activations
-  bool gates_padded = false;              // 15 more columns may be read
+  bool gates_padded = false;              // 15 more columns are readable
   Matrix<const compute_t<T>> bias;        // per pre-activation, row stride 0; or null
   Matrix<const compute_t<T>> parameters;  // row stride 0; or null
   Matrix<const T> c;
   Matrix<T> h_next;
-  Matrix<G> h_operand;        // h_next, packed for the next GEMM; or null
+  Matrix<G> h_operand;        // h_next for the next GEMM; or null
   Matrix<const T> h_factor;   // recurrent mask, multiplied into h_operand; or null
-  Matrix<bool> out_of_range;  // set for rows with a value that cannot be packed (bf16x3.h, int8.h)
+  Matrix<bool> out_of_range;  // set for rows that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // saved for backward (cell.h); or null
 };
@@ -58,15 +57,15 @@ struct BackwardArgs {
   Matrix<const T> grad_h;                   // or null
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h; or null
   Matrix<const compute_t<T>> grad_c;        // or null
-  Matrix<source_t<G>> grad_gates;           // for each pre-activation, then for each parameter
+  Matrix<source_t<G>> grad_gates;           // per pre-activation, then per parameter
   Matrix<compute_t<T>> grad_c_prev;
-  Matrix<G> operand;  // dz without parameters, packed for the next GEMM; or null
+  Matrix<G> operand;  // dz without parameters, for the next GEMM; or null
   std::int64_t operand_step = 0;
   bool* out_of_range = nullptr;  // set if a value cannot be packed
 };
 
-// Elements [begin, end) of (rows, hidden) in row order, so that threads can divide a single long
-// row or many short rows.
+// Elements [begin, end) of (rows, hidden) in row order: threads can divide a long row or many short
+// rows.
 template <typename T, typename G>
 struct Elementwise {
   void (*forward)(const ForwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);

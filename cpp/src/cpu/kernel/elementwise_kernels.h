@@ -1,8 +1,8 @@
-// The element-wise kernels, included by one file per instruction set.
+// The element-wise kernels, included once per instruction set.
 //
-// Blocks of kBlock elements in a row are loaded (widened or gathered, unless the storage is a
-// contiguous array in the compute type), computed in a vectorized loop, and stored. The last block
-// is padded, so that odd sizes also run at vector speed.
+// Blocks of kBlock elements in a row are loaded (widened or gathered, unless contiguous in the
+// compute type), computed in a vectorized loop, and stored. The last block is padded, so that odd
+// sizes also run at vector speed.
 #pragma once
 
 #include "cell/cells.h"
@@ -17,14 +17,10 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- blocks ---------------------------------------------------------------
-
 constexpr std::int64_t padded(std::int64_t n) {
   return (n + 15) / 16 * 16;
 }
 
-// True if n elements of a row, of the compute type, can be used in place as the array that `load`
-// returns.
 template <typename T>
 LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n, bool is_padded) {
   return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
@@ -50,9 +46,8 @@ __attribute__((noinline)) void gather(
   for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
 }
 
-// n elements from row `row` and column `col` on, as a contiguous array in the compute type that can
-// be read up to padded(n): in place if possible, otherwise copied to `buffer`. Null matrices read
-// as zero.
+// n elements from (row, col) on, contiguous in the compute type and readable up to padded(n): in
+// place or in `buffer`. Null matrices read as zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -75,8 +70,8 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   return values;
 }
 
-// The array for n results, writable up to padded(n): the memory itself if possible, otherwise
-// `buffer`, from which `store` copies.
+// Memory for n results, writable up to padded(n): the target itself or `buffer`, from which `store`
+// copies.
 template <typename T>
 LLTM_CELL_INLINE compute_t<T>* target(
     const Matrix<T>& matrix,
@@ -115,7 +110,7 @@ LLTM_CELL_INLINE void store(
   scatter(values, n, y);
 }
 
-// Returns false if values are out of range (int8, bf16x3). The bf16x3 overload is in amx_kernels.h.
+// False if values are out of range (int8, bf16x3). amx_kernels.h has the bf16x3 overload.
 template <typename G>
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<G>& matrix,
@@ -159,10 +154,8 @@ LLTM_CELL_INLINE void for_each_block(
   }
 }
 
-// ---- kernels --------------------------------------------------------------
-
-// h' as output and as operand of the next GEMM, rounded in the same way, so that a sequence and
-// single steps agree.
+// The output and the next GEMM's operand, equally rounded, so that a sequence and single steps
+// agree.
 template <typename T, typename G>
 LLTM_CELL_INLINE void store_h(
     const ForwardArgs<T, G>& a,
@@ -188,7 +181,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   Block<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
   const C* bias[kSlots] = {};
-  std::int64_t column_of_bias = -1;  // equal for all rows if a row is a single block
+  std::int64_t column_of_bias = -1;  // equal if a row is a single block
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* z[kSlots];
     C* saved[kSaved];
@@ -335,7 +328,7 @@ void pair_rows(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloa
   }
 }
 
-// A bfloat16 pair is one element, at any alignment.
+// A bfloat16 pair, at any alignment, is one element.
 void pair_columns(
     std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y) {
   constexpr std::int64_t kWidth = 2 * kTile;

@@ -1,4 +1,3 @@
-// Kernels for the small-batch engine and for weights in place.
 #pragma once
 
 #include "cell/cell.h"
@@ -66,9 +65,8 @@ struct FewRowsGemm {
   bool accumulate;
 };
 
-// Products are summed in float32, in kChains chains of kChain each, and their sum is added to the
-// float64 accumulators. Rounding errors stay far below a float32 GEMM's, and widening takes little
-// time.
+// Products are summed in float32, in kChains chains of kChain, whose sum is added to float64
+// accumulators: rounding errors stay far below a float32 GEMM's, and widening takes little time.
 constexpr std::int64_t kChain = 8, kChains = 4;
 // Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
@@ -91,7 +89,7 @@ struct FewRowsAccumulators {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           const Floats weights = load_lanes(b + v * kLanes);
-          // A single row is limited by its loads and gains nothing from prefetching.
+          // A single row is limited by loads and gains nothing from prefetching.
           if (kRows > 1 && v % kVectorsOfLine == 0) {
             __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
           }
@@ -123,7 +121,6 @@ struct FewRowsAccumulators {
   }
 };
 
-// Stores or adds a vector of sums, except for the first `skip` elements.
 LLTM_CELL_INLINE void store_sums(
     Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
   if (skip <= 0) {
@@ -143,7 +140,7 @@ LLTM_CELL_INLINE void store_sums(
   }
 }
 
-// Computes a tile from `column` on, except for the first `skip` columns.
+// A tile from `column` on, without its first `skip` columns.
 template <int kRows, int kVectors>
 LLTM_CELL_INLINE void gemm_few_rows_tile(
     const FewRowsGemm& p, std::int64_t column, std::int64_t skip = 0) {
@@ -211,8 +208,6 @@ void gemm_few_rows(
   if (m == 1) gemm_few_rows_band<1>(p);
 }
 
-// ---- weights in place -------------------------------------------------------
-
 // Adds halves: rounding errors grow with the additions per element.
 LLTM_CELL_INLINE float sum_of(Floats x) {
   float values[kLanes];
@@ -262,8 +257,7 @@ LLTM_CELL_INLINE void sums_of_four(const Floats (&x)[4], float* sums) {
 // Limit per lane and chain; rounding errors grow with it.
 constexpr std::int64_t kLaneChain = 16;
 
-// Dot products between kRows rows in A and kColumns rows in B from row n on, to read B along its
-// rows.
+// Dot products between kRows rows in A and kColumns rows in B from row n on, along B's rows.
 template <int kRows, int kColumns, typename B>
 LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n) {
   constexpr int kSums = kRows * kColumns;
@@ -316,7 +310,7 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
 
 template <int kRows, typename B>
 LLTM_CELL_INLINE void gemm_in_place_rows(const InPlaceGemm<B>& p) {
-  // As many sums as fit in the registers, with one vector per A row and a B vector.
+  // As many sums as fit in registers, with a vector per A row and a B vector.
 #if defined(__AVX512F__) || defined(__aarch64__)
   constexpr int kRegisters = 32;
 #else
@@ -342,11 +336,10 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
-// float if rounding errors in the state decay.
 template <typename Page>
 using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
-// Limit for units in a row.
+// Units in a row.
 constexpr std::int64_t kSomeUnits = 64;
 template <typename Page>
 LLTM_CELL_INLINE void forward_few_rows_units(

@@ -1,4 +1,3 @@
-// Conversions between storage types and float.
 #pragma once
 
 #include "cell/math.h"
@@ -14,8 +13,6 @@
 
 namespace lltm::cpu {
 namespace {
-
-// ---- single values ----------------------------------------------------------
 
 template <typename To, typename From>
 LLTM_CELL_INLINE To bits(From from) {
@@ -38,7 +35,7 @@ LLTM_CELL_INLINE float widen(Half x) {
 #else
   const std::uint32_t sign = std::uint32_t{x.bits} >> 15 << 31;
   const std::uint32_t magnitude = (x.bits & std::uint32_t{0x7FFF}) << 13;
-  // As a float, the magnitude is 2^112 too small, subnormals included.
+  // As a float, the magnitude is 2^112 too small, also if subnormal.
   const std::uint32_t finite = bits<std::uint32_t>(bits<float>(magnitude) * 0x1p112f);
   const std::uint32_t special = magnitude | 0x7F800000u;  // infinity and NaN
   return bits<float>(sign | (magnitude >= 0x0F800000u ? special : finite));
@@ -57,7 +54,7 @@ LLTM_CELL_INLINE float narrow<float>(float x) {
   return x;
 }
 
-// bfloat16 and half round to nearest, ties to even; NaN becomes the quiet NaN.
+// Round to nearest, ties to even; NaN becomes the quiet NaN.
 template <>
 LLTM_CELL_INLINE BFloat16 narrow<BFloat16>(float x) {
   const std::uint32_t u = bits<std::uint32_t>(x);
@@ -70,18 +67,16 @@ LLTM_CELL_INLINE Half narrow<Half>(float x) {
   const std::uint32_t u = bits<std::uint32_t>(x);
   const std::uint32_t sign = u >> 31 << 15;
   const std::uint32_t magnitude = u & 0x7FFFFFFFu;
-  // The exponent bias becomes 15 instead of 127. A carry from the mantissa increments the exponent,
-  // past the largest number to infinity.
+  // The exponent bias becomes 15 instead of 127. A mantissa carry increments the exponent, up to
+  // infinity.
   const std::uint32_t rounded =
       (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
   const std::uint32_t normal = rounded < 0x7C00u ? rounded : 0x7C00u;
-  // Adding 0.5 aligns the float's last place with the half subnormals.
+  // Adding 0.5 aligns the float's last place with half subnormals.
   const std::uint32_t subnormal = bits<std::uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3F000000u;
   const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   return {static_cast<std::uint16_t>(sign | (x != x ? 0x7E00u : finite))};
 }
-
-// ---- vectors ----------------------------------------------------------------
 
 #if defined(__AVX512F__)
 using Floats = __m512;
@@ -93,7 +88,7 @@ using Floats = float32x4_t;
 using Floats = float __attribute__((vector_size(16)));
 #endif
 constexpr int kLanes = sizeof(Floats) / sizeof(float);
-// Vectors per prefetch: a NEON vector is a quarter of a cache line.
+// A NEON vector is a quarter of a cache line.
 #if defined(__aarch64__)
 constexpr int kVectorsOfLine = 4;
 #else

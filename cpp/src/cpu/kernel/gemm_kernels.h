@@ -1,8 +1,8 @@
-// GEMMs for float32 and bfloat16, included by the files per instruction set.
+// GEMMs for float32 and bfloat16, included once per instruction set.
 //
-// A C tile stays in vector registers for a piece of K, and is then added to C. Pieces are short for
-// two reasons: their part of B stays in the cache for all rows, and rounding errors grow with the
-// number of terms in a sum.
+// A C tile stays in vector registers for a piece of K, and is then added to C. Pieces are short:
+// their part of B stays in the cache for all rows, and rounding errors grow with the number of
+// terms in a sum.
 #pragma once
 
 #include "common/matrix.h"
@@ -19,10 +19,9 @@ namespace {
 
 // A Product type has A and B types, the number of interleaved B rows, and how a column vector is
 // accumulated: in kParts steps, each with its own part of A and B. kByColumns selects the loop
-// order. In a tile with 6 or 12 sums, the BF16 instruction is twice as fast by columns (Zen 4).
-// AVX2 has too few registers for a complete A column.
+// order. With 6 or 12 sums, the BF16 instruction is twice as fast by columns (Zen 4). AVX2 has too
+// few registers for an A column.
 
-// B is widened when it is read.
 template <typename Storage>
 struct F32Product {
   using A = float;
@@ -46,8 +45,8 @@ struct F32Product {
 };
 
 #if defined(__AVX512F__)
-// bfloat16 pairs, as the bits of a float: one step with AVX512_BF16, otherwise the even rows and
-// then the odd rows, widened.
+// bfloat16 pairs as a float's bits: one step with AVX512_BF16, otherwise the even and then the odd
+// rows, widened.
 struct Bf16Product {
   using A = BFloat16;
   using B = BFloat16;
@@ -91,8 +90,8 @@ struct Bf16Product {
 };
 #endif
 
-// C (tile rows, n) = A B, or +=, where the n columns need kVectors vectors. k and b_stride count
-// interleaved rows as a single row.
+// C (tile rows, n) = A B, or +=, with n columns in kVectors vectors. k and b_stride count
+// interleaved rows once.
 template <typename Product>
 struct GemmTile {
   using A = typename Product::A;
@@ -104,7 +103,6 @@ struct GemmTile {
   std::int64_t b_stride, k, n;
   Matrix<float> c;
   bool accumulate;
-  // B rows of a later tile of this width, to prefetch.
   const B* next_b;
   std::int64_t next_rows;
 };
@@ -123,7 +121,7 @@ LLTM_CELL_INLINE void for_each_part(const Body& body) {
   if constexpr (kParts > 1) body.template operator()<1>();
 }
 
-// Not inlined: with several inlined tiles the compiler needs too many registers.
+// Not inlined: several inlined tiles would need too many registers.
 template <int kRows, int kVectors, typename Product>
 __attribute__((noinline)) void gemm_tile(const GemmTile<Product>& p) {
   using B = typename Product::B;
@@ -221,8 +219,7 @@ constexpr GemmTiles<Product> kTiles[kTileVectors] = {
     make_tiles<Product, 1, 1, 2, 3, 4, 5, 6>(), make_tiles<Product, 2, 1, 2, 3, 4, 5, 6>()};
 #endif
 
-// Nearly equal parts of `total`, at most `most` long, longer parts first. Only two divisions,
-// because they are slow.
+// Nearly equal parts of at most `most`, longer parts first. Only two divisions, which are slow.
 struct Parts {
   LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
       : count((total + most - 1) / most),
@@ -238,8 +235,8 @@ struct Parts {
 template <typename Product>
 LLTM_CELL_INLINE void gemm_panel(
     const Parts& heights, const GemmTiles<Product>& tiles, GemmTile<Product> p) {
-  // Each tile prefetches its share of the next B rows, except in a bfloat16 panel with a single
-  // tile, whose loop has no spare time.
+  // Each tile prefetches its share of the next B rows, except a bfloat16 panel's only tile, whose
+  // loop has no spare time.
   const bool fetch = heights.count > 1 || Product::kVnniFactor == 1;
   const std::int64_t share = (p.k + heights.count - 1) / heights.count;
   std::int64_t left = fetch ? p.k : 0;
@@ -254,7 +251,7 @@ LLTM_CELL_INLINE void gemm_panel(
   }
 }
 
-// The panel width, in vectors, with the fewest tiles.
+// The width, in vectors, with the fewest tiles.
 template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
@@ -269,7 +266,6 @@ LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors
   return best;
 }
 
-// Pieces of K have at most `longest` interleaved B rows.
 template <typename Product>
 LLTM_CELL_INLINE void gemm_rows(
     std::int64_t m,
@@ -333,8 +329,8 @@ void gemm_bf16_rows(
     PackedB<const BFloat16> b,
     Matrix<float> c,
     bool accumulate) {
-  // A panel with so many row pairs stays in L2. Rounding in bfloat16 values is far larger than the
-  // error in such a chain.
+  // A panel with so many row pairs stays in L2. bfloat16 rounding far exceeds the error in such a
+  // chain.
   constexpr std::int64_t kLongest = 256;
   gemm_rows<Bf16Product>(m, a, b, c, kLongest, accumulate);
 }

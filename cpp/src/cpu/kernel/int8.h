@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// An operand byte: unsigned in A, signed in B.
+// Unsigned in A, signed in B.
 struct Int8 {
   std::uint8_t bits;
 };
@@ -27,18 +27,18 @@ constexpr std::int64_t kInt8Group = 4;
 constexpr std::int64_t int8_depth(std::int64_t k) {
   return (k + kInt8Group - 1) / kInt8Group * kInt8Group;
 }
-// Sums always stay below 2^31.
+// Sums stay below 2^31.
 constexpr std::int64_t kInt8MostK = 1 << 16;
 
-// A (M, K): a row's bytes, then from byte int8_depth(K) on its scale as a float.
+// A (M, K): a row's bytes, and at byte int8_depth(K) its scale as a float.
 constexpr std::int64_t int8_row_stride(std::int64_t k) {
   constexpr std::int64_t kLine = 64;
   return (int8_depth(k) + std::int64_t{sizeof(float)} + kLine - 1) / kLine * kLine;
 }
 
 // B (K, N) in panels with 16 columns: bytes in groups of four rows, [group][column][row % 4],
-// padded with zeros. Then, for each column, its scale (float) and 128 times its byte sum (int32),
-// as many bytes as eight more rows.
+// padded with zeros. Then, per column, its scale (float) and 128 times its byte sum (int32), as
+// many bytes as eight more rows.
 constexpr std::int64_t kInt8Panel = 16;
 constexpr std::int64_t kInt8ColumnBytes = sizeof(float) + sizeof(std::int32_t);
 // PackedB::k includes these eight rows.
@@ -48,8 +48,10 @@ constexpr std::int64_t int8_padded_k(std::int64_t k) {
 
 struct Int8Kernels {
   Gemm<Int8>* gemm;  // b.n is a multiple of 16
-  // Quantizes contiguous rows of x (m, k). Returns false if a value is not finite.
-  bool (*pack_a)(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a);
+  // Quantizes contiguous rows of x (m, k), with scales of at least least / 127. Returns false if a
+  // value is not finite.
+  bool (*pack_a)(
+      std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a, float least);
 };
 
 // Null if not compiled.

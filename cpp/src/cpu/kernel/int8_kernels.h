@@ -14,8 +14,6 @@
 namespace lltm::cpu {
 namespace {
 
-// ---- dot products of four bytes, per lane --------------------------------------
-
 #if defined(__AVX512BW__)
 constexpr int kInt8Lanes = 16;
 #elif defined(__AVX2__)
@@ -33,8 +31,8 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
   return (Int8Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 }
 #elif defined(__SSE2__)
-// Without VNNI, the 8-bit instruction saturates, so bytes 0 and 2, then 1 and 3, are multiplied in
-// 16 bits. The compiler hoists conversions from inner loops.
+// Without VNNI, the 8-bit instruction saturates: bytes 0 and 2, then 1 and 3, are multiplied in 16
+// bits. The compiler hoists conversions from inner loops.
 #if defined(__AVX512BW__)
 #define LLTM_SIMD(name) _mm512_##name
 using Int8Register = __m512i;
@@ -57,7 +55,6 @@ LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Sums a, Int8Sums b) {
 }
 #undef LLTM_SIMD
 #elif defined(__aarch64__)
-// Four A bytes, for all lanes.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 using Int8Elements = uint8x8_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
@@ -79,7 +76,7 @@ using Int8Elements = int8x16_t;
 LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
   return veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(bytes)), vdupq_n_s8(-kInt8Offset));
 }
-// The sum of two products up to 127 * 127 fits in 16 bits.
+// Two products up to 127 * 127 fit in 16 bits.
 LLTM_CELL_INLINE Int8Sums dot(Int8Sums sums, Int8Elements a, Int8Sums b) {
   const int8x16_t bytes = vreinterpretq_s8_s32(b);
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(bytes));
@@ -102,15 +99,15 @@ LLTM_CELL_INLINE Int8Elements elements_of(std::int32_t bytes) {
   return Int8Sums{} + bytes;
 }
 #endif
-// True if A is used as stored, plus 128. If the instruction multiplies only signed bytes, 128 is
-// subtracted from A instead of from the sums.
+// A is used as stored, plus 128. If the instruction multiplies only signed bytes, 128 is subtracted
+// from A instead of from the sums.
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kInt8OffsetInSums = false;
 #else
 constexpr bool kInt8OffsetInSums = true;
 #endif
 
-// The sums, a weight vector and the A elements fit in the registers.
+// Sums, a weight vector and A elements fit in the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kInt8Rows = 6;
 constexpr int kInt8Panels = 4;
@@ -129,8 +126,6 @@ constexpr int kInt8Panels = 1;
 constexpr int kInt8PanelsOfOneRow = 2;
 #endif
 
-// ---- GEMM -------------------------------------------------------------------
-
 struct Int8Gemm {
   Matrix<const Int8> a;
   const Int8* panels;
@@ -146,7 +141,6 @@ LLTM_CELL_INLINE T load_as(const void* from) {
   return value;
 }
 
-// Scales from column v * kInt8Lanes in a panel on.
 struct Int8ColumnScales {
   Int8Scales scale;
   Int8Sums offset;
@@ -175,7 +169,6 @@ LLTM_CELL_INLINE void store_scaled(
   __builtin_memcpy(c, &y, sizeof(y));
 }
 
-// kRows rows by kPanels panels, from panel number `panel` on.
 template <int kRows, int kPanels>
 LLTM_CELL_INLINE void gemm_int8_tile(const Int8Gemm& p, std::int64_t panel) {
   constexpr int kVectors = kPanels * kInt8Vectors;
@@ -217,7 +210,6 @@ LLTM_CELL_INLINE void gemm_int8_band(
   }
 }
 
-// The last m rows, at most kRows.
 template <int kRows>
 LLTM_CELL_INLINE void gemm_int8_rest(const Int8Gemm& p, std::int64_t m, std::int64_t panels) {
   if constexpr (kRows > 0) {
@@ -241,19 +233,17 @@ void gemm_int8(
   }
 }
 
-// ---- quantization -------------------------------------------------------------
-
-// Rounds ties to even, and adds kInt8Offset, for |x| <= kInt8Largest.
+// Rounds ties to even and adds kInt8Offset, for |x| <= kInt8Largest.
 LLTM_CELL_INLINE Int8 quantize(float x) {
-  // With 1.5 * 2^23 added, the sum's last place is 1, and its low byte is the integer.
+  // With 1.5 * 2^23 added, the last place is 1, and the low byte is the integer.
   const float sum = x + (0x1.8p23f + static_cast<float>(kInt8Offset));
   return {static_cast<std::uint8_t>(math::bit_cast<std::uint32_t>(sum))};
 }
 
-bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a) {
-  // Finite magnitudes are compared as bits.
+bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a, float least) {
+  // Finite magnitudes compare as bits.
   constexpr std::uint32_t kInfinity = 0x7F800000u;
-  // Smaller rows are zero, because 1 / largest could overflow.
+  // Smaller rows are zero: 1 / largest could overflow.
   constexpr float kSmallest = 0x1p-100f;
   for (std::int64_t r = 0; r < m; ++r) {
     const float* const from = x.row(r);
@@ -263,7 +253,8 @@ bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int
       most = magnitude > most ? magnitude : most;
     }
     if (most >= kInfinity) return false;
-    const float largest = math::bit_cast<float>(most);
+    const float magnitude = math::bit_cast<float>(most);
+    const float largest = magnitude < least ? least : magnitude;
     const bool zero = largest < kSmallest;
     const float factor = zero ? 0.0f : kInt8Largest / largest;
     const float scale = zero ? 0.0f : largest / kInt8Largest;

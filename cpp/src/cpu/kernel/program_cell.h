@@ -1,5 +1,5 @@
-// The element-wise kernels for custom cells, with a cell program instead of a cell definition.
-// Outputs can alias inputs (c_next can be c), so states pass through buffers.
+// The element-wise kernels for cell programs instead of cell definitions. Outputs can alias inputs
+// (c_next can be c), so states pass through buffers.
 #pragma once
 
 #include "cpu/kernel/elementwise_kernels.h"
@@ -11,8 +11,8 @@
 namespace lltm::cpu {
 namespace {
 
-// One pass of a program: pieces with n units. The first piece begins at (row, col), the next are
-// `row_step` rows below or `col_step` columns to the right.
+// A program's pass: pieces with n units. The first begins at (row, col), the next are `row_step`
+// rows below or `col_step` columns to the right.
 struct Part {
   std::int64_t row, col, pieces, n, row_step, col_step;
 
@@ -23,13 +23,13 @@ struct Part {
   }
 };
 
-// Limit per part, for this many elements in a matrix with `hidden` columns.
+// Pieces per part, for this many elements in a matrix with `hidden` columns.
 LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elements) {
   const std::int64_t rows = elements / hidden;
   return rows > 1 ? rows : pieces_of(elements);
 }
 
-// `left` rows remain. Balances the last two parts.
+// Balances the last two parts.
 LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
   return left <= most ? left : at_most((left + 1) / 2, most);
 }
@@ -59,7 +59,7 @@ LLTM_CELL_INLINE void for_each_part(
   }
 }
 
-// In the usual case n == kBlock, n is a constant, so that loops become straight-line code.
+// In the usual case n == kBlock, loops become straight-line code.
 template <typename Body>
 LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   if (n == kBlock) {
@@ -70,7 +70,7 @@ LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
 }
 
 // Copies matrices that cannot be used in place. Not inlined, to limit code size: kernels have many
-// matrices, each with several ways to copy.
+// matrices, with several ways to copy.
 template <typename T>
 __attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
     const Matrix<const T>& x, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
@@ -107,7 +107,7 @@ __attribute__((noinline)) void add_parts(
   });
 }
 
-// Access to a part, `offset` columns to the right, with a buffer for each piece.
+// A part, `offset` columns to the right, with a buffer for each piece.
 template <typename T>
 LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
     const Matrix<const T>& x,
@@ -258,7 +258,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   });
 }
 
-// C is the compute type; a.c is always float64.
+// C is the compute type. a.c is always float64.
 template <typename C>
 void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
@@ -267,7 +267,6 @@ void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   Registers<C> registers(program, most_pieces(a.hidden, rows * a.hidden));
   for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
     const std::int64_t n = part.n, size = padded(n);
-    // y = x, plus the bias if not null
     const auto load_to = [&](Block<C>& y, const auto* x, const float* bias) {
       if (bias == nullptr) {
         for (std::int64_t j = 0; j < n; ++j) y.values[j] = static_cast<C>(x[j]);

@@ -20,7 +20,7 @@
 namespace lltm::cpu {
 namespace {
 
-// Enough elements to keep the vector units busy, and few enough that all buffers stay in L1.
+// Enough elements to occupy the vector units, and few enough that all buffers stay in L1.
 constexpr std::int64_t kBlock = 64;
 
 template <typename T>
@@ -28,7 +28,7 @@ struct Block {
   alignas(64) T values[kBlock];
 };
 
-// Pieces that begin `step` values apart.
+// Pieces that are `step` values apart.
 template <typename C>
 struct Pieces {
   C* values;
@@ -37,12 +37,12 @@ struct Pieces {
   LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
 };
 
-// Registers for blocks with up to pieces() pieces of up to kBlock values. Each register has memory,
-// which inputs and outputs do not have to use. Only memory for the program's registers is accessed.
+// Registers for blocks with up to pieces() pieces of up to kBlock values. Each has memory, which
+// inputs and outputs do not have to use.
 template <typename C>
 class Registers {
  public:
-  // Upper limit, so that most programs' registers fit in L1.
+  // Most programs' registers fit in L1.
   static constexpr int kMostPieces = 32 / sizeof(C);
 
   // `pieces` is the largest block's piece count; pieces() may be smaller. A low number keeps memory
@@ -64,8 +64,8 @@ class Registers {
   LLTM_CELL_INLINE Block<C>* input_memory(int k) { return memory_of(k); }
   LLTM_CELL_INLINE Block<C>* output_memory(int k) { return memory_of(first_output_ + k); }
 
-  // The array overlaps no other register and has a multiple of 16 values. By default, the
-  // register's memory is used.
+  // The array overlaps no other register and has a multiple of 16 values. The default is the
+  // register's memory.
   LLTM_CELL_INLINE void set_input(int k, Pieces<const C> x) {
     at_[k] = {const_cast<C*>(x.values), x.step};  // programs never write to inputs
   }
@@ -89,8 +89,8 @@ class Registers {
   Block<C> memory_[kBlocks];
 };
 
-// By default, Clang unrolls short loops before it vectorizes them, and interleaves several vectors,
-// which 16 values may not fill.
+// By default, Clang unrolls short loops before vectorizing, and interleaves several vectors, which
+// 16 values may not fill.
 #if defined(__clang__)
 #define LLTM_VECTORS \
   _Pragma("clang loop vectorize(assume_safety) interleave(disable) unroll(disable)")
@@ -99,11 +99,11 @@ class Registers {
 #endif
 
 // Runs `pieces` (at least one) pieces with `size` units: a multiple of 16, at most kBlock, and
-// equal to kN if kN is not 0.
+// equal to kN unless kN is 0.
 template <typename C, std::int64_t kN>
 __attribute__((noinline)) void execute(
     const Program& program, const Pieces<C>* registers, std::int64_t pieces, std::int64_t size) {
-  const std::int64_t n = kN != 0 ? kN : size & -16;  // loops need no scalar remainder
+  const std::int64_t n = kN != 0 ? kN : size & -16;  // no scalar remainder
   for (int k = 0; k < program.size; ++k) {
     const Instruction& i = program.code[k];
     const Pieces<C> of_y = registers[i.y];
@@ -111,7 +111,7 @@ __attribute__((noinline)) void execute(
     [[maybe_unused]] const Pieces<C> of_b = registers[i.b];
     [[maybe_unused]] const Pieces<C> of_c = registers[i.c];
     switch (i.op) {
-// Only the operands that an operation reads; others name no register.
+// Other operands name no register.
 #define LLTM_OPERANDS_1 a[j]
 #define LLTM_OPERANDS_2 a[j], b[j]
 #define LLTM_OPERANDS_3 a[j], b[j], c[j]

@@ -1,7 +1,7 @@
 // Tables of all functions that are compiled once per instruction set, from the same sources.
 //
-// These files use only raw pointers. They must not include ATen headers or standard headers with
-// inline functions, otherwise AVX-512 code could be linked into the baseline.
+// These files use only raw pointers. ATen headers, or standard headers with inline functions, could
+// link AVX-512 code into the baseline.
 #pragma once
 
 #include "cell/cells.h"
@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// Conversions, also used by tests.
+// Tests also use these conversions.
 template <typename T>
 struct ArrayConvert {
   void (*load)(const T* x, float* y, std::int64_t n);
@@ -29,14 +29,14 @@ using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
 // y ((columns + 1) / 2, 2 * rows) = x^T in pairs: a row in y has two adjacent elements from each
-// row in x (rows, columns). An odd last column is paired with zeros. Rows are contiguous.
+// row in x (rows, columns), or a zero after an odd last column. Rows are contiguous.
 using PairColumns =
     void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
 
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// Arguments for the small-batch engine (few_rows.cpp), which computes in float64, or in float32 if
-// the cell `forgets`. Columns are contiguous.
+// For the small-batch engine (few_rows.cpp), which computes in float64, or in float32 if the cell
+// `forgets`. Columns are contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block
@@ -55,8 +55,8 @@ using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 // float32 are accumulated in float64.
 using GemmFewRows = Gemm<float>*;
 
-// C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads each B (n, k) in
-// place; rows are contiguous. A part with k = 0 is omitted.
+// C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads B (n, k) in place;
+// rows are contiguous. A part with k = 0 is omitted.
 template <typename B>
 struct InPlaceGemm {
   struct Part {
@@ -70,8 +70,8 @@ struct InPlaceGemm {
   bool accumulate;
 };
 
-// Same operation with row-major B and contiguous rows of A and C. Adds at most `longest_chain`
-// products in one chain.
+// The same with row-major B and contiguous rows of A and C. Adds at most `longest_chain` products
+// in one chain.
 template <typename B>
 using GemmF32 = void (*)(
     std::int64_t m,
@@ -81,18 +81,15 @@ using GemmF32 = void (*)(
     std::int64_t longest_chain,
     bool accumulate);
 
-// B is widened when it is read.
 template <typename B>
 struct GemmsF32 {
-  GemmF32<B> multiply;  // null for the x86 baseline, where ATen's GEMMs are faster
+  GemmF32<B> multiply;  // null for the x86 baseline: ATen's GEMMs are faster
   void (*multiply_transposed)(std::int64_t m, const InPlaceGemm<B>& gemm);
 };
 
-// Same operation in bfloat16 with float32 accumulation. B has VNNI layout. b.k and A's stride are
-// even.
+// The same in bfloat16 with float32 accumulation. B has VNNI layout. b.k and A's stride are even.
 using GemmBf16 = Gemm<BFloat16>*;
 
-// A cell's element-wise kernels; elementwise_of() selects by type.
 struct CellKernels : Elementwise<double, double>,
                      Elementwise<float, float>,
                      Elementwise<Half, float>,
@@ -101,7 +98,7 @@ struct CellKernels : Elementwise<double, double>,
                      Elementwise<float, BFloat16>,
                      Elementwise<float, BFloat16x3>,  // null without AMX
                      Elementwise<Half, BFloat16x3>,
-                     Elementwise<float, Int8>,  // inference: no backward
+                     Elementwise<float, Int8>,  // inference
                      Elementwise<Half, Int8>,
                      Elementwise<BFloat16, Int8> {
   ForwardFewRows few_rows;
@@ -111,7 +108,6 @@ constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
   return cell;
 }
 
-// gemms_f32_of() selects by B's type.
 struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
   CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells
@@ -132,12 +128,12 @@ constexpr const GemmsF32<B>& gemms_f32_of(const Kernels& kernels) {
   return kernels;
 }
 
-// Null if the file was compiled without this instruction set.
+// Null if compiled without this instruction set.
 const Kernels* kernels_default();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();
-// GEMM for CPUs with AVX-512 and BF16; null if not compiled.
+// Null if not compiled.
 GemmBf16 kernels_bf16();
 
 }  // namespace lltm::cpu

@@ -53,8 +53,7 @@ LLTM_CELL_INLINE void transpose_tile(Vector (&tile)[kTile]) {
   exchange<8>(tile);
 }
 
-// The hardware prefetcher does not follow large strides. Prefetching past the end of a matrix is
-// harmless.
+// The hardware prefetcher does not follow large strides. Prefetching past a matrix is harmless.
 template <typename T>
 LLTM_CELL_INLINE void fetch_ahead(const T* x, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);

@@ -12,15 +12,14 @@
 namespace lltm::cuda {
 namespace {
 
-// Checked in a later call, because no call waits for its kernels.
+// Called later, because no call waits for its kernels.
 void check_earlier_calls() {
   TORCH_CHECK(
       !take_failure(),
-      "lltm::sequence: the persistent engine waited in vain in an earlier call, whose results are "
-      "NaN; lltm.backends.cuda.persistent = False avoids it");
+      "lltm::sequence: the persistent kernel timed out in an earlier call, and its results are "
+      "NaN; set lltm.backends.cuda.persistent = False");
 }
 
-// Uses the persistent engine if it supports the call.
 template <typename Result, typename Args>
 Result run(
     const char* direction,
@@ -30,7 +29,7 @@ Result run(
   check_earlier_calls();
   const char* const why_not = cuda_persistent()
                                   ? why_not_kernels(*args.cell, args.input, Kernels::persistent)
-                                  : "lltm.backends.cuda.persistent is off";
+                                  : "lltm.backends.cuda.persistent is False";
   Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
   if (logs_schedules()) {
     const std::string engine = attempt ? "persistent, " + std::to_string(attempt.groups) +

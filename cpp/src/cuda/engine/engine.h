@@ -1,7 +1,7 @@
 // The CUDA engines, with the interface of cpu/engine/engine.h.
 //
 // All work is queued on the current stream of the arguments' device, which must be current, and
-// nothing waits. The engines include no CUDA header: tests link them to host versions and run them
+// nothing waits. The engines include no CUDA header: tests link them to host functions and run them
 // on the CPU.
 #pragma once
 
@@ -12,17 +12,16 @@
 
 namespace lltm::cuda {
 
-// step.cpp: a single step.
+// step.cpp
 StepResult step_forward(const StepArgs& args);
 Gradients step_backward(const StepBackwardArgs& args);
 
-// choose.cpp: a sequence, with one of the engines below.
+// choose.cpp: one of the engines below.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// Limit for a chunk's pre-activations, unless a single step needs more. A part of a data-center
-// GPU's L2 cache, so that they rarely reach memory, but enough rows for a GEMM to use the entire
-// GPU.
+// Limit for a chunk's pre-activations, unless a step needs more: a part of a data-center GPU's L2
+// cache, so that they rarely reach memory, but enough rows for a GEMM to use the entire GPU.
 constexpr int64_t kWorkspaceBytes = 32 << 20;
 
 // stepwise.cpp: the per-step engine.
@@ -38,8 +37,8 @@ struct Attempt : std::optional<Result> {
   int64_t groups = 0;  // maximum per launch
 };
 
-// persistent.cpp. Returns nullopt if it cannot run. Backward has a smaller workspace, because the
-// cache also holds dz and the activations.
+// persistent.cpp. nullopt if it cannot run. Backward has a smaller workspace, because the cache
+// also holds dz and the activations.
 Attempt<SequenceResult> persistent_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Attempt<Gradients> persistent_backward(

@@ -1,8 +1,8 @@
-// The persistent engine (persistent.h). The words that a launch polls are initialized just before
-// it, so that they are in the L2 cache.
+// The persistent engine (persistent.h). Words that a launch polls are initialized just before it,
+// so that they are in the L2 cache.
 //
-// Dtypes are as in the per-step engine. h, c and dz are rounded to the tensors' dtype at every
-// step; sums and the gradients carried between steps are float32.
+// As in the per-step engine, h, c and dz are rounded to the tensors' dtype at every step; sums and
+// the gradients carried between steps are float32.
 #include "cuda/kernel/persistent.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -27,9 +27,7 @@ namespace {
 
 using at::Tensor;
 
-// ---- whether it runs, and with how many launches ----------------------------
-
-// Launches with at most `groups` groups each, one after another.
+// Successive launches with at most `groups` groups each.
 struct RowPlan {
   int tiles;  // per group
   int64_t groups;
@@ -41,21 +39,21 @@ struct RowPlan {
 // per step is estimated to be faster.
 constexpr int64_t kMostRowLaunches = 4;
 
-// How this engine runs a call, or the reason why it cannot: the only place that decides. Args
-// selects the kernels, for up to `most_hidden` units.
+// How this engine runs a call, or the reason why it cannot. Args selects the kernels, for up to
+// `most_hidden` units.
 template <template <typename> typename Args>
 std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
-  if (!has_persistent_kernels(cell)) return "no kernels of this cell";
-  if (dtype != at::kHalf && dtype != at::kBFloat16) return "float32 or float64";
+  if (!has_persistent_kernels(cell)) return "no kernels for this cell";
+  if (dtype != at::kHalf && dtype != at::kBFloat16) return "dtype is float32 or float64";
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
-  // The kernels carry the state from step to step themselves.
-  if (args.reset.defined()) return "a reset";
-  if (args.recurrent_mask.defined()) return "a recurrent mask";
-  if (args.checkpoint_steps > 0) return "checkpoints";
-  if (hidden % kHiddenMultiple != 0) return "H is no multiple of 8";
+  // The kernels carry the state between steps.
+  if (args.reset.defined()) return "reset is given";
+  if (args.recurrent_mask.defined()) return "recurrent_mask is given";
+  if (args.checkpoint_steps > 0) return "checkpoint_steps is given";
+  if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
   if (hidden > most_hidden) return "H is too large";
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
@@ -68,25 +66,23 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
     if (groups > 0) plan = {tiles, groups};
     if (plan.rows() >= batch) break;
   }
-  if (plan.groups == 0) return "too few thread blocks run at once on this device";
-  if (batch > kMostRowLaunches * plan.rows()) return "B is so large";
+  if (plan.groups == 0) return "too few thread blocks run concurrently on this device";
+  if (batch > kMostRowLaunches * plan.rows()) return "B is too large";
   return plan;
 }
 
-// The occupancy check passed, but fewer multiprocessors are available.
-const char* refused() {
+// Fewer multiprocessors are available than in the occupancy check.
+const char* rejected() {
   TORCH_WARN_ONCE(
-      "lltm::sequence: the GPU refused a persistent kernel, for want of multiprocessors that this "
-      "process may use (MPS or MIG may hold some back); going on without it");
-  return "the GPU refused a launch";
+      "lltm::sequence: the GPU rejected a persistent kernel, because too few multiprocessors are "
+      "available to this process (MPS or MIG may reserve some); using the per-step engine");
+  return "the GPU rejected a launch";
 }
-
-// ---- launches -----------------------------------------------------------------
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
 
-// Adds as many steps as fit in one launch, from `first` up to `last`, in kernel order. Returns the
-// first remaining step.
+// Adds as many of steps [first, last), in kernel order, as fit in one launch. Returns the first
+// remaining step.
 size_t take_steps(
     const std::vector<Step>& order, size_t first, size_t last, bool ascending, LaunchSteps& to) {
   to.ascending = ascending;
@@ -107,7 +103,6 @@ size_t take_steps(
   return last;
 }
 
-// Queues the launches for the entire batch. Returns false if one was rejected.
 template <typename Args>
 bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
@@ -132,7 +127,6 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                             : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// Returns a tensor that is contiguous and aligned to 16 bytes.
 Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());
@@ -148,13 +142,10 @@ T* mutable_data(const Tensor& tensor) {
   return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
-// ---- forward ----------------------------------------------------------------
-
 struct PersistentTensors {
   Tensor output, h, c, activations;
 };
 
-// Returns false if a launch was rejected.
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
@@ -206,8 +197,6 @@ bool launch_forward_steps(
   return true;
 }
 
-// ---- backward ---------------------------------------------------------------
-
 template <typename T>
 StepMatrix<const T> step_matrix(const Tensor& tensor) {
   if (!tensor.defined()) return {};
@@ -217,7 +206,6 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
   return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
 }
 
-// Returns false if a launch was rejected.
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,
@@ -272,7 +260,7 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, plan, workspace_bytes, tensors);
   });
-  if (!launched) return {{}, refused()};
+  if (!launched) return {{}, rejected()};
   const auto& [output, h, c, activations] = tensors;
   return {SequenceResult(output, h, c, activations), nullptr, plan.tiles, plan.groups};
 }
@@ -291,7 +279,7 @@ Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
     return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
   });
-  if (!launched) return {{}, refused()};
+  if (!launched) return {{}, rejected()};
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   return {sequence_gradients(args, steps, Gemm(dtype), tensors), nullptr, plan.tiles, plan.groups};
 }

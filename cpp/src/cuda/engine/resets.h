@@ -1,5 +1,4 @@
-// Like cpu/engine/resets.h, but the mask stays on the GPU, because reading its rows would wait for
-// the GPU.
+// Like cpu/engine/resets.h, but reading the mask's rows would wait for the GPU.
 #pragma once
 
 #include "cell/cell.h"
@@ -13,7 +12,7 @@ namespace lltm::cuda {
 
 class Resets {
  public:
-  // `reset` is a bool tensor, (T, B) or (N), or undefined.
+  // (T, B) or (N), bool, or undefined.
   explicit Resets(const at::Tensor& reset) {
     if (reset.defined()) flat_ = reset.reshape(-1);
   }
@@ -28,7 +27,7 @@ class Resets {
   at::Tensor flat_;
 };
 
-// Where `anew` is true, h (the first `hidden` columns) is zero, and c is its initial value.
+// Where `anew`, h (the first `hidden` columns) is zero and c initial.
 inline void restart(
     const CellInfo& cell,
     const at::Tensor& h,
@@ -42,7 +41,6 @@ inline void restart(
   }
 }
 
-// No gradient flows to the state before a reset.
 inline void clear_gradients(const at::Tensor& dh, const at::Tensor& dc, const at::Tensor& anew) {
   dh.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);
   dc.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);

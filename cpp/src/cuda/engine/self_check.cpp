@@ -35,7 +35,6 @@ double epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
 }
 
-// Results and gradients for a test problem with a backend's functions.
 struct Problem {
   const CellInfo& cell;
   const at::TensorOptions options;
@@ -49,7 +48,7 @@ struct Problem {
   const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1);
   const OutputMask all = {true, true, true, true, true, true, true};
 
-  // Deterministic values between -scale and scale, without the user's random generator.
+  // Deterministic, without the user's random generator.
   Tensor values(at::IntArrayRef sizes, double scale) const {
     const Tensor numbers = at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble);
     return numbers.square().sin().mul(scale).view(sizes).to(options);
@@ -78,7 +77,7 @@ struct Problem {
   }
 };
 
-// Empty if the results match, or if the persistent engine does not support the problem.
+// Empty if the results match or the persistent engine does not support the problem.
 std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kernels) {
   const Problem problem{cell, like.options()};
   std::vector<Tensor> ours;
@@ -113,14 +112,13 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
     const double most = exact.abs().max().item<double>();
     const double error = (ours[k].to(at::kDouble) - exact).abs().max().item<double>();
     if (!(error <= kMostEpsilons * epsilon(like.scalar_type()) * most)) {
-      return "result " + std::to_string(k) + " is off by " + std::to_string(error) + " of " +
-             std::to_string(most);
+      return "result " + std::to_string(k) + " differs by " + std::to_string(error) +
+             "; its largest value is " + std::to_string(most);
     }
   }
   return "";
 }
 
-// Disables autocast, autograd and warnings during the check.
 class Apart {
  public:
   Apart() { state_.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
@@ -135,7 +133,7 @@ class Apart {
   const c10::cuda::SyncDebugMode before_ = state_.get_sync_debug_mode();
 };
 
-// One error per check. The strings have stable addresses.
+// One error per check, with a stable address.
 using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Kernels>;
 std::mutex mutex;
 std::map<Key, std::string>& checked = *new std::map<Key, std::string>;
@@ -168,16 +166,16 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels k
     if (kernels == Kernels::persistent) take_failure();  // reported by the warning below
     TORCH_WARN(
         "lltm: the ",
-        kernels == Kernels::step       ? "kernels of a step"
-        : kernels == Kernels::stepwise ? "kernels of a sequence"
+        kernels == Kernels::step       ? "single-step kernels"
+        : kernels == Kernels::stepwise ? "sequence kernels"
                                        : "persistent kernels",
         " of the cell ",
         cell.title(),
         " in ",
         input.scalar_type(),
-        " do not work on ",
+        " failed their self-check on ",
         input.device(),
-        ", and are not used: ",
+        " and are disabled: ",
         wrong);
   }
   return why_not_kernels(cell, input, kernels);

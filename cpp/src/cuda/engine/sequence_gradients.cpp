@@ -30,7 +30,7 @@ WeightGradients weight_gradients(
   const CellInfo& cell = *args.cell;
   const at::ScalarType dtype = args.input->scalar_type();
   WeightGradients d_weights(args, compute_options(args.input));
-  // Each add(products, dz) has the dz columns for adjacent rows in `to`.
+  // add(products, dz) gets the dz columns for adjacent rows in `to`.
   const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
     const int64_t hidden = args.h_0->size(1);
     for_each_run(slots, blocks, [&](int slot, int count) {

@@ -1,4 +1,3 @@
-// Gradients after the backward steps, with GEMMs over all steps' rows.
 #pragma once
 
 #include "common/operator_args.h"
@@ -9,13 +8,12 @@
 
 namespace lltm::cuda {
 
-// Outputs of the backward steps. dh and dc are updated in place; a row's values are final after its
-// first step. Rows in dh and dz may be padded with zeros.
+// Outputs of the backward steps. dh and dc are updated in place; a row is final after its first
+// step. Rows in dh and dz may be padded with zeros.
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
 
-// Returns contiguous columns.
 inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
   return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
 }

@@ -1,5 +1,4 @@
-// A single step. Forward: one or two GEMMs each for the input and h, then a kernel. Backward: a
-// kernel, then one or two GEMMs per gradient.
+// A single step: GEMMs, then a kernel; in backward, a kernel, then GEMMs.
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
@@ -28,7 +27,7 @@ StepResult step_forward(const StepArgs& args) {
       args.save ? at::empty({batch, cell.saved * hidden}, options) : Tensor();
   const Tensor gates = at::empty({batch, cell.slots * hidden}, compute_options(args.input));
 
-  // Each weight is used only once, so a GEMM per contiguous part costs less than reordering.
+  // Each weight is used once: a GEMM per contiguous part costs less than reordering.
   const Gemm gemm(dtype);
   const auto multiply = [&](const Tensor& tensor,
                             const Tensor& weights,

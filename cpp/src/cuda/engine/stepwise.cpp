@@ -1,11 +1,10 @@
 // The per-step engine. Nothing is rounded before the cell reads it: pre-activations and state
 // gradients have the compute dtype.
 //
-// In a step's GEMM, all matrices are the engine's, with rows padded to multiples of 16 bytes
-// (gemm.h). An odd H needs a copy of the weights per sequence, but nothing per step, because the
-// element-wise kernel writes h to the padded state. GEMMs over many steps use the caller's input
-// and output in place. After pre-activations that depend only on x, the columns for h are aligned
-// to 16 bytes only if H is.
+// A step's GEMM has only the engine's matrices, with rows padded to multiples of 16 bytes (gemm.h).
+// An odd H needs a copy of the weights per sequence, but nothing per step: the element-wise kernel
+// writes h to the padded state. GEMMs over many steps use the caller's input and output in place.
+// After pre-activations of only x, the columns for h are aligned to 16 bytes only if H is.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -38,7 +37,7 @@ struct PaddedSizes {
       : hidden(padded_cols(hidden, dtype)), gates(padded_cols(blocks * hidden, dtype)) {}
 };
 
-// Copies a state, or zeros if it is undefined, and pads rows with zeros to `cols` columns.
+// A copy of a state, or zeros if undefined, with rows padded by zeros to `cols` columns.
 Tensor padded_state(
     const Tensor& tensor, at::IntArrayRef sizes, int64_t cols, const at::TensorOptions& options) {
   if (cols == sizes[1]) return copy_or_zeros(tensor, sizes, options);
@@ -47,7 +46,7 @@ Tensor padded_state(
   return padded;
 }
 
-// Outputs of the forward steps. The states (B, H) are updated in place.
+// States (B, H) are updated in place.
 struct ForwardTensors {
   Tensor output, c, activations;
   Checkpoints checkpoints;
@@ -82,7 +81,7 @@ void run_forward(
     const ForwardTensors& t) {
   const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0->size(1);
-  // A GEMM over many steps needs a constant row stride; a batch-first input is copied.
+  // A GEMM over many steps needs a constant row stride: a batch-first input is copied.
   const Tensor x = as_operand(flat_rows(args.input));
   const Tensor gates_x = slot_columns(t.gates, cell, cell.x, hidden);
   const Tensor gates_h = slot_columns(t.gates, cell, cell.h, hidden);

@@ -11,11 +11,11 @@ namespace {
 // If a sum of K terms is rounded after each addition, as cuBLAS may do, its relative error in half
 // epsilons is about sqrt(K / 6) for random signs and sqrt(K) / 3 for equal signs: more than a
 // hundred for 100,000 rows. The accuracy criterion (docs/accuracy.md) counts errors below 4
-// epsilons as 4, the error of a GEMM over 512 rows. Adding the GEMMs in two levels, 32 per partial
-// sum, adds more error than that only after eight million rows.
+// epsilons as 4, the error of a GEMM over 512 rows. With two levels of sums, 32 GEMMs per partial
+// sum, adding exceeds that error only after eight million rows.
 constexpr int64_t kRowsPerProduct = 512, kProductsPerSum = 32;
 
-// In 16 bits and TF32, rounding the factors causes far larger errors than the float32 sums.
+// In 16 bits and TF32, rounding the factors causes far larger errors than float32 sums.
 bool is_sum_decisive(const Gemm& gemm, at::ScalarType dtype) {
   return dtype == at::kDouble || (dtype == at::kFloat && !gemm.uses_tf32());
 }

@@ -8,14 +8,13 @@
 
 namespace lltm::cuda {
 
-// C (M, N) = A^T B over the rows from all calls, with an error that hardly grows with the number of
-// rows.
+// C (M, N) = A^T B over the rows from all calls. The error hardly grows with their number.
 class WeightGradientGemm {
  public:
   // A float32 or float64 C has the dtype of A and B. C can be part of a matrix.
   WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
-  // Adds rows [a_row, a_row + rows) in A (., M) and [b_row, ...) in B (., N), as_operand results.
+  // Adds rows from a_row in A (., M) and b_row in B (., N), as_operand results.
   void add(
       const at::Tensor& a,
       std::int64_t a_row,
@@ -23,7 +22,6 @@ class WeightGradientGemm {
       std::int64_t b_row,
       std::int64_t rows);
 
-  // Call after the last add().
   void finish();
 
  private:
@@ -32,8 +30,8 @@ class WeightGradientGemm {
   const Gemm& gemm_;
   at::Tensor c_;
   std::int64_t rows_per_product_, products_per_sum_;
-  at::Tensor sum_;             // partial sum, if C adds up partial sums
-  std::int64_t products_ = 0;  // added so far
+  at::Tensor sum_;  // partial sum, if C adds up partial sums
+  std::int64_t products_ = 0;
 };
 
 }  // namespace lltm::cuda

@@ -17,14 +17,14 @@ namespace {
 
 constexpr int64_t kAccessBytes = 16;
 
-// cuBLAS requires rows that do not overlap, and uses 32-bit indices. The stride of a single row is
+// cuBLAS requires rows that do not overlap, and 32-bit indices. A single row's stride is
 // irrelevant.
 bool is_leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
   return rows <= 1 ||
          (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
 }
 
-// cuBLAS also checks the stride of a single row, which can be anything in a tensor: returns the row
+// cuBLAS checks also a single row's stride, which can be anything in a tensor: returns the row
 // length instead.
 int64_t leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
   return std::max<int64_t>(rows > 1 ? stride : cols, 1);
@@ -130,9 +130,9 @@ void zero(const Result& c) {
       c10::cuda::getCurrentCUDAStream()));
 }
 
-// ATen's handle is bound to the current stream and its workspace. So it works in a captured graph,
-// and results are bitwise identical in every run. ATen sets the math mode before each use, so it is
-// not restored here.
+// ATen's handle is bound to the current stream and its workspace: it works in a captured graph, and
+// results are bitwise identical in every run. ATen sets the math mode before each use, so it is not
+// restored here.
 Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
   if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
     // Also accumulates split-K partial results in float32.

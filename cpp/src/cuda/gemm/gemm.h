@@ -1,7 +1,7 @@
 // GEMM on a GPU with cuBLAS: C (M, N) = A (M, K) B (K, N).
 //
-// Operands are raw pointers, and the handle is fetched once per sequence: a step creates no
-// tensors, and a GEMM costs one call.
+// A step creates no tensors, and a GEMM costs one call: operands are raw pointers, and the handle
+// is fetched once per sequence.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace lltm::cuda {
 
-// A or B (rows, cols), with row stride `ld` in elements. If transposed, columns are contiguous, and
-// `ld` is their stride.
+// A or B (rows, cols), with row stride `ld` in elements or, if transposed, contiguous columns with
+// stride `ld`.
 struct Operand {
   const void* data;
   std::int64_t rows, cols;
@@ -31,8 +31,8 @@ struct Result {
 // The 2-d tensor if cuBLAS can read it in place, otherwise a contiguous copy.
 at::Tensor as_operand(const at::Tensor& tensor);
 
-// `cols` rounded up to 16 bytes. cuBLAS's faster kernels require a start, row stride and row length
-// in multiples of 16 bytes.
+// `cols` rounded up to 16 bytes: cuBLAS's faster kernels require a start, row stride and row length
+// in such multiples.
 std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 
 // A 2-d tensor for many GEMMs, padded with zeros to (rows, cols): itself if it has this size and
@@ -40,7 +40,7 @@ std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 // not aligned.
 at::Tensor as_padded_operand(const at::Tensor& tensor, std::int64_t rows, std::int64_t cols);
 
-// A tensor from as_operand, or its rows [begin, begin + count).
+// An as_operand result, or its rows [begin, begin + count).
 Operand operand(const at::Tensor& tensor);
 Operand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 Operand transposed(const Operand& operand);
@@ -61,7 +61,7 @@ class Gemm {
   // TF32 keeps 10 mantissa bits per factor.
   bool uses_tf32() const;
 
-  // C = A B, or C += A B. With K = 0, A B is zero. C can be float32 for 16-bit operands.
+  // C = A B, or C += A B; A B is zero if K = 0. C can be float32 for 16-bit operands.
   void operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const;
 
  private:

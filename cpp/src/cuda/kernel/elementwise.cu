@@ -1,5 +1,5 @@
-// The element-wise kernels and all their launches; custom cells' kernels are compiled elsewhere
-// (program_launch.h). Uses only c10 headers, to compile faster.
+// The element-wise kernels and all their launches; program_launch.h compiles the kernels of custom
+// cells. Only c10 headers, to compile faster.
 #include "cuda/kernel/elementwise.h"
 
 #include "cell/cells.h"
@@ -16,7 +16,6 @@
 namespace lltm::cuda {
 namespace {
 
-// Pieces of work (elementwise_kernels.h).
 template <typename Page, int kWidth, typename T>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
@@ -46,8 +45,8 @@ constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramTyp
                                      : std::is_same_v<T, c10::Half> ? ProgramType::kHalf
                                                                     : ProgramType::kBFloat16;
 
-// From here on, every multiprocessor gets several warps in the wide form. With fewer elements, more
-// threads with one unit each are faster.
+// From here on, every multiprocessor gets several warps in the wide form. Below, more threads with
+// one unit each are faster.
 constexpr std::int64_t kWideElements = 1 << 17;
 
 // T of the tensors, D of the states. Fails if the stream does not belong to the current device.

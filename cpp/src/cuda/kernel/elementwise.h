@@ -1,5 +1,4 @@
-// Arguments and launch functions for the element-wise kernels. No ATen header: nvcc compiles
-// elementwise.cu, which includes this file.
+// Arguments and launches of the element-wise kernels. No ATen header: nvcc compiles elementwise.cu.
 #pragma once
 
 #include "cell/cell.h"
@@ -12,8 +11,7 @@ namespace lltm::cuda {
 // H = `hidden` units, with G gates, S pre-activations, K states, P parameters and A saved values
 // (cell.h). c is the engines' c; built-in cells have K = 1 and P = 0.
 //
-// Written matrices have contiguous columns. c_next may be c; otherwise outputs do not overlap
-// inputs.
+// Written matrices have contiguous columns. c_next may be c; other outputs do not overlap inputs.
 template <typename T>
 struct ForwardArgs {
   std::int64_t rows = 0;
@@ -29,7 +27,7 @@ struct ForwardArgs {
   Matrix<T> activations;             // (rows, A * H); or null
 };
 
-// D is the type of the state gradients: T in a single step, the compute type between steps. A null
+// D is the state gradients' type: T in a single step, the compute type between steps. A null
 // gradient is zero. grad_c_prev may be grad_c.
 template <typename T, typename D>
 struct BackwardArgs {
@@ -49,11 +47,11 @@ struct Stream {
   void* handle;
 };
 
-// The current device's; both must stay current. Costs more than a launch, so call it once per
+// The current device's stream; both must stay current. Costs more than a launch: call it once per
 // operator.
 Stream current_stream();
 
-// Queues the cell's kernel and returns immediately. Does nothing if there are no rows or units.
+// Queues the cell's kernel and returns immediately. Does nothing without rows or units.
 template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename D>

@@ -1,5 +1,5 @@
-// The code that one thread of an element-wise kernel runs, for host and device. Cell is
-// PageRegisters (page.h) or, for custom cells, the struct that program_source.cpp prints:
+// One thread's code in an element-wise kernel, for host and device. Cell is PageRegisters (page.h)
+// or, for custom cells, the struct that program_source.cpp prints:
 //     static constexpr CellInfo kCell
 //     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
 //
@@ -24,20 +24,16 @@ constexpr int kAccessBytes = 16;
 template <typename T>
 constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
-// ---- the index space --------------------------------------------------------
-
 // Few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
 // Allows 128 registers per thread: by default, the compiler targets more blocks and spills
 // registers.
 constexpr int kResidentBlocks = 4;
 
-// Blocks of a one-dimensional grid: other dimensions are limited to 65535 blocks, and there may be
-// more rows.
+// A one-dimensional grid: other dimensions are limited to 65535 blocks.
 constexpr std::int64_t blocks_for(std::int64_t count) {
   return (count + kThreads - 1) / kThreads;
 }
-// May exceed the number of pieces.
 LLTM_CELL_INLINE std::int64_t piece_of(std::int64_t block, int thread) {
   return block * kThreads + thread;
 }
@@ -59,15 +55,13 @@ LLTM_CELL_INLINE Position position(std::int64_t n, std::int64_t per_row) {
   return {row, n - row * per_row};
 }
 
-// ---- memory -----------------------------------------------------------------
-
-// 16 bytes, moved by one instruction.
+// Moved by one instruction.
 template <typename T>
 struct alignas(kAccessBytes) Access {
   T values[kWide<T>];
 };
 
-// True if every row supports 16-byte accesses at columns that are multiples of kWide<T>.
+// True if rows support 16-byte accesses at columns that are multiples of kWide<T>.
 template <typename T>
 inline bool is_wide(const Matrix<T>& matrix) {
   const auto address = reinterpret_cast<std::uintptr_t>(matrix.data);
@@ -137,9 +131,6 @@ LLTM_CELL_INLINE void store(
   for (int j = 0; j < kWidth; ++j) y[j] = static_cast<T>(values[j]);
 }
 
-// ---- kernels ----------------------------------------------------------------
-
-// Flags for arguments that support 16-byte accesses.
 struct ForwardAccess {
   bool gates, bias_ih, bias_hh, parameters, c, h_next, h_operand, c_next, activations;
 };
@@ -173,9 +164,9 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// True if the wide form is possible: rows are multiples of an access, and registers hold the values
-// for all units. With 128 registers per thread, the cells in examples/cells fit, with at most 11
-// inputs or outputs in 16 bits.
+// The wide form is possible if rows are multiples of an access, and registers hold the values for
+// all units. With 128 registers per thread, the cells in examples/cells fit, with at most 11 inputs
+// or outputs in 16 bits.
 template <typename T>
 constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   constexpr int kMostBytes = 88 * 4;
@@ -183,8 +174,8 @@ constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   return hidden % kWide<T> == 0 && bytes <= kMostBytes;
 }
 
-// Calls body(k) for each k < kCount as a std::integral_constant. Backward uses it also to save
-// registers: with unrolled loops, nvcc uses up to twelve more, so that fewer blocks fit on a
+// Calls body(k) for each k < kCount as a std::integral_constant. This also saves registers in
+// backward: with unrolled loops, nvcc uses up to twelve more, and fewer blocks fit on a
 // multiprocessor.
 template <int kCount, typename Body>
 LLTM_CELL_INLINE void for_each_index(const Body& body) {
@@ -193,7 +184,7 @@ LLTM_CELL_INLINE void for_each_index(const Body& body) {
   }(std::make_integer_sequence<int, kCount>());
 }
 
-// All loads precede all stores, because c_next may be c.
+// All loads precede all stores: c_next may be c.
 template <typename Cell, int kWidth, typename T>
 LLTM_CELL_INLINE void forward_at(
     const ForwardArgs<T>& a, const ForwardAccess& wide, std::int64_t n) {
@@ -244,7 +235,6 @@ LLTM_CELL_INLINE void forward_at(
   });
 }
 
-// grad_c_prev may be grad_c.
 template <typename Cell, int kWidth, typename T, typename D>
 LLTM_CELL_INLINE void backward_at(
     const BackwardArgs<T, D>& a, const BackwardAccess& wide, std::int64_t n) {

@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 namespace {
 
-// A toolkit may lack nvrtc.h. Functions return 0 on success.
+// A toolkit may lack nvrtc.h. 0 means success.
 using NvrtcProgram = struct NvrtcProgramOfIts*;
 struct Nvrtc {
   int (*nvrtcGetNumSupportedArchs)(int* count);
@@ -64,7 +64,7 @@ struct Loaded {
         LLTM_FIND(nvrtcGetProgramLog) && LLTM_FIND(nvrtcGetCUBINSize) && LLTM_FIND(nvrtcGetCUBIN) &&
         LLTM_FIND(nvrtcGetPTXSize) && LLTM_FIND(nvrtcGetPTX) && LLTM_FIND(nvrtcGetErrorString);
 #undef LLTM_FIND
-    if (!complete) why_not = "this NVRTC lacks a function";
+    if (!complete) why_not = "this NVRTC lacks a required function";
   }
 };
 
@@ -120,7 +120,7 @@ class Compilation {
   NvrtcProgram program_ = nullptr;
 };
 
-// The largest that NVRTC supports up to `capability`; if there is none, `capability`.
+// The largest that NVRTC supports up to `capability`; without any, `capability`.
 int known_capability(int capability) {
   const Nvrtc& nvrtc = loaded().nvrtc;
   int count = 0;

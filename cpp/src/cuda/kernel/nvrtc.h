@@ -1,4 +1,4 @@
-// NVRTC, CUDA's compiler as a library from PyTorch's packages, loaded when a kernel is compiled. No
+// NVRTC, CUDA's compiler as a library from PyTorch's packages, loaded at the first compilation. No
 // torch or CUDA header.
 #pragma once
 
@@ -6,13 +6,13 @@
 
 namespace lltm::cuda {
 
-// Returns null if NVRTC can be loaded, otherwise the reason.
+// Null if NVRTC can be loaded, otherwise the reason.
 const char* why_no_nvrtc();
 
-// Compiles a source to machine code for a compute capability (90 for 9.0), or to PTX if NVRTC does
-// not support the GPU yet. The source may include kProgramHeaders (program_source.h). Needs no GPU.
-// Throws std::runtime_error with the compiler's message. On success, `log` gets the messages, with
-// each kernel's registers.
+// Compiles a source, which may include kProgramHeaders (program_source.h), to machine code for a
+// compute capability (90 for 9.0), or to PTX if NVRTC does not support the GPU yet. Needs no GPU.
+// Throws std::runtime_error with the compiler's message. `log` gets the messages, with each
+// kernel's registers.
 std::string compile(const std::string& source, int capability, std::string* log = nullptr);
 
 }  // namespace lltm::cuda

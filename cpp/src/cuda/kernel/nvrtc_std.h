@@ -1,5 +1,5 @@
-// Replaces <cstdint>, <type_traits> and <utility>, and some GCC functions, for NVRTC, which has no
-// standard library.
+// Replaces <cstdint>, <type_traits>, <utility> and some GCC functions: NVRTC has no standard
+// library.
 #ifndef LLTM_NVRTC_STD
 #define LLTM_NVRTC_STD
 

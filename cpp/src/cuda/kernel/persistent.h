@@ -1,14 +1,14 @@
-// Persistent kernels, which keep the recurrent weights in registers for a chunk of steps: arguments
-// and launch functions.
+// Persistent kernels keep the recurrent weights in registers for a chunk of steps: arguments and
+// launches.
 //
 // A thread block has kSliceUnits hidden units for a group of rows. The blocks in a group
 // synchronize through their results: h in forward, dz in backward. Before a launch, every bit of
-// this memory is 1 ("absent"), and a consumer polls each 32-bit word until it changes. No published
-// word is absent, because every NaN is stored as the same value.
+// this memory is 1 ("absent"), and a consumer polls each 32-bit word until it changes. Published
+// words are never absent, because every NaN is stored as the same value.
 //
 // T is a 16-bit type.
 //
-// Files that nvcc compiles include this file too, hence no ATen header.
+// No ATen header, for nvcc.
 #pragma once
 
 #include "cell/cell.h"
@@ -30,8 +30,8 @@ constexpr std::int64_t slices_of(std::int64_t hidden) {
 constexpr int kTileCounts[] = {1, 2, 4};
 
 // Limits on H. A multiple of kHiddenMultiple makes 16 bytes in a state belong to one row and one
-// gate. The registers for a thread's weights limit H: with three pre-activations that depend on h,
-// to 1536 in forward and 1024 in backward; with four, to 1024 and 768.
+// gate. A thread's registers for weights limit H: with three pre-activations that depend on h, to
+// 1536 in forward and 1024 in backward; with four, to 1024 and 768.
 constexpr std::int64_t kHiddenMultiple = 8;
 constexpr int kWarpUnits = 32;  // a warp's K is a multiple of this value
 constexpr int kMostUnitsBackward = 12;
@@ -49,21 +49,21 @@ struct StepRun {
   std::int32_t count, rows;
 };
 
-// Kernel-order steps as runs with equal row counts. A kernel parameter, so that nothing is copied
-// to the device.
+// Kernel-order steps as runs with equal row counts. A kernel parameter: nothing is copied to the
+// device.
 constexpr int kMostRuns = 128;
 struct LaunchSteps {
-  // True if a step's rows (steps.h) follow the previous step's rows, false if they precede them.
+  // A step's rows (steps.h) follow the previous step's rows, otherwise precede them.
   bool ascending;
   std::int64_t edge;  // start of the first step's rows, or their end if descending
   std::int64_t time;  // the first step's time step
-  // The step of an earlier launch before the first; 0 rows if there is none.
+  // The step before, in an earlier launch; 0 rows if none.
   std::int64_t previous_offset, previous_rows;
   int runs;
   StepRun run[kMostRuns + 1];  // backward adds a step without rows
 };
 
-// A tensor (T, B, H) or packed (N, H) with arbitrary strides, or null. Either time_stride or
+// A tensor (T, B, H) or packed (N, H) with any strides, or null. Either time_stride or
 // offset_stride is zero.
 template <typename T>
 struct StepMatrix {
@@ -71,8 +71,7 @@ struct StepMatrix {
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Each thread block increments `begun`; after all have begun, it is `blocks`. It is not reset
-// between launches.
+// Thread blocks increment `begun`, up to `blocks`. It is not reset between launches.
 struct LaunchWords {
   std::uint32_t* begun = nullptr;
   std::uint32_t blocks = 0;
@@ -89,7 +88,7 @@ struct PersistentForwardArgs {
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;     // (Sh * H, H), recurrent weights in pre-activation order (16)
+  const T* weights = nullptr;     // (Sh * H, H), in pre-activation order (16)
   Matrix<const T> bias_ih;        // (G * H), row stride 0; or null
   Matrix<const T> bias_hh;        // (G * H), row stride 0; or null
   const float* gates = nullptr;   // (rows in the launch's steps, Sx * H): x W_x^T
@@ -103,7 +102,7 @@ struct PersistentForwardArgs {
   LaunchSteps steps;
 };
 
-// Backward order. A last step without rows propagates the h gradient to the initial state.
+// In backward order. A last step without rows propagates the h gradient to the initial state.
 template <typename T>
 struct PersistentBackwardArgs {
   static constexpr bool kIsForward = false;
@@ -120,27 +119,25 @@ struct PersistentBackwardArgs {
   LaunchSteps steps;
 };
 
-// Kernel parameters are limited to 4 KiB on every GPU.
+// Kernel parameters are limited to 4 KiB.
 static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
-// A word that kernels on any device set on a timeout. Such a kernel ends about a second after all
-// its blocks have begun, and the missing words become NaN.
+// Kernels on any device set this word on a timeout. Such a kernel ends about a second after all its
+// blocks have begun, and missing words become NaN.
 std::uint32_t* failure_word();
 // True if a kernel has timed out since the last call. Does not wait.
 bool take_failure();
 
 bool has_persistent_kernels(const CellInfo& cell);
 
-// Args is one of the two structs.
-
-// Number of thread blocks that the current device can run concurrently; 0 if it cannot run the
-// kernel. A launch with more blocks would never end and is rejected.
+// Thread blocks that the current device can run concurrently; 0 if it cannot run the kernel. A
+// launch with more blocks would never end and is rejected.
 template <typename Args>
 std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 
 // Queues the kernel, with `groups` groups of `tiles` tiles. Returns false if too few
-// multiprocessors are available; a process may have fewer than the device reports.
+// multiprocessors are available, perhaps fewer than the device reports.
 template <typename Args>
 bool launch_persistent(
     const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);

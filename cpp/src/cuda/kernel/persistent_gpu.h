@@ -1,5 +1,5 @@
-// The persistent kernels for one cell and dtype on a GPU, which nvcc compiles once for each pair.
-// Only c10 headers, to compile faster.
+// The persistent kernels on a GPU, compiled by nvcc once per cell and dtype. Only c10 headers, to
+// compile faster.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -8,7 +8,6 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-// Polls before a timeout.
 #if !defined(LLTM_MOST_POLLS)
 #define LLTM_MOST_POLLS (1 << 21)
 #endif
@@ -21,7 +20,7 @@ extern __shared__ Sums shared_memory[];
 // The `Machine` of persistent_kernels.h.
 //
 // Words are exchanged with relaxed, device-scope accesses, which use the L2 cache. Each word is its
-// own flag, so no other ordering is needed.
+// own flag: no other ordering is needed.
 struct Gpu {
   // About a second, at half a microsecond per poll; far longer than any word needs.
   static constexpr int kMostPolls = LLTM_MOST_POLLS;
@@ -61,14 +60,14 @@ struct Gpu {
     return begun == words.blocks;
   }
 
-  // The failure word is in host memory: no context is lost, and the host does not have to wait.
+  // The failure word is in host memory: no context is lost, and the host does not wait.
   __device__ bool wait(int& polls) {
     if (patience.wait(*this, polls, kMostPolls)) return true;
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(words.failure), "r"(1) : "memory");
     return false;
   }
 
-  // Compute capabilities below 8.0 lack this instruction, and kernels are not launched there.
+  // Compute capabilities below 8.0 lack this instruction and never run the kernels.
   template <typename T>
   __device__ void mma(
       float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) const {
@@ -122,7 +121,6 @@ auto page_of(CellList<Page, Others...>) {
   }
 }
 
-// Calls run(kernel, shared memory in bytes).
 template <int kId, typename Args, typename Run>
 auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
   using Page = decltype(page_of<kId>(PersistentCells()));

@@ -1,5 +1,5 @@
-// The code that one thread of a persistent kernel runs, for host and device. The template
-// parameters are the cell definition and a `Machine`, which provides GPU functions:
+// One thread's code in a persistent kernel, for host and device. Template parameters are the cell
+// definition and a `Machine`, which provides GPU functions:
 //
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
@@ -14,8 +14,8 @@
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
 //                                                d += a b; called by a full warp (mma.m16n8k16)
 //
-// mma, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block.
-// Conditions around their calls are therefore uniform.
+// mma, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block:
+// conditions around their calls are uniform.
 #pragma once
 
 #include "cell/cells.h"
@@ -37,9 +37,7 @@ constexpr int kRecurrent = Page::kCell.h.count();
 template <typename Page, typename Args>
 constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Page> : 1;
 
-// ---- words ------------------------------------------------------------------
-
-// An absent word's bit pattern; a word holds two adjacent units.
+// An absent word; a word holds two adjacent units.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
 
 struct alignas(16) Words {
@@ -50,25 +48,23 @@ LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
 
-// The only NaN that is stored, in both formats.
+// The only stored NaN, in both formats.
 constexpr std::uint16_t kNaN = 0x7FFF;
 constexpr std::uint32_t kNaNs = std::uint32_t{kNaN} << 16 | kNaN;
 constexpr Words kNaNWords = {{kNaNs, kNaNs, kNaNs, kNaNs}};
 
-// Every NaN becomes kNaN, so that two units never form an absent word.
+// Every NaN becomes kNaN: two units never form an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
 }
 
-// The word for this lane's unit and the next lane's; valid in even lanes. Called by full warps.
+// This lane's and the next lane's units; valid in even lanes. Called by full warps.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
   const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
   return bits | m.neighbor(bits) << 16;
 }
-
-// ---- steps ------------------------------------------------------------------
 
 struct StepCursor {
   bool ascending;
@@ -106,9 +102,7 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
   }
 }
 
-// ---- work of a thread -------------------------------------------------------
-
-// Partial sums for two adjacent units, over one warp's K.
+// Partial sums for two adjacent units, over a warp's K.
 struct alignas(8) Sums {
   float values[2];
 };
@@ -122,9 +116,9 @@ LLTM_CELL_INLINE constexpr int shared_sums() {
   return 2 * kWarps * kTiles * kOutputs * kTileSums;
 }
 
-// Index in a tile for a row and for the unit pair that contains `unit`, without bank conflicts: a
-// half warp that writes mma results (a row and two units per lane) accesses each bank once, and so
-// does a warp that reads all units of two rows, 2n and 2n + 1.
+// Index in a tile for a row and the unit pair that contains `unit`, without bank conflicts: a half
+// warp that writes mma results (a row and two units per lane) accesses each bank once, and so does
+// a warp that reads all units of two rows, 2n and 2n + 1.
 LLTM_CELL_INLINE constexpr int place_of_sums(int row, int unit) {
   const int line = row % 2 * 2 + unit / 8;
   return 16 * line + 4 * (row / 2 ^ line) + unit % 8 / 2;
@@ -162,8 +156,7 @@ struct Place {
   LLTM_CELL_INLINE std::int64_t row(int n) const {
     return first_row + n * kTilesAtOnce * kTileRows;
   }
-  // is_in: true if a step with `rows` rows has this row. warp_is_in: true if it has any of the
-  // warp's rows.
+  // A step with `rows` rows has this row (is_in) or any of the warp's rows (warp_is_in).
   LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
   LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
     return takes_part && warp_row < rows;
@@ -176,17 +169,15 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
 }
 
-// ---- timeouts -------------------------------------------------------------------
-
 // Limits how long a lane waits for a word, so that a lost word ends the kernel instead of hanging
-// it. It counts polls, because a clock continues while another process or a debugger interrupts the
-// kernel. Blocks may begin arbitrarily late if another stream occupies multiprocessors. A lane
-// therefore stops only if its polls run out after all blocks had begun.
+// it. Counts polls, because a clock continues while another process or a debugger interrupts the
+// kernel. Blocks may begin arbitrarily late if another stream occupies multiprocessors: a lane
+// stops only if its polls run out after all blocks had begun.
 struct Patience {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
-  // `polls` is how often a word has been polled.
+  // `polls`: polls of a word so far.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
@@ -201,21 +192,19 @@ struct Patience {
   }
 };
 
-// ---- the recurrent GEMM -----------------------------------------------------
-
 // Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
 // B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a row of B are operands for two mma.
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
 }
 
-// A (kSliceUnits, K) has hidden units as rows. Row r in its tile is unit 2r, and row r + 8 is unit
-// 2r + 1, so that a lane gets two adjacent units from the result.
+// A (kSliceUnits, K) has hidden units as rows. Row r in its tile is unit 2r, row r + 8 unit 2r + 1:
+// a lane gets two adjacent units of the result.
 template <int kUnitsK>
 struct Weights {
   std::uint32_t a[kUnitsK][2][4];
 
-  // Loads `units` rows, `k_size` elements apart; the remaining rows are zero.
+  // The remaining rows are zero.
   template <typename T>
   LLTM_CELL_INLINE void load(
       const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
@@ -254,8 +243,8 @@ struct States {
   }
 
   // Polls until all words are present. Absent words are read again together, to share a round trip
-  // to memory. After a timeout, missing words become NaN and the lane continues, so that all
-  // barriers are reached, all results are published, and the grid ends.
+  // to memory. After a timeout, missing words become NaN and the lane continues: all barriers are
+  // reached, all results are published, and the grid ends.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
     for (int polls = 1;; ++polls) {
@@ -279,19 +268,18 @@ struct Source {
   bool polled;
 };
 
-// True if the next tile is read ahead to hide latency, which needs free registers.
+// Reading the next tile ahead hides latency but needs free registers.
 template <int kUnitsK, int kTiles, int kOutputs>
 constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 
-// Number of independent mma chains. In a chain, each mma waits for the previous. A single output is
-// split into several chains to fill the tensor cores, as far as registers allow.
+// Independent mma chains. In a chain, each mma waits for the previous. A single output is split
+// into chains to fill the tensor cores, as far as registers allow.
 template <int kUnitsK, int kOutputs>
 constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 12               ? 4
                                                      : 2;
 
-// Multiplies `tiles` tiles (the same number for all threads). source(tile) is this lane's row in
-// the state.
+// `tiles` is the same for all threads. source(tile) is this lane's row in the state.
 template <int kTiles, int kUnitsK, int kOutputs, typename T, typename Machine, typename Rows>
 LLTM_CELL_INLINE void multiply(
     Machine& m,
@@ -360,8 +348,6 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
   return (rows - first_row + kTileRows - 1) / kTileRows;
 }
 
-// ---- forward ----------------------------------------------------------------
-
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_bias(
     const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Page::kSlots]) {
@@ -409,7 +395,7 @@ LLTM_CELL_INLINE void finish_forward(
     const std::int64_t row = step.offset + p.row(n);
     if (p.has_word()) m.publish(a.output + row * a.hidden + p.unit, words[n]);
     h[n] = y[n].h;
-    // Rounded as at the end of a launch, so that the results do not depend on the chunks.
+    // Rounded as at a launch's end: results do not depend on the chunks.
     c[n] = static_cast<float>(static_cast<T>(y[n].c));
     if (a.activations != nullptr) {
       T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
@@ -460,7 +446,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
       for (int k = 0; k < kOfX; ++k) z[n][k] = gates[k * hidden];
     }
 
-    // A row continues from the previous step, or from h_0 if it is new.
+    // The previous step's row, or h_0 if the row is new.
     const auto source = [&](int tile) -> Source<T> {
       const std::int64_t row = first_row + tile * kTileRows + lane / 4;
       if (row < step.previous_rows && row < step.rows) {
@@ -488,9 +474,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   }
 }
 
-// ---- backward ---------------------------------------------------------------
-
-// Loads inputs that do not depend on other thread blocks.
+// Inputs that do not depend on other thread blocks.
 template <typename Page, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,
@@ -509,7 +493,7 @@ LLTM_CELL_INLINE void load_step(
   grad_output = static_cast<float>(g.data[at]);
 }
 
-// Computes dz, and the previous time step's dc, from dh.
+// dz, and the previous time step's dc, from dh.
 template <typename Page, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
@@ -574,7 +558,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
       }
     }
 
-    // The gradient through h for the rows in the step that backward processed before this one.
+    // The gradient through h for the rows in the step that backward processed before.
     if (step.previous_rows > first_row) {
       const auto source = [&](int tile) -> Source<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
@@ -608,10 +592,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   }
 }
 
-// ---- available kernels ------------------------------------------------------
-
 // Supported K per warp, in units of kWarpUnits. Forward (K is H) has a kernel for each number,
-// backward only for some, because K is a multiple of H.
+// backward, whose K is a multiple of H, only for some.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
@@ -623,7 +605,7 @@ using BackwardUnitsK = std::conditional_t<
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
-// Calls body with the smallest sufficient number, as a constant.
+// The smallest sufficient number, as a constant.
 template <int... kUnitsK, typename Body>
 void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
   const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
@@ -640,7 +622,6 @@ void visit_tiles(int tiles, const Body& body) {
   }(std::make_index_sequence<std::size(kTileCounts)>());
 }
 
-// Calls body(units of K, tiles) for the kernel, both as constants.
 template <typename Page, typename Args, typename Body>
 void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
   using UnitsK = std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;

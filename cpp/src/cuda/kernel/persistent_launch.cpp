@@ -11,11 +11,11 @@
 namespace lltm::cuda {
 namespace {
 
-// In host memory that every device can write to; null until a kernel may use it.
+// In host memory that every device can write; null until a kernel may use it.
 std::atomic<std::uint32_t*> failure_word_if_any;
 
-// During a capture, CUDA otherwise rejects loading a kernel's module and allocating, because they
-// may wait for other work. These calls do not affect the captured work.
+// During a capture, CUDA rejects loading a kernel's module and allocating, which may wait for other
+// work. These calls do not affect the captured work.
 using OutsideOfCapture = c10::cuda::CUDAStreamCaptureModeGuard;
 
 int attribute(cudaDeviceAttr which) {
@@ -45,7 +45,7 @@ bool take_failure() {
   return word != nullptr && std::atomic_ref(*word).exchange(0) != 0;
 }
 
-// Kernels with more than 48 KiB of shared memory must request it.
+// More than 48 KiB of shared memory must be requested.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes) {
   const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
   const auto bytes = static_cast<int>(shared_bytes);
@@ -93,8 +93,6 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
   C10_CUDA_CHECK(cudaMemsetAsync(
       data, 0xFF, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.handle)));
 }
-
-// ---- kernels of a cell ------------------------------------------------------
 
 bool has_persistent_kernels(const CellInfo& cell) {
   return visit_persistent_cell(cell, [](auto) {});

@@ -1,4 +1,3 @@
-// A custom cell's kernels for NVRTC.
 #pragma once
 
 #include "cuda/kernel/elementwise_kernels.h"
@@ -8,8 +7,8 @@
 namespace lltm::cuda {
 namespace {
 
-// The same layout as c10's types, whose headers NVRTC cannot compile. Conversions round to nearest,
-// ties to even.
+// Laid out as c10's types, whose headers NVRTC cannot compile. Conversions round to nearest, ties
+// to even.
 struct Half {
   std::uint16_t bits;
 

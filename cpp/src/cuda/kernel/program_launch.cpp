@@ -21,7 +21,7 @@ namespace {
 
 // ---- CUDA driver, loaded at run time (liblltm does not link it) ----------------
 
-// Returns a driver function with the signature in this toolkit's headers, or null if it is missing.
+// Null if missing. The signature is that in this toolkit's headers.
 template <typename Function>
 Function driver_function([[maybe_unused]] const char* name) {
 #if CUDART_VERSION >= 12050
@@ -64,14 +64,14 @@ void check(CUresult result) {
   TORCH_CHECK(false, "CUDA driver error: ", text == nullptr ? "unknown" : text);
 }
 
-// Makes a context current. A thread that has not called the CUDA runtime yet has none.
+// A thread that has not called the CUDA runtime has no current context.
 void need_context() {
   CUcontext context = nullptr;
   check(driver().cuCtxGetCurrent(&context));
   if (context == nullptr) C10_CUDA_CHECK(cudaSetDevice(c10::cuda::current_device()));
 }
 
-// Returns the current device's compute capability, 90 for 9.0.
+// Returns 90 for 9.0.
 int compute_capability() {
   const auto attribute = [](cudaDeviceAttr which) {
     int value = 0;
@@ -82,9 +82,6 @@ int compute_capability() {
          attribute(cudaDevAttrComputeCapabilityMinor);
 }
 
-// ---- the kernels ------------------------------------------------------------
-
-// Key and result of a compilation.
 using Form = std::tuple<const CellPrograms*, ProgramType, ProgramType, int>;
 struct Kernels {
   CUfunction forward = nullptr, backward = nullptr;
@@ -113,8 +110,8 @@ std::string compiled(const ProgramKernel& kernel, int capability) {
   }
 }
 
-// Loads the code into the current device's context. Relaxes the capture mode: loading may wait for
-// other work, which a capture otherwise forbids.
+// Loads the code into the current device's context. A capture otherwise forbids loading, which may
+// wait for other work.
 Kernels loaded(const std::string& code) {
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
   CUmodule module = nullptr;
@@ -125,7 +122,7 @@ Kernels loaded(const std::string& code) {
   return kernels;
 }
 
-// Never destroyed, because other threads may still run when static objects are destroyed.
+// Never destroyed: other threads may still run when static objects are destroyed.
 struct Cache {
   std::mutex mutex;
   std::map<std::pair<Form, int>, std::string> codes;  // by compute capability
@@ -150,7 +147,7 @@ CUfunction find(const ProgramKernel& kernel) {
 
 const char* why_no_programs() {
   if (const char* const why_not = why_no_nvrtc()) return why_not;
-  return driver().is_complete() ? nullptr : "the driver lacks a function";
+  return driver().is_complete() ? nullptr : "the CUDA driver lacks a required function";
 }
 
 void launch_program(

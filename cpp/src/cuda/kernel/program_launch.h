@@ -1,5 +1,5 @@
 // Element-wise kernels for custom cells, compiled at their first launch for a dtype and a GPU, and
-// kept until the process ends.
+// kept.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"
@@ -17,10 +17,10 @@ struct ProgramKernel {
   int width;  // units per piece of work
 };
 
-// Returns null if custom cells can be compiled and launched, otherwise the reason.
+// Null if custom cells can be compiled and launched, otherwise the reason.
 const char* why_no_programs();
 
-// Launches with the parameters of the kernels in elementwise.cu. Throws if NVRTC cannot compile it.
+// The parameters are as in elementwise.cu. Throws if NVRTC cannot compile it.
 void launch_program(
     const ProgramKernel& kernel,
     std::int64_t blocks,

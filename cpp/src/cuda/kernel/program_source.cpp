@@ -40,7 +40,7 @@ std::string print_number(double number) {
   return stream.str();
 }
 
-// A statement per instruction. Registers are reused, but each result gets a separate variable.
+// A statement and a variable per instruction: registers would be reused.
 void print_program(std::ostream& to, const Program& program, const char* name) {
   to << "  template <typename V>\n  static LLTM_CELL_INLINE void " << name << "(const V (&in)["
      << program.inputs << "], V (&out)[" << program.outputs << "]) {\n";

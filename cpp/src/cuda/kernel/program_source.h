@@ -11,22 +11,20 @@
 
 namespace lltm::cuda {
 
-// Returns a cell's programs as a cell definition for elementwise_kernels.h: struct `name`, in C++
-// for host and device.
+// A cell definition for elementwise_kernels.h: struct `name`, in C++ for host and device.
 std::string print_page(const CellInfo& cell, const std::string& name);
 
-// The kernel types, with their names in program_gpu.h.
 struct ProgramTypes {
-  std::string tensor;  // T of ForwardArgs and BackwardArgs
-  std::string state;   // D of BackwardArgs
+  std::string tensor;  // as in ForwardArgs and BackwardArgs
+  std::string state;   // as in BackwardArgs
 };
 
-// Returns the cell definition and two kernels, lltm_forward and lltm_backward. Each thread computes
-// `width` units.
+// The cell definition and two kernels, lltm_forward and lltm_backward. Each thread computes `width`
+// units.
 std::string print_kernels(const CellInfo& cell, const ProgramTypes& types, int width);
 
-// The headers that the source includes: our own, and replacements for standard headers, which NVRTC
-// lacks. CMakeLists.txt generates this list.
+// The source's headers: our own, and replacements for standard headers, which NVRTC lacks.
+// CMakeLists.txt generates this list.
 struct ProgramHeader {
   const char *name, *text;
 };

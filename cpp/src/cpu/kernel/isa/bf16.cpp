@@ -1,4 +1,4 @@
-// Kernels that AVX-512 with BF16 adds.
+// Additional kernels for AVX-512 with BF16.
 #include "cpu/kernel/gemm_kernels.h"
 
 lltm::cpu::GemmBf16 lltm::cpu::kernels_bf16() {

@@ -1,4 +1,4 @@
-// Kernels that NEON with DotProd (dot products of signed bytes) adds.
+// Additional kernels for NEON with DotProd (dot products of signed bytes).
 #include "cpu/kernel/int8_kernels.h"
 
 const lltm::cpu::Int8Kernels* lltm::cpu::kernels_dotprod() {

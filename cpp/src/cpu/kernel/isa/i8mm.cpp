@@ -1,4 +1,4 @@
-// Kernels that NEON with I8MM (dot products of unsigned and signed bytes) adds.
+// Additional kernels for NEON with I8MM (dot products of unsigned and signed bytes).
 #include "cpu/kernel/int8_kernels.h"
 
 const lltm::cpu::Int8Kernels* lltm::cpu::kernels_i8mm() {

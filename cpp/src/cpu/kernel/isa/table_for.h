@@ -1,6 +1,5 @@
-// The kernel table for a file in this folder, which CMakeLists.txt compiles with the flags for its
-// instruction set. Without these flags (another architecture, or a build with a single set of
-// flags), the table is null.
+// The kernel table for a file in this folder, which CMakeLists.txt compiles for its instruction
+// set; otherwise (another architecture, or a build with a single set of flags) null.
 #pragma once
 
 #if defined(__AMX_BF16__)

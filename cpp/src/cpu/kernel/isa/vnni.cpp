@@ -1,4 +1,4 @@
-// Kernels that AVX-512 with VNNI adds.
+// Additional kernels for AVX-512 with VNNI.
 #include "cpu/kernel/int8_kernels.h"
 
 const lltm::cpu::Int8Kernels* lltm::cpu::kernels_vnni() {
