@@ -278,3 +278,4 @@ def test_the_older_exporter_refuses_all_else(module: nn.Module, reset: Tensor | 
     file: Any = io.BytesIO()
     with pytest.raises(NotImplementedError, match=r"supports only layers and cells of torch\.nn"):
         torch.onnx.export(module, arguments, file, dynamo=False)
+    torch.set_autocast_cache_enabled(True)  # after an error, PyTorch leaves it off
