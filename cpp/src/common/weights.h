@@ -3,12 +3,12 @@
 #pragma once
 
 #include "cell/cell.h"
+#include "common/huge_pages.h"
 #include "common/tensor_views.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <utility>
 #include <vector>
@@ -161,9 +161,12 @@ struct WeightGradients {
       // Nothing writes the smaller weight's padding in a concatenated matrix (cell.h).
       const bool fills_up = joined && args.cell->x.count() != args.cell->h.count();
       const auto sizes = args.weight_ih->sizes();
-      weight_ih = fills_up ? at::zeros(sizes, options) : at::empty(sizes, options);
+      weight_ih = with_huge_pages(at::empty(sizes, options));
+      if (fills_up) weight_ih.zero_();
     }
-    if (args.output_mask[4] && !joined) weight_hh = at::empty(args.weight_hh->sizes(), options);
+    if (args.output_mask[4] && !joined) {
+      weight_hh = with_huge_pages(at::empty(args.weight_hh->sizes(), options));
+    }
   }
 
   // Undefined or null unless requested.

@@ -1,11 +1,9 @@
 #pragma once
 
+#include "common/huge_pages.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -18,23 +16,8 @@ inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& opt
   return at::Tensor(at::detail::empty_cpu(sizes, options));
 }
 
-// Requests huge pages for large tensors. Freed memory usually returns to the operating system, so
-// the first access zeroes each page again. With 4 KiB pages this can take longer than the
-// computation.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  at::Tensor tensor = new_tensor(sizes, options);
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kHugePage = 2 << 20;
-  constexpr std::uintptr_t kLarge = 8 * kHugePage;
-  if (tensor.nbytes() >= kLarge) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(tensor.mutable_data_ptr());
-    const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-    const std::uintptr_t last = (begin + tensor.nbytes()) / kHugePage * kHugePage;
-    // A hint: the result does not matter.
-    (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-  }
-#endif
-  return tensor;
+  return with_huge_pages(new_tensor(sizes, options));
 }
 
 // Aligned to cache lines by hand: malloc caches small blocks, but aligned allocation does not reuse

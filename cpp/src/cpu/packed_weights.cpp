@@ -3,6 +3,7 @@
 #include "cell/cells.h"
 #include "common/format.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/memory.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/empty.h>
@@ -77,7 +78,7 @@ bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
 }
 
 Tensor empty_bytes(const Tensor& like, int64_t count) {
-  return at::empty({count}, like.options().dtype(at::kByte));
+  return empty_large({count}, like.options().dtype(at::kByte));
 }
 
 }  // namespace

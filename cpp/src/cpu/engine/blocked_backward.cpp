@@ -92,8 +92,8 @@ class BlockedBackward {
     for (size_t k = 0; k < dz_.size(); ++k) {
       const bool used = k == 0 || (kDzIsOperand && chunks_.size() > 1);
       const int64_t rows = used ? chunk_rows : 0;
-      dz_[k] = stride == columns ? at::empty({rows, stride}, dz_options)
-                                 : at::zeros({rows, stride}, dz_options);
+      dz_[k] = empty_large({rows, stride}, dz_options);
+      if (stride != columns) dz_[k].zero_();
     }
     if (!kDzIsOperand) {
       packed_dz_ = allocate_a<Format>(2 * batch_, cell_.grad_columns() * slot_pitch_, options);
@@ -117,7 +117,7 @@ class BlockedBackward {
 
   bool pack_weights() {
     const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
-    packed_weights_ = at::empty({bytes}, args_.input->options().dtype(at::kByte));
+    packed_weights_ = empty_large({bytes}, args_.input->options().dtype(at::kByte));
     const auto w = read<Source>(weights_.hh);
     const int64_t all = weights_.hh.size(0);
     // One call if the pre-activations are also adjacent in the operand.

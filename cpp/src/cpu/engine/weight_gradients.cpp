@@ -2,10 +2,8 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/memory.h"
 #include "cpu/parallel.h"
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -29,8 +27,9 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
       : m_(m),
         schedule_(schedule_gradient_gemm(current_machine(), kFormat<Format>, m, n)),
         bands_(n, kGemmBand),
-        c_(at::zeros(
-            {schedule_.accumulators, bands_.count, m, kGemmBand}, options.dtype(at::kFloat))) {}
+        c_(empty_large(
+               {schedule_.accumulators, bands_.count, m, kGemmBand}, options.dtype(at::kFloat))
+               .zero_()) {}
 
   bool add(const std::vector<Tensor>& a, const Tensor& b) override {
     std::vector<Tensor> parts;

@@ -1,5 +1,6 @@
 #include "cpu/gemm/gemm.h"
 
+#include "cpu/memory.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/addmm.h>
@@ -118,7 +119,7 @@ class PackedGemmOf {
       : k_(matrix.size(0)), bands_(matrix.size(1), kGemmBand), padded_k_(Format::padded_k(k_)) {
     const Tensor rows = with_contiguous_rows(matrix);
     const int64_t elements = padded_k_ * Format::padded_n(matrix.size(1));
-    memory_ = at::empty(
+    memory_ = empty_large(
         {elements * static_cast<int64_t>(sizeof(Operand))}, matrix.options().dtype(at::kByte));
     const auto b = read<Source>(rows);
     fits_ = parallel_region(std::min(available_threads(), bands_.count), [&](Team& team) {
