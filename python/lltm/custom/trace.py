@@ -563,14 +563,15 @@ def _plain_torch() -> Iterator[None]:
     """Disables all modes of the caller."""
     cpu, no_autocast = torch.device("cpu"), torch.autocast("cpu", enabled=False)
     eager: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
-        try:
-            if torch.compiler.is_compiling():
-                raise RuntimeError
+    inside = torch.compiler.is_compiling()
+    if "torch._dynamo" in sys.modules and not inside:
+        try:  # the function may be or call a compiled function
             eager = torch.compiler.set_stance("force_eager")
         except RuntimeError:
-            message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
-            raise ArgumentError(message) from None
+            inside = True
+    if inside:  # Dynamo of PyTorch 2.11 cannot trace `raise ... from None`
+        message = "lltm::cell: expected cells to be made outside of what torch.compile runs"
+        raise ArgumentError(message)
     with torch.inference_mode(False), torch.enable_grad(), cpu, no_autocast, eager:
         yield
 
