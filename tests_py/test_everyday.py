@@ -163,8 +163,6 @@ def test_activation_checkpointing_gives_the_same_gradients(
 # ----- looking at it ---------------------------------------------------------
 
 
-# PyTorch 2.11 warns once.
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_the_profiler_names_the_operators_with_their_shapes() -> None:
     layer, cell = lltm.LLTM(I, H), lltm.LLTMCell(I, H)
     x = torch.randn(T, B, I)
