@@ -206,8 +206,6 @@ def test_packing_inside_an_exported_program_is_an_error_that_says_what_to_do() -
 # ----- saving and moving -----------------------------------------------------
 
 
-# PyTorch 2.11 warns about its own buffers.
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_a_program_can_be_saved_and_loaded() -> None:
     layer, x = lltm.LLTM(3, 5, num_layers=2), torch.randn(7, 2, 3)
     for program in (dynamic_program(layer), dynamic_program(lltm.LLTM(3, 5))):
