@@ -611,15 +611,18 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Disables all modes of the caller."""
+    eager: Any = contextlib.nullcontext()
+    inside = torch.compiler.is_compiling()
+    if "torch._dynamo" in sys.modules and not inside:
+        try:  # the function may be or call a compiled function
+            eager = torch.compiler.set_stance("force_eager")
+        except RuntimeError:
+            inside = True
+    if inside:  # Dynamo of PyTorch 2.11 cannot trace `raise ... from None`
+        message = "lltm::cell: expected cells to be created outside torch.compile"
+        raise ArgumentError(message)
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # the function may be or call a compiled function
-            try:
-                if torch.compiler.is_compiling():
-                    raise RuntimeError
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            except RuntimeError:
-                message = "lltm::cell: expected cells to be created outside torch.compile"
-                raise ArgumentError(message) from None
+        stack.enter_context(eager)
         stack.enter_context(temporarily_clear_interpreter_stack())  # vmap and other transforms
         stack.enter_context(_disable_current_modes())
         native: Any = torch._C

@@ -9,8 +9,10 @@ DTensor exists.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +49,16 @@ def prepare(input: Tensor) -> None:
     dtensor = sys.modules.get("torch.distributed.tensor")
     if not _registered and dtensor is not None and isinstance(input, dtensor.DTensor):
         _register()
+
+
+def _with_mesh(strategy: Callable[[Any], Any], schema: Any) -> Any:
+    """Calls a sharding strategy with the mesh of the tensors.
+
+    Up to 2.12, PyTorch reads the mesh from the first argument, which is the cell's name here.
+    """
+    tensors = dataclasses.replace(schema, args_schema=schema.args_strategy)
+    schema.get_mesh_from_args = tensors.get_mesh_from_args
+    return strategy(schema)
 
 
 def _register() -> None:
@@ -96,6 +108,9 @@ def _register() -> None:
             return [placed(False)] if packed else [placed(False), placed(True)]
 
         register_sharding(op)(shardings)
+        if torch.__version__ < "2.13":
+            strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+            strategies[op] = functools.partial(_with_mesh, strategies[op])
         if mask is not None:
             # Results depend on the mask, and `saved` on checkpoint_steps. DTensor's cache must
             # distinguish calls by these arguments.
