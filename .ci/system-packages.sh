@@ -1,8 +1,7 @@
 #!/bin/sh
-# Installs the packages that pip cannot install: a C++ compiler, Python's headers
-# and venv module, and, to save time, GoogleTest and ccache. Uses the packages of
-# Debian or Ubuntu, if the user may install them. Otherwise prints the missing
-# required packages and fails. CMake downloads GoogleTest if it is missing.
+# Installs packages that pip cannot: a C++ compiler, Python's headers and venv module, and, to save
+# time, GoogleTest (otherwise downloaded) and ccache. Uses Debian's or Ubuntu's, if the user may;
+# otherwise prints missing required packages and fails.
 #
 #   system-packages.sh [PYTHON [clang]]     also Clang and its sanitizers
 #   system-packages.sh [PYTHON [doxygen]]   also Doxygen
@@ -19,7 +18,7 @@ command -v "$python" > /dev/null || {
   exit 1
 }
 
-# Each function prints the missing packages.
+# Print missing packages.
 compiler() { command -v c++ > /dev/null || command -v g++ > /dev/null || echo g++; }
 venv() { "$python" -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv; }
 headers() {
@@ -40,7 +39,7 @@ lintian_() {
 
 clang() {
   [ "$with" = clang ] || return 0
-  # Clang can be installed without the sanitizer libraries.
+  # Clang without sanitizer libraries.
   echo 'int main() {}' | clang++ -x c++ - -fsanitize=address -o /dev/null 2> /dev/null ||
     echo clang libclang-rt-dev
 }
@@ -72,7 +71,7 @@ if [ -n "$packages" ] && command -v apt-get > /dev/null && $root true 2> /dev/nu
     $root env DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -qq --no-install-recommends $packages > /dev/null
   }
-  # Package lists can be missing or old. Without a network, continue with the installed packages.
+  # Package lists can be missing or old. Offline, uses the installed packages.
   install 2> /dev/null || { $root apt-get update -qq && install; } || true
 fi
 

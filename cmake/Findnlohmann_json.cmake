@@ -1,5 +1,4 @@
-# Finds nlohmann/json with find_package, or in the Python package nlohmann_json,
-# which has only the headers.
+# In addition to find_package, searches the Python package nlohmann_json, which has only headers.
 find_package(nlohmann_json ${nlohmann_json_FIND_VERSION} CONFIG QUIET GLOBAL)
 if(nlohmann_json_FOUND)
   return()

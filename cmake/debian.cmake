@@ -1,11 +1,11 @@
-# Adds the files that Debian requires in /usr/share to each package: copyright, changelog and a lintian
-# override for /opt. cpack runs this after it has installed the files of the packages.
+# Adds files in /usr/share that Debian requires: copyright, changelog and a lintian override for
+# /opt. cpack runs this after installing the packages' files.
 cmake_minimum_required(VERSION 3.25)
 if(NOT CPACK_GENERATOR STREQUAL "DEB")
   return()
 endif()
 
-string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)  # SOURCE_DATE_EPOCH, if that is set
+string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)  # SOURCE_DATE_EPOCH, if set
 file(READ "${CPACK_RESOURCE_FILE_LICENSE}" license)
 file(READ "${CPACK_RESOURCE_FILE_LICENSE}-THIRD-PARTY" third_party)
 foreach(component IN LISTS CPACK_COMPONENTS_ALL)

@@ -1,17 +1,15 @@
-# Dependencies of the build other than libtorch. FetchContent uses the installed version
-# or downloads a pinned release. To build offline, set FETCHCONTENT_SOURCE_DIR_<NAME> to
-# a folder with the sources, which has priority.
+# Build dependencies other than libtorch, not part of the installed package. FetchContent uses the
+# installed version or downloads a pinned release. Offline builds set FETCHCONTENT_SOURCE_DIR_<NAME>
+# to a folder with the sources, which has priority.
 #
 #     lltm_require_nlohmann_json()   nlohmann_json::nlohmann_json   always (headers only)
 #     lltm_require_googletest()      GTest::gtest                   LLTM_TESTS
 #     lltm_require_benchmark()       benchmark::benchmark           LLTM_BENCHMARKS
-#
-# None of them is part of the installed package.
 include_guard(GLOBAL)
 include(FetchContent)
 
-# If a dependency is not found and cannot be downloaded, CMake reports an error after this
-# message. Further arguments are passed to FetchContent_Declare.
+# Without the dependency and a network, CMake's error follows this message. Further arguments go to
+# FetchContent_Declare.
 function(_lltm_require name url sha256 install)
   string(TOUPPER ${name} upper)
   message(STATUS "lltm: looking for ${name} in FETCHCONTENT_SOURCE_DIR_${upper}, then "
@@ -19,13 +17,12 @@ function(_lltm_require name url sha256 install)
   # SYSTEM must be first: CMake 3.25 appends it to the value of the preceding option.
   FetchContent_Declare(${name} SYSTEM URL "${url}" URL_HASH SHA256=${sha256}
     DOWNLOAD_EXTRACT_TIMESTAMP ON LOG_DOWNLOAD ON ${ARGN})
-  set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)  # warnings of dependencies are not errors
+  set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)
   set(CMAKE_UNITY_BUILD OFF)
   FetchContent_MakeAvailable(${name})
 endfunction()
 
-# Also finds the headers in the Python package (Findnlohmann_json.cmake). From sources, only
-# the headers are used; nothing is built.
+# From sources, uses only the headers; nothing is built.
 function(lltm_require_nlohmann_json)
   _lltm_require(nlohmann_json
     https://github.com/nlohmann/json/releases/download/v3.12.0/json.tar.xz

@@ -1,14 +1,13 @@
-# The option LLTM_CUDA, and the requirements of the CUDA kernels.
+# LLTM_CUDA and requirements for the CUDA kernels.
 #
-# Default: ON if torch is a CUDA build and an nvcc of the same major version is found.
-# Without CUDA kernels, PyTorch's operations compute CUDA tensors. nvcc is searched in
-# CMAKE_CUDA_COMPILER, CUDACXX, the bin folder of CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME,
-# /usr/local/cuda, and then on the PATH.
+# Default: ON with a CUDA build of torch and an nvcc of the same major version. Otherwise PyTorch's
+# operations compute CUDA tensors. nvcc is searched in CMAKE_CUDA_COMPILER, CUDACXX, the bin folder
+# of CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME, /usr/local/cuda, and then on the PATH.
 #
-# Sets LLTM_CUDA. If it is ON, also enables the language CUDA, defines lltm::torch_cuda and sets
+# If LLTM_CUDA is ON, also enables the language CUDA, defines lltm::torch_cuda and sets
 # LLTM_CUDA_INCLUDE_DIRS, LLTM_CUDA_TOOLKIT_VERSION, LLTM_CUDA_MAJOR, LLTM_CUDA_KERNELS
-# (names of the architectures) and LLTM_CUDA_FOLDERS (folders of CUDA's libraries, relative to the
-# folder of packages).
+# (architecture names) and LLTM_CUDA_FOLDERS (CUDA's library folders, relative to the folder of
+# packages).
 include_guard(GLOBAL)
 
 set(nvcc "${CMAKE_CUDA_COMPILER}")
@@ -53,7 +52,7 @@ if(NOT LLTM_CUDA)
   return()
 endif()
 
-# Architectures with compiled kernels, and PTX, which the driver compiles for newer GPUs.
+# Compiled kernels, and PTX, which the driver compiles for newer GPUs.
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
 endif()
@@ -69,7 +68,7 @@ if(problem)
   message(FATAL_ERROR "lltm: ${problem}")
 endif()
 
-# Headers of the toolkit first. Headers of libraries, which a toolkit can lack, are next to torch.
+# Toolkit headers first. Library headers, which a toolkit can lack, are next to torch.
 string(REGEX MATCH "^[0-9]+" LLTM_CUDA_MAJOR "${LLTM_TORCH_CUDA_VERSION}")
 get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
 set(include_dirs ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
@@ -87,7 +86,7 @@ list(TRANSFORM architectures REPLACE "^([0-9]+a?)$" "sm_\\1, compute_\\1")
 list(JOIN architectures ", " LLTM_CUDA_KERNELS)
 message(STATUS "lltm: CUDA kernels for ${LLTM_CUDA_KERNELS}, compiled by ${nvcc}")
 
-# In a Python environment, CUDA's libraries are packages next to torch and lltm.
+# In a Python environment, packages next to torch and lltm.
 set(LLTM_CUDA_FOLDERS "")
 foreach(library IN LISTS LLTM_TORCH_CUDA_LIBRARIES)
   cmake_path(GET library PARENT_PATH folder)

@@ -1,8 +1,8 @@
-# Installs liblltm: the library, its headers, its CMake package and lltm.pc.
+# Installs liblltm, its headers, its CMake package and lltm.pc.
 #
-#   lltm_install_prefix(target)   to a prefix, in the components `runtime` and `development`
-#   lltm_install_wheel(target)    to the folder of the Python package, in the component `python`;
-#                                 further arguments are passed to install()
+#   lltm_install_prefix(target)   to a prefix, components `runtime` and `development`
+#   lltm_install_wheel(target)    to the Python package's folder, component `python`; further
+#                                 arguments go to install()
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -18,8 +18,8 @@ else()
     "-Wl,--push-state,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--pop-state")
 endif()
 
-# If a program does not link torch, or loads liblltm with dlopen, liblltm must find libtorch: in its
-# present folder, or in a folder `libtorch` next to the prefix.
+# For programs that do not link torch or load liblltm with dlopen, liblltm must find libtorch: in
+# its present folder, or in `libtorch` next to the prefix.
 function(lltm_install_prefix target)
   file(RELATIVE_PATH beside "/opt/lltm/${CMAKE_INSTALL_LIBDIR}" /opt/libtorch)
   set(search_path "${LLTM_ORIGIN}" "${LLTM_ORIGIN}/${beside}/lib")
@@ -33,7 +33,7 @@ function(lltm_install_prefix target)
     endforeach()
     list(REMOVE_DUPLICATES search_path)
   endif()
-  # Changing the path during installation would leave a build ID that depends on the build folder.
+  # Changing the path when installing would leave a build ID that depends on the build folder.
   set_target_properties(${target} PROPERTIES
     INSTALL_RPATH "${search_path}" BUILD_WITH_INSTALL_RPATH "${LLTM_RELOCATABLE}")
   _lltm_install(${target} "${CMAKE_INSTALL_LIBDIR}" "${CMAKE_INSTALL_INCLUDEDIR}" "${torch}"
@@ -54,7 +54,7 @@ function(lltm_install_wheel target)
   _lltm_install(${target} lib include "@here@/${site}/torch" python python ${ARGN})
 endfunction()
 
-# `torch` is the folder of libtorch. "@here@" in it is replaced by the folder of the library.
+# "@here@" in `torch`, libtorch's folder, is replaced by the library's folder.
 function(_lltm_install target lib include torch runtime development)
   set(cmake ${lib}/cmake/lltm)
   set(generated "${PROJECT_BINARY_DIR}/install/${target}")
@@ -79,7 +79,7 @@ function(_lltm_install target lib include torch runtime development)
     "${generated}/lltm-config-version.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/lltm-torch.cmake"
     DESTINATION ${cmake} COMPONENT ${development} ${ARGN})
-  # The search path of a program linked with lltm.pc contains this folder.
+  # In the search path of programs linked with lltm.pc.
   install(DIRECTORY DESTINATION ${lib}/pkgconfig COMPONENT ${runtime} ${ARGN})
   install(FILES "${generated}/lltm.pc"
     DESTINATION ${lib}/pkgconfig COMPONENT ${development} ${ARGN})

@@ -1,27 +1,22 @@
-# Finds libtorch and defines it as the imported target lltm::torch.
+# Finds libtorch and defines the imported target lltm::torch, for the build and for
+# lltm-config.cmake.
 #
-# Used by the build and, installed in the same folder, by lltm-config.cmake.
+# Replaces find_package(Torch), which fails for a CUDA build of torch (the usual package) without a
+# CUDA toolkit, changes the entire project's CUDA flags, and returns absolute paths, which must not
+# be exported. A project can still call it, before or after this file; both use the same libraries.
 #
-# Replaces find_package(Torch), which has three problems. With a CUDA build of
-# torch, it fails without a CUDA toolkit (the usual case with torch from the
-# package index). It changes the CUDA flags of the entire project. Its result
-# contains absolute paths, which must not be exported. A project can still call
-# it, before or after this file; both use the same libraries.
+# lltm_find_torch(reason) searches, in this order: Torch_DIR or Torch_ROOT, CMAKE_PREFIX_PATH
+# (torch.utils.cmake_prefix_path, or an unpacked libtorch), LLTM_TORCH_HINTS (set by
+# lltm-config.cmake), and the torch of the Python interpreter on the PATH. Each configuration
+# searches again, without a cache; its directories all use the libtorch found first. Sets `reason`
+# to an error message or "".
 #
-# lltm_find_torch(reason) searches, in this order: Torch_DIR or Torch_ROOT,
-# CMAKE_PREFIX_PATH (torch.utils.cmake_prefix_path, or the folder of an unpacked
-# libtorch), LLTM_TORCH_HINTS (set by lltm-config.cmake), and the torch of the
-# Python interpreter on the PATH. Each configuration searches again, without a
-# cache. Within a configuration, every directory uses the libtorch that was found
-# first. Sets `reason` to an error message, or to an empty string.
+# Result: lltm::torch, LLTM_TORCH_ROOT (the folder with include/ and lib/), LLTM_TORCH_VERSION
+# (major.minor.patch), LLTM_TORCH_HAS_CUDA, LLTM_TORCH_CUDA_VERSION (major.minor, as torch was
+# built).
 #
-# Result: lltm::torch, LLTM_TORCH_ROOT (the folder with include/ and lib/),
-# LLTM_TORCH_VERSION (major.minor.patch), LLTM_TORCH_HAS_CUDA,
-# LLTM_TORCH_CUDA_VERSION (major.minor of the CUDA that torch was built with).
-#
-# lltm_find_torch_cuda(reason) then defines lltm::torch_cuda: torch's CUDA
-# libraries and the CUDA libraries that liblltm calls. They are listed in
-# LLTM_TORCH_CUDA_LIBRARIES. It needs no toolkit.
+# lltm_find_torch_cuda(reason) then defines lltm::torch_cuda, without a toolkit: torch's CUDA
+# libraries and those that liblltm calls, listed in LLTM_TORCH_CUDA_LIBRARIES.
 
 function(lltm_find_torch reason)
   set(${reason} "" PARENT_SCOPE)
@@ -40,10 +35,8 @@ function(lltm_find_torch reason)
   endforeach()
 endfunction()
 
-# Returns the folder of a libtorch, or an empty string.
 function(_lltm_torch_root result)
-  # The find commands skip the search if the variable exists, also in the cache. Private names avoid
-  # this.
+  # find commands skip the search if the variable exists, also in the cache: hence private names.
   unset(_lltm_torch_config)
   unset(_lltm_python)
   find_path(_lltm_torch_config TorchConfig.cmake NO_CACHE
@@ -54,7 +47,7 @@ function(_lltm_torch_root result)
     # Python_EXECUTABLE: the interpreter that builds a wheel is not always the first on the PATH.
     find_program(_lltm_python NAMES ${Python_EXECUTABLE} python3 python NO_CACHE)
     if(_lltm_python)
-      # Does not import torch, which takes seconds.
+      # Importing torch takes seconds.
       execute_process(
         COMMAND ${_lltm_python} -c
           "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
@@ -109,8 +102,7 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
   set(cuda_version "")
   if(EXISTS "${root}/lib/libtorch_cuda.so")
     set(has_cuda ON)
-    # The version is 2.13.0+cu130 in a Python package and in an unpacked libtorch. A Python
-    # package also has the CUDA version, 13.0.
+    # 2.13.0+cu130 in Python packages and unpacked libtorch; only packages also have CUDA's, 13.0.
     foreach(file version.py build-version)
       if(EXISTS "${root}/${file}")
         file(READ "${root}/${file}" text)
@@ -129,10 +121,9 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
     LLTM_TORCH_CUDA_VERSION "${cuda_version}")
 endfunction()
 
-# A program's search path (DT_RUNPATH) does not apply to dependencies of its libraries, so the program
-# must load libtorch itself, even if it does not call it. --no-as-needed keeps the library, because many
-# compilers pass --as-needed to the linker. libtorch.so only loads the backends. Apple's linker keeps
-# all libraries.
+# A program's search path (DT_RUNPATH) does not apply to its libraries' dependencies, so the program
+# must load libtorch itself, even without calling it. --no-as-needed keeps it: many compilers pass
+# --as-needed. libtorch.so only loads the backends. Apple's linker keeps all libraries.
 function(_lltm_link_needed target)
   list(JOIN ARGN "," libraries)
   if(NOT APPLE)
@@ -146,8 +137,8 @@ function(lltm_find_torch_cuda reason)
   set(${reason} "" PARENT_SCOPE)
   if(NOT TARGET lltm::torch_cuda)
     string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
-    # Searches next to torch in a Python environment (a common folder for CUDA 13, before it a folder
-    # per library), in libtorch's folder, and in a toolkit.
+    # Next to torch in a Python environment (a common folder for CUDA 13, earlier a folder per
+    # library), in libtorch's folder, and in a toolkit.
     get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
     set(hints "${site}/nvidia/cu${major}/lib"
       "${site}/nvidia/cuda_runtime/lib" "${site}/nvidia/cublas/lib" "${LLTM_TORCH_ROOT}/lib")

@@ -1,9 +1,8 @@
-# Settings for `cpack -G TGZ` and `cpack -G DEB`, in a build folder configured with LLTM_RELOCATABLE.
-# The installed library searches for libtorch in a folder `libtorch` next to its own.
+# For `cpack -G TGZ` and `cpack -G DEB`, in a build folder with LLTM_RELOCATABLE: the installed
+# library searches for libtorch in `libtorch` next to its folder.
 set(CPACK_PACKAGE_NAME lltm)
 set(CPACK_PACKAGE_VENDOR "the LLTM authors")
-# This address does not receive mail. To publish Debian packages, set another:
-# cpack -D CPACK_PACKAGE_CONTACT="NAME <ADDRESS>".
+# Receives no mail. To publish Debian packages: cpack -D CPACK_PACKAGE_CONTACT="NAME <ADDRESS>".
 set(CPACK_PACKAGE_CONTACT "The LLTM authors <lltm@users.noreply.github.com>")
 set(CPACK_PACKAGE_HOMEPAGE_URL "${PROJECT_HOMEPAGE_URL}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
@@ -24,8 +23,8 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME lltm)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PACKAGE_VERSION "${PROJECT_VERSION}+torch${LLTM_TORCH_MINOR}")
-# The versions of Debian 12, which have the symbols of the compilers used here. dpkg-shlibdeps could
-# find the oldest sufficient versions, but requires libtorch as a package.
+# Debian 12's versions, which have the compilers' symbols. dpkg-shlibdeps could find the oldest
+# sufficient ones, but requires libtorch as a package.
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS
   "libc6 (>= 2.34), libstdc++6 (>= 12), libgcc-s1, libgomp1")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME lltm-dev)
@@ -34,7 +33,7 @@ set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "lltm (= ${CPACK_DEBIAN_PACKAGE_VER
 
 set(CPACK_PRE_BUILD_SCRIPTS "${PROJECT_SOURCE_DIR}/cmake/debian.cmake")
 
-# cpack reads this file once for each generator.
+# Read once per generator.
 set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_BINARY_DIR}/cpack-generator.cmake")
 file(CONFIGURE OUTPUT "${CPACK_PROJECT_CONFIG_FILE}" @ONLY CONTENT [[
 cmake_minimum_required(VERSION 3.25)  # without it, if() treats ON and OFF as variables

@@ -1,9 +1,7 @@
-// Emulates AMX and AVX512-BF16 instructions with AVX-512, so that cpu/kernel/amx_kernels.h and
-// amx_int8_kernels.h run without AMX and sanitizers see their memory accesses.
-//
-// isa/amx.cpp is compiled again with this file (-include), without AMX flags. Results are bitwise
-// identical (test_bf16x3.cpp). Source: Intel Software Developer's Manual, TDPBF16PS, TDPBUSD and
-// VCVTNE2PS2BF16.
+// Emulates AMX and AVX512-BF16 instructions with AVX-512: amx_kernels.h and amx_int8_kernels.h run
+// without AMX, and sanitizers see their memory accesses. isa/amx.cpp is compiled again with this
+// file (-include), without AMX flags. Results are bitwise identical (test_bf16x3.cpp). Source:
+// Intel Software Developer's Manual, TDPBF16PS, TDPBUSD and VCVTNE2PS2BF16.
 #pragma once
 
 #include <immintrin.h>

@@ -1,13 +1,13 @@
-# Checks the GPU code in liblltm: it has every kernel for every architecture, without spilled
-# registers, and PTX for newer GPUs. Wide kernels have 16-byte accesses. Persistent kernels have matrix
-# instructions, strong accesses, one wait for all words of a tile, and a report of a timeout. ctest runs
+# Checks liblltm's GPU code: every kernel for every architecture, without spilled registers, and PTX
+# for newer GPUs. Wide kernels have 16-byte accesses; persistent kernels have matrix instructions,
+# strong accesses, one wait for all words of a tile, and a timeout report. ctest runs
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -DPAGES="Lltm;..."
 #     -DPERSISTENT_PAGES="Lltm;..." -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
   execute_process(${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
-  # Brackets and semicolons are special in lists.
+  # Special in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
   string(REPLACE ";" "|" any_page "${PAGES}")
   string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*[0-9](${any_page})ELi"
@@ -15,8 +15,8 @@ function(output_of result)
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
 
-# Mangled names without the namespaces of a cell: lltm_forward<page, width, T>,
-# lltm_backward<page, width, T, D>. A repeated c10 type is abbreviated to S6_.
+# Mangled names without a cell's namespaces: lltm_forward<page, width, T>,
+# lltm_backward<page, width, T, D>. A repeated c10 type becomes S6_.
 set(kernels "")
 foreach(page IN LISTS PAGES)
   foreach(width_and_type
@@ -58,7 +58,6 @@ list(LENGTH kernels expected)
 list(LENGTH persistent_kernels expected_persistent)
 math(EXPR expected "${expected} + ${expected_persistent}")
 
-# Returns the accesses, matrix instructions and waits of a kernel.
 function(instructions_of result kernel)
   string(FIND "${code}" "${kernel}" begin)
   string(SUBSTRING "${code}" ${begin} -1 body)
@@ -70,7 +69,7 @@ endfunction()
 foreach(architecture IN LISTS ARCHITECTURES)
   string(REGEX MATCH "^[0-9]+[a-z]?" sm "${architecture}")
   if(NOT architecture MATCHES "-virtual$")
-    # For each function: a line with its name, and a line with its resources.
+    # Per function, a line with its name and a line with its resources.
     output_of(usage COMMAND ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
     foreach(kernel IN LISTS kernels persistent_kernels)
       if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
@@ -79,7 +78,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
         message(SEND_ERROR "sm_${sm}: ${kernel} spills registers: ${CMAKE_MATCH_1}")
       endif()
     endforeach()
-    # grep reduces 100 MB of code to the instructions that are checked.
+    # Reduces 100 MB to the checked instructions.
     output_of(code COMMAND ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}"
       COMMAND grep -oE "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|SHFL)[.A-Z0-9]*")
     string(APPEND code "Function : ")
@@ -102,8 +101,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
       if(body MATCHES "LDL|STL")
         message(SEND_ERROR "sm_${sm}: ${kernel} accesses local memory")
       endif()
-      # Each wait reports its timeout. More waits would mean that words are waited for one after
-      # another.
+      # Each wait reports its timeout; more would wait for words one after another.
       string(REGEX MATCHALL "STG[.]E[.]STRONG[.]SYS" waits "${body}")
       list(LENGTH waits waits)
       string(REGEX MATCH "ELi([0-9])EN" matched "${kernel}")

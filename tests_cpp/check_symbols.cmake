@@ -1,5 +1,5 @@
-# Checks the exported symbols and dependencies of liblltm, and that no code for a newer CPU can leak
-# from the files compiled for it. ctest runs
+# Checks liblltm's exported symbols and dependencies, and that no code for a newer CPU can leak from
+# files compiled for it. ctest runs
 #   cmake -DNM=... -DREADELF=... -DLIBRARY=... -DEXPECTED=... -DOBJECTS=a.o;b.o
 #     -P check_symbols.cmake
 cmake_minimum_required(VERSION 3.25)
@@ -7,7 +7,7 @@ cmake_minimum_required(VERSION 3.25)
 function(lines_of result)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   string(REPLACE "[abi:cxx11]" "" output "${output}")
-  # Brackets and semicolons are special in lists.
+  # Special in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
   string(STRIP "${output}" output)
   string(REPLACE "\n" ";" output "${output}")
@@ -21,7 +21,7 @@ list(REMOVE_DUPLICATES exported)  # a constructor is two functions
 list(TRANSFORM exported REPLACE ", lltm::(OneState|TwoStates|AnyStates)>" ">")
 list(TRANSFORM exported REPLACE "Impl, lltm::[A-Za-z]+Parameters>" "Impl, Parameters>")
 list(TRANSFORM exported REPLACE "(forward[a-z_]*[(][^&]*&, )std::optional<[^&]*> const&" "\\1State")
-# A line of EXPECTED with @Layer@ or @Cell@ is repeated for each such module.
+# Lines with @Layer@ or @Cell@ are repeated for each such module.
 file(STRINGS "${EXPECTED}" expected REGEX "^[^#]")
 foreach(kind Layer Cell)
   set(modules ${exported})
@@ -72,8 +72,8 @@ foreach(line IN LISTS needed)
   endif()
 endforeach()
 
-# The linker keeps one copy of a weak symbol, which could be AVX-512 code in the baseline. Each file
-# therefore defines only its table as an external symbol.
+# The linker keeps one copy of a weak symbol, perhaps AVX-512 code in the baseline. So each file
+# defines only its table as an external symbol.
 foreach(object IN LISTS OBJECTS)
   lines_of(symbols ${NM} --demangle --extern-only --defined-only "${object}")
   foreach(line IN LISTS symbols)

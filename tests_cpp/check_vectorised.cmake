@@ -1,11 +1,11 @@
-# Checks that every instruction of a cell program (cell/program.h) is compiled to vector code of the
-# full width: the functions that run programs have no scalar arithmetic. ctest runs
+# Checks that every instruction of a cell program (cell/program.h) compiles to full-width vector
+# code, without scalar arithmetic. ctest runs
 #   cmake -DNM=... -DOBJDUMP=... -DOBJECTS=default.cpp.o;avx2.cpp.o;... -P check_vectorised.cmake
 cmake_minimum_required(VERSION 3.25)
 
 set(arithmetic "(add|sub|mul|div|sqrt|min|max|f[n]?m(add|sub)[0-9]+)")
 
-# Returns the lines of `code` that match `pattern`, but not `exception`.
+# Lines that match `pattern`, but not `exception`.
 function(find_lines result code pattern exception)
   string(REGEX MATCHALL "[^\n]*\t${pattern}[^\n]*" lines "${code}")
   if(exception)

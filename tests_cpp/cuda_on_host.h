@@ -1,7 +1,5 @@
-// Replaces the CUDA headers of cuBLAS, ATen and c10 (CMakeLists.txt), so that the host tests
-// compile gemm.cpp and operators.cpp unchanged.
-//
-// Enumerators that are combined as bits have cuBLAS's values.
+// Replaces the CUDA headers of cuBLAS, ATen and c10: host tests compile gemm.cpp and operators.cpp
+// unchanged. Enumerators combined as bits have cuBLAS's values.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -37,8 +35,8 @@ using cublasHandle_t = HostCublas*;
 
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
 cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode);
-// Rejects empty GEMMs and arguments that cuBLAS rejects (leading dimensions too small or above 32
-// bits, unsupported types).
+// Rejects empty GEMMs and, like cuBLAS, leading dimensions too small or above 32 bits and
+// unsupported types.
 cublasStatus_t cublasGemmEx_64(
     cublasHandle_t handle,
     cublasOperation_t op_a,
@@ -91,23 +89,23 @@ inline WarningState& warning_state() {
 
 namespace lltm_test {
 inline bool has_nvrtc = true;
-// Checks all built-in kernels now instead of in each cell's first call, because tests count calls.
-// Call initially and after the checks are cleared.
+// Tests count calls: checks all built-in kernels now instead of in each cell's first call. Call
+// initially and after the checks are cleared.
 void check_kernels_now();
 enum class Fault { none, wrong, fails };
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;
-// Unaligned: a matrix address, leading dimension or extent is not a multiple of 16 bytes, as
-// cuBLAS's 16-byte kernels require.
+// A matrix address, leading dimension or extent is not a multiple of 16 bytes, as cuBLAS's 16-byte
+// kernels require.
 inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
-// If true, GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
+// GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
 inline bool sums_in_order = false;
 
 // Concurrent thread blocks of a persistent kernel.
 inline int64_t multiprocessors = 132;
-// Seed of the next launch's schedule; changed by each launch.
+// Of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
 inline int64_t persistent_launches = 0;
 // For each fill with absent words: earlier launches, and bytes.

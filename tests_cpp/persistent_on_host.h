@@ -1,9 +1,7 @@
 // Simulates a GPU for the persistent kernels: lanes are fibers, barriers wait for all lanes, and
-// mma loops over a warp's fragments. The order of thread blocks, warps and (if the code permits
-// divergence) lanes is random.
-//
-// Thread blocks exchange words by relaxed atomics. With a CPU thread per thread block, the thread
-// sanitizer checks the ordering.
+// mma loops over a warp's fragments. Thread blocks, warps and (if the code permits divergence)
+// lanes run in random order. Blocks exchange words by relaxed atomics, whose ordering the thread
+// sanitizer checks with a CPU thread per block.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
@@ -24,7 +22,7 @@ namespace lltm_test {
 
 inline int most_polls = 100'000'000;
 
-// Rounds before a grid's last block starts, as if other work occupied the GPU.
+// Before a grid's last block starts, as if other work occupied the GPU.
 inline int late_rounds = 0;
 
 // Blocks run in order, each until it waits. `rounds` counts the last grid's rounds.

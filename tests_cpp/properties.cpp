@@ -143,7 +143,7 @@ void expect_equally_finite(const Tensors& ours, const Tensors& expected, const c
 
 }  // namespace
 
-// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on. In
+// A NaN or infinity affects the same results as in PyTorch: one batch element from one step on; in
 // large batches, an infinity can change every partial product. In double, because PyTorch's 16-bit
 // GEMMs may spread a NaN to the row above.
 TEST_P(Properties, NonFiniteArgumentsPropagateAsInTheReference) {

@@ -1,5 +1,5 @@
-// Properties of every form of a step or sequence: operators, activation checkpointing, prepacked
-// weights, modules, CUDA engines. Test programs instantiate them:
+// Properties of every form of a step or sequence, such as operators, prepacked weights, modules,
+// CUDA engines. To instantiate:
 //
 //     INSTANTIATE_TEST_SUITE_P(Sequence, Properties, each_case(form, kDtypes), case_name);
 #pragma once
@@ -21,8 +21,8 @@ struct Form {
   bool step = false;        // one step: no T, packed input or direction
   bool has_reverse = true;  // for sequences
   bool any_size = true;     // otherwise I and H must be positive
-  // Values and gradients must meet the accuracy bound; otherwise values must be within `tolerance`
-  // plus `roundings` eps of the dtype.
+  // Values and gradients must meet the accuracy bound; otherwise values only `tolerance` plus
+  // `roundings` eps.
   bool differentiable = true;
   double tolerance = 0;
   double roundings = 0;
@@ -46,7 +46,7 @@ constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat
 // Form, dtype, reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
 
-// Rotates the dtypes, so that each part of the tests (CMakeLists.txt) has every dtype.
+// Rotated: each part of the tests (CMakeLists.txt) has every dtype.
 template <typename Dtypes>
 auto each_case(const std::vector<Form>& forms, const Dtypes& dtypes) {
   std::vector<Case> cases;

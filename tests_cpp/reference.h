@@ -1,4 +1,4 @@
-// Test oracle: the LLTM's formulas in scalar loops.
+// Oracle: the LLTM's formulas in scalar loops.
 //
 //     X = [h, x];  z = X W^T + b;  i, o = sigmoid(z_i), sigmoid(z_o)
 //     g = elu(z_g);  c' = c + i g;  h' = o tanh(c')
@@ -14,8 +14,8 @@
 
 namespace reference {
 
-// Wider than float64 if possible, to check float64 results. For narrower types, float64 suffices
-// and is several times as fast.
+// Wider than float64 if possible, to check it. For narrower types, float64 suffices and is several
+// times as fast.
 using Widest = long double;
 
 template <typename Real>

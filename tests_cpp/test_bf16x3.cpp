@@ -1,5 +1,4 @@
-// GEMM of floats split into bf16x3 (cpu/kernel/bf16x3.h): parts, layouts, results and rounding
-// errors. Links only the kernels.
+// Parts, layouts, results and rounding errors. Links only the kernels.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 
@@ -32,7 +31,6 @@ using Operand = std::vector<BFloat16x3>;
 
 enum class Amx { kEmulated, kOfThisCpu };
 
-// Null with a reason if there are none.
 const Kernels* find_kernels(Amx amx, std::string& reason) {
   const bool emulated = amx == Amx::kEmulated;
   const Kernels* const kernels = emulated ? kernels_emulated_amx() : kernels_amx();
@@ -58,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(info.param == Amx::kEmulated ? "emulated" : "of_this_cpu");
     });
 
-// Gaps between rows and nothing after the last row let sanitizers detect reads past the end.
+// Gaps between rows, nothing after the last: sanitizers detect reads past the end.
 struct TestMatrix {
   TestMatrix(std::int64_t n_rows, std::int64_t n_columns, unsigned seed = 0)
       : rows(n_rows),
@@ -264,8 +262,8 @@ void check_product(
         expected += product;
         magnitude += std::abs(product);
       }
-      // The parts omit 2^-23 of each product. Rounding errors of sums grow with the square root of
-      // the number of terms.
+      // The parts omit 2^-23 of each product. Rounding errors grow with the square root of the
+      // number of terms.
       const double bound =
           magnitude * (0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(depth)));
       ASSERT_NEAR(row[n], expected, bound)

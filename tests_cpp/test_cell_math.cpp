@@ -1,5 +1,4 @@
-// Operations of cell programs and 16-bit formats for every instruction set of this CPU. Links only
-// the kernels.
+// For every instruction set of this CPU. Links only the kernels.
 #include "cell/math.h"
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
@@ -179,7 +178,7 @@ std::int64_t steps_between(T a, T b) {
   return __builtin_sub_overflow(ordinal(a), ordinal(b), &steps) ? kFar : std::abs(steps);
 }
 
-// Distinguishes signs of zero. NaN equals NaN.
+// Distinguishes signs of zero; NaN equals NaN.
 template <typename T>
 bool same(T a, T b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
@@ -390,7 +389,7 @@ void check_limits(const Kernels& kernels) {
   }
 }
 
-// The error of an approximate reciprocal is at most one unit, as on a GPU.
+// An approximate reciprocal is off by at most one unit, as on a GPU.
 TEST(CellQuotient, ErrorsAreAtMostOneUlp) {
   using math::quotient_by;
   const float infinity = std::numeric_limits<float>::infinity();
@@ -544,7 +543,7 @@ TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {
   }
 }
 
-// Registers have the order of program.h. Outputs can be read, temporaries overwritten.
+// Register order: program.h. Outputs can be read, temporaries overwritten.
 template <typename T>
 void check_registers(const Kernels& kernels) {
   const Instruction code[] = {

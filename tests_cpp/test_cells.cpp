@@ -1,4 +1,3 @@
-// Properties and accuracy of every built-in cell. See also test_engines.cpp.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -214,7 +213,7 @@ auto each_of(const Sizes (&sizes)[count]) {
   return testing::ValuesIn(all);
 }
 
-// Sizes for dot products, the GEMM kernel, and ATen.
+// Dot products, the GEMM kernel, and ATen.
 constexpr Sizes kStepSizes[] = {
     {1, 1, 1, 1},    {1, 1, 2, 3},    {1, 2, 3, 1},     {1, 3, 5, 7},     {1, 5, 7, 2},
     {1, 7, 16, 17},  {1, 17, 33, 16}, {1, 16, 32, 128}, {1, 33, 17, 65},  {1, 65, 130, 33},
@@ -275,7 +274,7 @@ TEST_P(CellDtype, ResultsDoNotDependOnUninitializedMemory) {
 }
 
 // Small batches with few or many steps; few hidden units; a merged input projection; shared and
-// separate rows; several chunks; K and N that fill no vector.
+// separate rows; several chunks; partial vectors in K and N.
 constexpr Sizes kSequenceSizes[] = {
     {1, 1, 1, 1},     {2, 1, 2, 3},     {7, 2, 3, 1},     {5, 3, 5, 7},     {3, 5, 7, 2},
     {3, 7, 16, 17},   {4, 17, 33, 16},  {2, 16, 32, 128}, {2, 33, 17, 65},  {2, 65, 130, 33},
@@ -382,8 +381,8 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
   }
 }
 
-// Each step fills a chunk and several blocks. The gradients are too large for float16, and for
-// bf16x3: every CPU uses float GEMMs.
+// Each step fills a chunk and several blocks. Gradients too large for float16 and bf16x3: every CPU
+// uses float GEMMs.
 TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
   const double scale = of_.dtype == at::kHalf ? 1 : 0x1p62;
   const OutputGradients gradients = [&](const Tensors& outputs, uint64_t seed) {
@@ -419,7 +418,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   check_all(functions, eager_sequence, of_.dense({10, 17, 3, 33}, /*bias=*/false));
 }
 
-// Sequences end (in reverse, start) at a segment's first and last step and in between.
+// Sequences end (in reverse, start) at and between a segment's first and last step.
 const Packed kOfSegments = {"", {10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
 
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPacked) {
@@ -435,7 +434,7 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPa
   }
 }
 
-// Equal increments of gradients, which 16-bit accumulation would lose.
+// 16-bit accumulation would lose equal increments.
 TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
   if (of_.cell != kCells.front()) GTEST_SKIP() << "others forget";
   // Small enough for float16 sums.
@@ -495,9 +494,9 @@ TEST_P(SequenceDtype, EqualsTheCellRepeated) {
   check(sequence, repeated, of_.dense({6, 17, 33, 35}, /*bias=*/true, reverse()));
 }
 
-// Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps,
-// because single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32
-// terms, others chains of 64.
+// Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps:
+// single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32 terms,
+// others 64.
 TEST_P(SequenceDtype, EqualsItsChunks) {
   if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;
@@ -641,8 +640,8 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
   }
 }
 
-// If only the state gradient is requested, each step must detect gradients that bf16x3 cannot
-// represent. Positive, unsaturated values keep the gradient infinite.
+// If only the state gradient is requested, each step must detect gradients beyond bf16x3. Positive,
+// unsaturated values keep the gradient infinite.
 TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
   if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
   if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";

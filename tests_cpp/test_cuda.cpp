@@ -1,5 +1,4 @@
-// The operators on a GPU; the baseline is PyTorch on the same GPU. A separate program, skipped
-// without a GPU.
+// The operators on a GPU; the baseline is PyTorch on it. Skipped without a GPU.
 #include "properties.h"
 
 #include <ATen/ATen.h>
@@ -15,8 +14,8 @@
 namespace lltm_test {
 namespace {
 
-// Keeps the strides. The gradient is copied by element, because the gradient of a strided copy
-// would sum repeated elements.
+// Keeps the strides. The gradient is copied by element: a strided copy's would sum repeated
+// elements.
 struct ToCuda : torch::autograd::Function<ToCuda> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
     const at::Tensor memory = at::empty({0}, tensor.options()).set_(tensor.storage());
@@ -83,7 +82,7 @@ Form cell_form() {
   form.step = true;
   return form;
 }
-// The persistent engine's sizes include some that only the per-step engine supports.
+// Includes sizes that only the per-step engine supports.
 template <bool kPersistent>
 Form sequence_form() {
   Form form = on_cuda(kPersistent ? "persistent" : "stepwise", sequence, eager_sequence);
@@ -132,8 +131,7 @@ TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
   check(packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
 }
 
-// All numbers of K units, with 1, 2 and 4 tiles and several launches. The largest sizes run only
-// forward.
+// All numbers of K units, with 1, 2 and 4 tiles and several launches; the largest only forward.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
   for (const int64_t hidden : {128, 256, 264, 512, 520, 776, 1024, 1032, 1536}) {
     check_states(sequence, eager_sequence, dense({3, 9, 64, hidden}));
@@ -186,20 +184,18 @@ TEST_P(CudaSequence, RunsAreBitwiseIdentical) {
   }
 }
 
-// Problems of `make test-cuda-sanitize`. compute-sanitizer is slow, so each access pattern has one
-// problem per dtype:
+// For `make test-cuda-sanitize`, which is slow: one problem per access pattern and dtype:
 //
 // - Wide and narrow kernels, with partial last blocks and rows that are no multiple of 16 bytes.
 //   Wide kernels need 2^17 elements (1821 rows of 72 units exceed this). State gradients have the
-//   tensors' dtype in a step and the compute dtype in a sequence: different kernels.
+//   tensors' dtype in a step, the compute dtype in a sequence.
 // - Wide kernels with and without 16-byte reads: gaps, or a repeated element.
 // - Omitted bias and unused output gradients.
 // - Offsets: reverse, decreasing batch sizes, from wide to narrow kernels, after the first chunk of
 //   pre-activations (32 MiB).
 // - Persistent kernels with one or several tiles and groups.
 //
-// float16 and bfloat16 kernels differ only in conversions, so float16 has fewer problems
-// (of_float16).
+// float16 kernels differ from bfloat16 only in conversions: fewer problems (of_float16).
 struct Access {
   const char* name;
   Sizes sizes;  // packed: I and H

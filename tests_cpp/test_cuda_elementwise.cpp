@@ -1,5 +1,4 @@
-// Runs the CUDA element-wise kernels on the CPU. Checks values, indices and memory for partial
-// accesses, blocks and grids.
+// Runs on the CPU. Checks values, indices and memory for partial accesses, blocks and grids.
 #include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
@@ -409,8 +408,8 @@ std::vector<Error> check_backward(
   return errors;
 }
 
-// Checks errors per case for built-in cells, and over all cases for other cells and cells with one
-// pre-activation, because a single value may cancel.
+// Per case for built-in cells; over all cases for others and for cells with one pre-activation,
+// because a single value may cancel.
 class Errors {
  public:
   Errors(const CellInfo& cell, std::vector<double> bounds)

@@ -1,6 +1,5 @@
-// The CUDA backend on the CPU, with simulated cuBLAS and kernels (cuda_on_host.cpp,
-// persistent_on_host.cpp). The persistent engine computes supported problems. See also
-// test_cuda_persistent.cpp and test_cuda_custom_cells.cpp.
+// The CUDA backend on the CPU (cuda_on_host.cpp, persistent_on_host.cpp). The persistent engine
+// computes supported problems.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda_on_host.h"
@@ -148,7 +147,6 @@ TEST_P(CudaSequence, GradientsOfTheOutputMayBeBatchFirst) {
   }
 }
 
-// Only requested gradients, with the same values.
 template <typename Backward>
 void check_masks(const lltm::OutputMask& all, const Backward& backward) {
   const Tensors expected = backward(all);
@@ -264,7 +262,6 @@ class CudaStepwise : public FormTest {
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
 
-// Chunks of one step, of several, and of all.
 TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSameResults) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);
@@ -335,7 +332,7 @@ TEST_P(CudaStepwise, StepsUseAlignedGemmsAndNoCopies) {
 }
 
 // A single sum over all rows would have several times the permitted error. The baseline is the
-// rounded oracle, because MKL sums as inaccurately on some CPUs.
+// rounded oracle: MKL sums as inaccurately on some CPUs.
 class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { sums_in_order = true; }

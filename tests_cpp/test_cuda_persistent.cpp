@@ -1,5 +1,5 @@
-// The persistent CUDA engine on the CPU (persistent_on_host.h): every cell and class of sizes, with
-// random schedules. Each test checks that the engine was used.
+// The persistent CUDA engine on the CPU (persistent_on_host.h), with random schedules. Each test
+// checks that it was used.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
@@ -34,7 +34,7 @@ class PersistentMma : public testing::Test {};
 using Types = testing::Types<c10::BFloat16, c10::Half>;
 TYPED_TEST_SUITE(PersistentMma, Types);
 
-// Element i of a lane's fragment, as documented in PTX: column of A, row of B.
+// Element i of a lane's fragment, as in PTX: column of A, row of B.
 int column_of_a(int thread_in_group, int i) {
   return thread_in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
 }
@@ -133,7 +133,7 @@ using UnitCounts = testing::Types<
     std::integral_constant<int, 12>>;
 TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
 
-// A step ends one round trip after the last word appears.
+// The loop ends one round trip after the last word appears.
 TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripRemains) {
   for (const int last : {1, 2, 5}) {
     PolledRow<TypeParam::value> row;
@@ -154,7 +154,6 @@ TYPED_TEST(PersistentPoll, PublishedUnitsAreNotReadAgain) {
   EXPECT_EQ(row.reads, 0);
 }
 
-// Units appear one by one, the last first.
 TYPED_TEST(PersistentPoll, OnlyMissingUnitsAreReadAgain) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
@@ -251,7 +250,7 @@ TEST(PersistentPlaces, EachUnitOfARowHasOneThread) {
   check_that_each_unit_has_one_thread<4>();
 }
 
-// There are 32 banks of 4 bytes.
+// 32 banks of 4 bytes.
 TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutBankConflicts) {
   constexpr int kLanes = lltm::cuda::kWarpLanes;
   for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
@@ -443,7 +442,7 @@ TEST_P(PersistentEngine, EveryScheduleIsBitwiseIdentical) {
   }
 }
 
-// Three and six units of K per warp. A lane waits for all of them together.
+// Three and six units of K per warp, awaited together.
 TEST(PersistentRounds, AStepNeedsOne) {
   const PersistentSetting persistent(true);
   const Temporarily in_turn(round_robin, true);
@@ -644,7 +643,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   expect_an_error_once([&] { backward(a, results); });
 }
 
-// Another stream may occupy multiprocessors for longer than a lane polls.
+// Another stream may occupy multiprocessors longer than a lane polls.
 TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Arguments a = dense({4, 9, 3, 40})(1);
   const Tensors gradients = random_like(eager_sequence(a), 2);
@@ -657,7 +656,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   EXPECT_TRUE(identical(ours.gradients, expected.gradients));
 }
 
-// Polled words are then in the cache. Fills once per chunk, or once.
+// Then in the cache. Fills once per chunk, or once.
 TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
@@ -756,8 +755,8 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
-// The largest size of each LLTM kernel, and a size just above the previous kernel's limit. Other
-// cells' backward K is another multiple of H.
+// The largest size of each LLTM kernel, and just above the previous kernel's limit. Other cells'
+// backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
   const auto [cell, size, tiles] = info.param;
@@ -814,7 +813,7 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   check_one(a, /*expected_launches=*/4);
 }
 
-// Activation checkpoints: forward uses the per-step engine; each segment of backward is a call.
+// Forward uses the per-step engine; each segment of backward is a call.
 TEST(Persistent, ResetsMasksAndCheckpointsUseThePerStepEngine) {
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;

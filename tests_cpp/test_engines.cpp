@@ -1,5 +1,5 @@
-// The CPU engines with every division of work, even if schedule.cpp would not choose it. Also runs
-// with emulated AMX kernels (choosable_amx_dispatch.cpp).
+// Every division of work, even if schedule.cpp would not choose it; also with emulated AMX kernels
+// (choosable_amx_dispatch.cpp).
 #include "testing.h"
 
 #include "common/states.h"
@@ -33,7 +33,7 @@ constexpr Grid kGrids[] = {{1, 1}, {3, 1}, {1, 3}, {2, 3}};
 
 constexpr int64_t kChunkRows[] = {1, 100};
 
-// The narrowest blocks, several per thread, and the widest, possibly fewer than grid columns.
+// The narrowest, several per thread, and the widest, possibly fewer than grid columns.
 std::vector<Blocks> blocks_of(int64_t hidden, GemmFormat format) {
   const int64_t narrowest =
       lltm::cpu::visit_format(format, []<typename F>(F) { return F::kUnitAlign; });
@@ -238,8 +238,8 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     if (!lltm::cpu::current_machine().f32) GTEST_SKIP() << "the blocked engine needs AVX2";
   }
 
-  // Small batches, few hidden units, partial vectors, packed sequences and resets; if supported,
-  // recurrent masks.
+  // Small batches, few hidden units, partial vectors, packed sequences, resets; recurrent masks if
+  // supported.
   template <typename Test>
   void for_each_case(const Test& test, bool masks = false) const {
     const auto& [dtype, cell] = GetParam();

@@ -1,4 +1,4 @@
-// Compares the float32 GEMMs of each instruction set with float64. Links only the kernels.
+// Compared with float64. Links only the kernels.
 #include "cpu/kernel/table.h"
 #include "cpu_features.h"
 

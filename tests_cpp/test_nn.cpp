@@ -1,5 +1,4 @@
-// The C++ modules and lltm::Cell: the parts of nn.cpp outside the operators `layer` and
-// `layer_step`, which the Python tests compare with the equations.
+// nn.cpp outside the operators `layer` and `layer_step`, which the Python tests cover.
 #include "cell/cells.h"
 #include "cell_program.h"
 #include "testing.h"
@@ -680,7 +679,6 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRejected) {
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
-// lltm/ops.h with several states, and errors in their number, shape and dtype.
 TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   lltm::CustomCell cell(kDuo, kInputSize, kHiddenSize);
   lltm::CustomLayer layer(kDuo, kInputSize, kHiddenSize);
@@ -726,7 +724,6 @@ TEST(ModulesOfCustomCells, ThatAreNotBoundedAreNotQuantized) {
   EXPECT_THROW(lltm::CustomLayer(unbounded, 3, 5)->prepack(torch::kQInt8), c10::ValueError);
 }
 
-// lltm's module loads torch::nn's file and returns the same results.
 template <typename Ours, typename Theirs>
 void expect_torch_nn(Ours ours, Theirs theirs, const Tensor& input) {
   ASSERT_EQ(shapes_of(*ours), shapes_of(*theirs));

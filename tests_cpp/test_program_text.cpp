@@ -1,4 +1,4 @@
-// Cell programs (cell/program_text.h): compilation and rejected texts. Without PyTorch.
+// Compilation and rejected texts of cell programs. Without PyTorch.
 #include "cell/program_text.h"
 
 #include "cell/cells.h"
@@ -142,7 +142,7 @@ std::string replaced(const std::string& from, const std::string& to) {
   return std::string(kBase).replace(at, from.size(), to);
 }
 
-// True if a cell with z.i, h, c and p forgets. `value` is the next state; `before` precedes it.
+// For a cell with z.i, h, c and p. `value` is the next state; `before` precedes it.
 bool forgets(const std::string& before, const std::string& value) {
   return parse_cell(
              "lltm-cell 1\nname one\nweight_ih i\nweight_hh i\nstate c 0\nparameter p 0\n"
@@ -476,7 +476,6 @@ TEST(CellCode, ReusesRegisters) {
   EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
 }
 
-// Sums of `count` exponentials that are all live at once.
 std::string wide(int count) {
   std::string text;
   for (int k = 0; k < count; ++k) {

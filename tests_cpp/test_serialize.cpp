@@ -1,5 +1,4 @@
-// Checkpoint files: round trips, files from Python, and errors for all malformed files; fuzz/
-// extends this.
+// Round trips, files from Python, and errors for all malformed files; fuzz/ extends this.
 #include "testing.h"
 
 #include <lltm/nn.h>
@@ -65,7 +64,7 @@ class Serialize : public testing::Test {
     return (folder_ / name).string();
   }
 
-  // Rewriting an existing file may wait for the disk.
+  // May wait for the disk.
   std::string write(const std::string& bytes) const {
     fs::remove(path());
     std::ofstream(path(), std::ios::binary) << bytes;
@@ -209,8 +208,7 @@ TEST_F(Serialize, WritesTheFormat) {
        {"b", at::tensor({1.0, -2.0}, at::kDouble).view({2, 1})},
        {"c", at::tensor({1.5F}, at::kFloat)}},
       path());
-  // The largest elements come first, and spaces pad the header to eight bytes, so that every
-  // element is aligned.
+  // Largest elements first, and spaces pad the header to eight bytes: every element is aligned.
   std::string header = R"({"__metadata__":{"format":"pt"},)"
                        R"("b":{"dtype":"F64","shape":[2,1],"data_offsets":[0,16]},)"
                        R"("c":{"dtype":"F32","shape":[1],"data_offsets":[16,20]},)"
@@ -327,7 +325,6 @@ TEST_F(Serialize, SavingToALoopOfLinksNamesThePath) {
   EXPECT_EQ(files().size(), 2);
 }
 
-// Pipes and devices are not replaced by files.
 TEST_F(Serialize, SavingToANonRegularFileNamesThePath) {
   ASSERT_EQ(mkfifo(path().c_str(), S_IRUSR | S_IWUSR), 0);
   expect_error(
@@ -517,7 +514,7 @@ const MalformedFile kMalformedFiles[] = {
     {"NameThatIsNotUtf8", contents("{\"\xff\":{}}"), no_json(3)},
     {"NameWithALoneSurrogate", contents(R"({"\ud800":{}})"), no_json(9)},
 
-    // Deep nesting is rejected at the first level, before it uses memory.
+    // Rejected at the first level, before it uses memory.
     {"DeepArrays", one_tensor(repeated(1'000'000, "[")), kNotATensor + "an array"},
     {"DeepObjects", one_tensor(repeated(100'000, "{\"shape\":")),
      "expected an array as shape in tensor \"x\", got an object"},

@@ -166,7 +166,7 @@ Optional if_defined(const Tensor& tensor) {
   return tensor.defined() ? Optional(tensor) : std::nullopt;
 }
 
-// As users pass them: several states besides h are concatenated in c.
+// Several states besides h are concatenated in c.
 Tensors states_of(const Arguments& a) {
   int64_t count = a.c.defined() ? 1 : 0;
   for (const lltm::CellInfo* const info : lltm::kCells) {
@@ -180,7 +180,6 @@ Tensors states_of(const Arguments& a) {
   return states;
 }
 
-// {..., h, c}, or {..., h} for a cell without c.
 Tensors with_states(Tensors first, const Tensors& states) {
   first.push_back(states[0]);
   if (states.size() == 2) first.push_back(states[1]);

@@ -1,5 +1,4 @@
-// Shared code of the operator tests: seeded problems, the accuracy baseline (PyTorch operations,
-// "eager") and the accuracy bound.
+// Seeded problems for the operators, the accuracy baseline (PyTorch operations, "eager") and bound.
 #pragma once
 
 #include "cell/cells.h"
@@ -21,7 +20,6 @@
 
 namespace lltm_test {
 
-// Cells of torch::nn have two matrices.
 inline const std::vector<const char*> kCells = [] {
   std::vector<const char*> names;
   for (const lltm::CellInfo* cell : lltm::kCells) names.push_back(cell->name);
@@ -49,8 +47,8 @@ struct Arguments {
   std::optional<at::Tensor> bias;
   std::optional<at::Tensor> batch_sizes;
   bool reverse = false;
-  // One of kCells. Cells other than the LLTM have two matrices, as in torch.nn: `weights` and
-  // `bias` for the input, the members below for h.
+  // One of kCells. Others than the LLTM have two matrices: `weights` and `bias` for the input, the
+  // members below for h.
   std::string_view cell = "lltm";
   std::optional<at::Tensor> weight_hh, bias_hh;
   // (T, B) or packed (N), bool.
@@ -60,10 +58,10 @@ struct Arguments {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Returns a step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
+// A step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// Names in gradient order: of the LLTM, and of any cell.
+// In gradient order: of the LLTM, and of any cell.
 constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
 std::vector<const char*> argument_names(const Arguments& arguments);
 
@@ -80,7 +78,7 @@ Stack call(const char* name, Stack stack);
 Stack step_stack(const Arguments& arguments);
 Stack sequence_stack(const Arguments& arguments, int64_t checkpoint_steps = 0);
 
-// Resets about a quarter of the batch elements.
+// About a quarter of the batch elements.
 at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
 // 1.5 for two thirds of the elements, otherwise 0.
 at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
@@ -107,23 +105,22 @@ inline const std::type_info& kRuntimeError = typeid(c10::Error);
 void expect_error(
     const std::function<void()>& call, const std::type_info& error, const std::string& text);
 
-// True if a derivative jumps: a small rounding error may then cause a large gradient error, and
-// only the error distribution is meaningful (tests_py/accuracy.py).
+// A derivative jumps: a small rounding error may cause a large gradient error, and only the error
+// distribution is meaningful (tests_py/accuracy.py).
 bool has_jumps(const Arguments& arguments);
 
 double epsilon(at::ScalarType dtype);
 
-// The same in PyTorch operations. torch.nn cells use ATen functions such as at::lstm_cell.
+// torch.nn cells use ATen functions such as at::lstm_cell.
 Tensors eager_cell(const Arguments& arguments);
 Tensors eager_sequence(const Arguments& arguments);
 
-// The defined differentiable arguments, in this order: input, h, c, weights, bias, weight_hh,
-// bias_hh.
+// Defined arguments in this order: input, h, c, weights, bias, weight_hh, bias_hh.
 Tensors differentiable(const Arguments& arguments);
 
 Arguments with(const Arguments& arguments, const Tensors& replaced);
 
-// The differentiable arguments are new leaves. They share memory, so strides are kept.
+// The differentiable arguments are new leaves that share memory: strides are kept.
 Arguments requiring_grad(const Arguments& arguments);
 
 // A step has no T.
@@ -155,7 +152,6 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
-// Normally distributed values.
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
@@ -168,17 +164,15 @@ struct Evaluation {
 Evaluation evaluate(
     const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
 
-// The oracle's results: reference.h for the LLTM, PyTorch in float64 for other cells. Undefined
-// grad_outputs are zero.
+// reference.h for the LLTM, PyTorch in float64 for other cells. Undefined grad_outputs are zero.
 struct Expected {
   std::vector<reference::Matrix<>> outputs;
   std::vector<reference::Matrix<>> gradients;
 };
 Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
 
-// A bound for few samples (docs/accuracy.md has the accuracy criterion). With e(y) equal to
-// max|y - y64| / max|y64|,
-//     e(ours) <= 2 max(e(eager), 4 eps of the dtype).
+// A bound for few samples (docs/accuracy.md has the criterion):
+//     e(ours) <= 2 max(e(eager), 4 eps of the dtype),  e(y) = max|y - y64| / max|y64|
 // The maxima cover several small problems, because errors of single small results are random.
 class Comparison {
  public:
@@ -204,9 +198,8 @@ inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed)
   return random_like(outputs, seed);
 };
 
-// Checks the bound of Comparison for all outputs and gradients of `ours`, with `baseline` instead
-// of eager. Outputs must be contiguous. Uses at least `problems` seeds, until the smallest result
-// has some hundred elements in total.
+// Comparison of all outputs and gradients of `ours`, with `baseline` instead of eager. Outputs must
+// be contiguous. At least `problems` seeds, until the smallest result has some hundred elements.
 void check_all(
     const std::vector<Function>& ours,
     const Function& baseline,
@@ -223,10 +216,10 @@ void check(
 void check_step(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 
-// Compares `count` threads with one as baseline, and repeated runs bitwise.
+// With one thread as baseline; repeated runs bitwise.
 void check_threads(const Function& function, int count, const Arguments& arguments);
 
-// Fills uninitialized memory with NaN and requires the same results.
+// Uninitialized memory is filled with NaN.
 void check_uninitialised_memory(const Function& function, const Arguments& arguments);
 
 // A memory layout. Layouts that repeat elements change the values.
@@ -236,7 +229,7 @@ struct Layout {
 };
 const std::vector<Layout>& layouts();
 
-// Affects the arguments at these positions, or all tensors.
+// Arguments at these positions, or all tensors.
 Arguments laid_out(
     const Arguments& arguments, const Layout& layout, const std::vector<size_t>& positions);
 Tensors laid_out(const Tensors& tensors, const Layout& layout);
@@ -262,7 +255,7 @@ Tensors weighted_sum_point(const Function& function, const Arguments& arguments,
 double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
 constexpr double kDerivativeTolerance = 1e-7;
 
-// The derivative along a random direction. Apply twice for third derivatives.
+// Along a random direction. Apply twice for third derivatives.
 Scalar derivative(const Scalar& function, uint64_t seed);
 
 // The same for forward mode: absolute error over all outputs.

@@ -8,12 +8,12 @@ An output or gradient y has the error e(y) = max|y - y64| / max|y64|, with y64 f
 1.25 times the median of e(PyTorch reference), and the 95th percentile at most twice. Errors below
 4 eps of the dtype count as 4 eps.
 
-A single seed's ratio sometimes exceeds 2 by chance. Only such problems are judged by the criterion,
-and always problems of few batch elements, whose errors do not average out. The exit status is 1 if
-the criterion fails.
+A single seed's ratio sometimes exceeds 2 by chance: the criterion judges only such problems, and
+always problems of few batch elements, whose errors do not average out. The exit status is 1 if it
+fails.
 
-Problems cover all built-in cells, padded and packed sequences, both directions, single steps, with
-and without bias, B to 300, I and H to 600, T to 100, with parameters initialized as in a layer.
+Problems: all built-in cells, padded and packed sequences, both directions, single steps, with and
+without bias, B to 300, I and H to 600, T to 100, parameters initialized as in a layer.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def ratios(problem: Problem) -> dict[str, float]:
 
 
 def worst_ratio(problem: Problem) -> tuple[float, str]:
-    """The largest ratio, and its tensor."""
+    """The largest, and its tensor."""
     return max((ratio, what) for what, ratio in ratios(problem).items())
 
 

@@ -53,10 +53,7 @@ needs_cmake = pytest.mark.skipif(
 
 
 def program_without_python(folder: str, name: str) -> Callable[..., str]:
-    """Builds a C++ program with the lltm under test, checked not to link Python.
-
-    Returns a function from arguments to output.
-    """
+    """Builds a program, checked not to link Python; returns a function from arguments to output."""
     # Kept for the next run.
     build = ROOT / "build" / folder / f"torch-{torch.__version__}"
     prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
@@ -262,8 +259,7 @@ def with_recurrent_mask(a: Arguments) -> Arguments:
 
 
 def _steady(a: Arguments) -> Arguments:
-    # With larger weights, long sequences amplify early rounding errors, and chance decides the
-    # ratio.
+    # Larger weights amplify early rounding errors in long sequences: chance decides the ratio.
     return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
 
 
@@ -471,10 +467,7 @@ def run_python(
 
 
 def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Avoids importing PyTorch again, by a single-threaded fork.
-
-    Not for compilers or import tests.
-    """
+    """Saves importing PyTorch by a single-threaded fork; not for compilers or import tests."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "out"), Path(folder, "err")
         with warnings.catch_warnings():

@@ -72,8 +72,7 @@ def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]
     return [y.detach() for y in results] + gradients
 
 
-# aot_eager has graph, fake tensors and joint backward without slow code generation. One test of
-# each kind uses the default backend.
+# aot_eager skips slow code generation. One test of each kind uses the default backend.
 
 
 @pytest.mark.parametrize("name", ["cell", "layers and directions", "GRU", "packed, state"])

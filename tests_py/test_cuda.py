@@ -441,8 +441,7 @@ def test_calls_do_not_synchronize(dtype: torch.dtype) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-# A persistent kernel of the second shape needs most of a GPU: two cannot run concurrently, and must
-# not deadlock.
+# The second shape's persistent kernel needs most of a GPU: two must not deadlock.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(50, 32, 64, 256), (50, 64, 64, 768)], ids=str)

@@ -227,8 +227,7 @@ RUN_BY = {
     r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
-# Commands that need the network, a GPU, other interpreters or sources, an idle system or hours, or
-# that are for single files.
+# Need the network, a GPU, other interpreters or sources, an idle system or hours, or single files.
 BY_HAND = [
     r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",

@@ -272,7 +272,7 @@ def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
             torch.testing.assert_close(flat(run(x)), flat(model(x)))
 
 
-# Runs a package without lltm's Python: liblltm has the operators, the package the custom cell.
+# Without lltm's Python: liblltm has the operators, the package the custom cell.
 WITHOUT_LLTM = """
 import sys, torch
 library, package, arguments, results = sys.argv[1:]

@@ -62,8 +62,7 @@ def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def is_emulated(a: Arguments) -> None:
-    # Near a quantizer threshold, the last float32 bit changes h by a whole step: few later elements
-    # differ.
+    # Near a quantizer threshold, the last float32 bit changes h by a step: few elements differ.
     eps = torch.finfo(a.input.dtype).eps
     flip = a.weights.double().abs().max().item() / 127
     for ours, expected in zip(quantized(a), emulated(a), strict=True):

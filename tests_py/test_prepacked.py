@@ -280,7 +280,7 @@ def test_repr_shows_its_sizes() -> None:
     )
 
 
-# Simulates another CPU: runs weights and modules packed here, and packs weights for here.
+# Another CPU, simulated: runs weights and modules packed here, and packs for here.
 ELSEWHERE = """
 import sys, torch, lltm
 

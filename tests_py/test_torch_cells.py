@@ -1,6 +1,6 @@
 """Modules that torch.nn has too, and lltm.replace_.
 
-See test_properties.py for other modules; test_compile.py and test_export.py use support.MODULES.
+Other modules: test_properties.py; test_compile.py and test_export.py use support.MODULES.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Tests of the installed package. NAME is the test (CMakeLists.txt):
+# NAME is the test (CMakeLists.txt):
 #   cmake -DPREFIX=... -DTORCH=... ... -P check.cmake NAME
 cmake_minimum_required(VERSION 3.25)
 math(EXPR last "${CMAKE_ARGC} - 1")
@@ -9,7 +9,7 @@ set(work "${LLTM_BUILD}/tests_cpp/packaging/${test}-${folder}")
 file(REMOVE_RECURSE "${work}")
 file(MAKE_DIRECTORY "${work}")
 
-# Runs a command that must succeed, and sets `output` to its output.
+# The command must succeed; sets `output`.
 macro(run)
   execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${work}"
     OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
@@ -19,7 +19,6 @@ macro(run)
   endif()
 endmacro()
 
-# Tests must not depend on the caller's library search path.
 unset(ENV{LD_LIBRARY_PATH})
 macro(run_program)
   run(${ARGN})
@@ -43,7 +42,7 @@ macro(expect_text what)
   endforeach()
 endmacro()
 
-# The linker's command line as a user writes it. --as-needed: many compilers pass it.
+# As a user links; many compilers pass --as-needed.
 set(include "${PREFIX}/include")
 set(lib "${PREFIX}/${LIBDIR}")
 set(compile ${LAUNCHER} "${CXX}" -std=c++20 -Wall -Wextra -Werror)
@@ -64,7 +63,7 @@ function(test_install)
   endif()
 endfunction()
 
-# Installed files have the expected names, and relocatable files contain no paths of this system.
+# Expected file names, and no paths of this system in relocatable files.
 function(test_contents)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${VERSION}")
   file(GLOB_RECURSE files RELATIVE "${PREFIX}" "${PREFIX}/*")
@@ -143,7 +142,7 @@ function(test_dlopen)
   run_program("${work}/load" "${lib}/liblltm.so")
 endfunction()
 
-# With a libtorch of another release at run time, exactly one message is printed.
+# With another libtorch release at run time, exactly one message.
 function(test_other_libtorch)
   run(${compile} -shared -fPIC "${here}/other_libtorch.cpp" -o libother.so)
   run(${compile} "${here}/load.cpp" -o load -ldl)
@@ -158,7 +157,7 @@ libtorch\n")
   endif()
 endfunction()
 
-# With a second copy in the process, exactly one message is printed.
+# With a second copy in the process, exactly one message.
 function(test_second_copy)
   file(GLOB library "${lib}/liblltm.so*")
   file(COPY ${library} DESTINATION "${work}/second")
@@ -174,7 +173,7 @@ register the operators lltm::*, and a process has one registry; load one of them
 endfunction()
 
 function(test_siblings)
-  # The project's variables must not affect the searches of lltm-torch.cmake.
+  # lltm-torch.cmake must ignore the project's variables.
   configure(-S "${here}/siblings" -B build "-DCMAKE_PREFIX_PATH=${PREFIX}"
     -Dconfig=Release -Dlibrary=none -Dpython=none)
   run(${CMAKE_COMMAND} --build build)
@@ -182,7 +181,7 @@ function(test_siblings)
   run_program("${work}/build/two/two")
 endfunction()
 
-# Creates a folder that looks like libtorch 2.10.
+# Looks like libtorch 2.10.
 function(make_other_torch folder)
   file(WRITE "${folder}/share/cmake/Torch/TorchConfig.cmake" "")
   file(WRITE "${folder}/include/torch/headeronly/version.h"
@@ -201,7 +200,7 @@ function(write_project arguments)
     "message(\"torch: \${torch}\")\n")
 endfunction()
 
-# Without a matching libtorch, lltm is not found; with QUIET, nothing is printed.
+# Without a matching libtorch, lltm is not found; QUIET prints nothing.
 function(test_not_found)
   make_other_torch("${work}/other")
   file(MAKE_DIRECTORY "${work}/empty/share/cmake/Torch" "${work}/empty/lib")
@@ -250,7 +249,7 @@ function(test_fetch_content)
   configure_subproject(-DUSE_FETCH_CONTENT=ON)
 endfunction()
 
-# A dependency that is not installed is downloaded, and its headers are system headers.
+# A missing dependency is downloaded; its headers are system headers.
 function(test_download)
   file(WRITE "${work}/archive/CMakeLists.txt"
     "cmake_minimum_required(VERSION 3.25)\nproject(thing LANGUAGES NONE)\nadd_library(thing INTERFACE)\n")
@@ -265,7 +264,7 @@ function(test_download)
   expect_text(output "system: ON")
 endfunction()
 
-# The install step of the parent project installs only the parent's program.
+# The parent's install step installs only its program.
 function(test_build_subproject)
   configure_subproject(-DCMAKE_UNITY_BUILD=ON)
   run(${CMAKE_COMMAND} --build build --parallel 2)
@@ -277,7 +276,7 @@ function(test_build_subproject)
   endif()
 endfunction()
 
-# The Debian packages contain the files of the archive, in /opt/lltm.
+# The archive's files, in /opt/lltm.
 function(test_debian)
   run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
   foreach(package lltm lltm-dev)
@@ -293,7 +292,7 @@ function(test_debian)
     message(FATAL_ERROR "expected ${expected}\ngot ${files}")
   endif()
 
-  # A program linked with lltm-dev runs with only lltm installed.
+  # Built with lltm-dev, run with only lltm installed.
   set(root "${work}/root/opt")
   file(CREATE_LINK "${TORCH}" "${root}/libtorch" SYMBOLIC)
   link_by_pkg_config("${root}/lltm/lib/pkgconfig")
@@ -303,7 +302,6 @@ function(test_debian)
   run_program("${work}/small")
 endfunction()
 
-# The packages follow Debian's rules.
 function(test_lintian)
   run(${CMAKE_CPACK_COMMAND} --config "${LLTM_BUILD}/CPackConfig.cmake" -G DEB -B "${work}")
   file(GLOB packages "${work}/*.deb")

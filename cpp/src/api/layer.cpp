@@ -1,5 +1,4 @@
-// The modules in terms of the operators. Sizes may be symbolic, because torch.compile and
-// torch.export trace this code.
+// Sizes may be symbolic, because torch.compile and torch.export trace this code.
 #include "api/layer.h"
 
 #include "api/layer_checks.h"
@@ -45,8 +44,8 @@ Interceptors interceptors_of(
   return interceptors;
 }
 
-// Skips the Autograd key if nothing intercepts the call. In single-step streaming, dispatching a
-// few views costs as much as the step itself.
+// Skips the Autograd key if nothing intercepts the call. In streaming, dispatching a few views
+// costs as much as a step.
 class WithoutAutograd {
  public:
   explicit WithoutAutograd(const Interceptors& interceptors) {
@@ -57,7 +56,7 @@ class WithoutAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// Prepacked layers ignore autocast: their dtype does not change.
+// Prepacked layers ignore autocast.
 class WithoutAutocast {
  public:
   explicit WithoutAutocast(bool prepacked) {
@@ -68,8 +67,7 @@ class WithoutAutocast {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
 };
 
-// Returns the first of batch_sizes. If it has no value, in a traced graph or without steps, the
-// size comes from another tensor.
+// If the first of batch_sizes has no value (traced graph, no steps), another tensor has the size.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
@@ -96,7 +94,7 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
   return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
 }
 
-// Checks sorted_indices or unsorted_indices, for which index_select would not name the argument.
+// index_select would not name the argument.
 void check_order(const char* where, const char* name, const Tensor& order, const SymInt& batch) {
   if (!order.defined()) return;
   check_shape(where, name, order, {batch});

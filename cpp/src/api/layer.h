@@ -1,6 +1,5 @@
-// The parts of a module around the operators of a single layer: shapes, states, layers and
-// directions. The operators `layer` and `layer_step`, which the Python modules call, and the C++
-// modules (nn.cpp) share this code.
+// Shapes, states, layers and directions of modules: for the operators `layer` and `layer_step`,
+// which Python modules call, and for the C++ modules (nn.cpp).
 #pragma once
 
 #include "api/initial_states.h"
@@ -19,23 +18,21 @@
 
 namespace lltm {
 
-// Implements forward of the single-step modules. States are h and the cell's other states, in the
-// order of the descriptor. An empty list means the initial states of the cell.
+// Single-step modules. States are h and the others, in descriptor order; empty means initial.
 struct StepModule {
   std::vector<at::Tensor> forward(const at::Tensor& input, at::TensorList states) const;
 
   const CellInfo& cell;
   int64_t input_size, hidden_size;
-  at::TensorList parameters;  // same as for layer_step
+  at::TensorList parameters;  // as for layer_step
 };
 
-// Members of a torch PackedSequence. The indices are undefined if the sequences were already
-// sorted.
+// Of a torch PackedSequence. Without indices, the sequences were already sorted.
 struct PackedRows {
   const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices;
 };
 
-// Implements forward of the layers and of their prepacked forms.
+// Layers and their prepacked forms.
 struct LayerModule {
   struct Result {
     at::Tensor output;
@@ -44,8 +41,7 @@ struct LayerModule {
 
   // reset is undefined or has the batch shape of the input: (T, B), (B, T) or (T).
   Result forward(const at::Tensor& input, at::TensorList states, const at::Tensor& reset) const;
-  // For packed input. reset is undefined or (N). The output is packed; the states are in the order
-  // of the caller's batch.
+  // reset is undefined or (N). The output is packed; states are in the order of the caller's batch.
   Result forward(const PackedRows& input, at::TensorList states, const at::Tensor& reset) const;
 
   const CellInfo& cell;
@@ -54,12 +50,12 @@ struct LayerModule {
   double dropout, recurrent_dropout;  // of this call: 0 outside training
   int64_t checkpoint_steps;
   bool prepacked;
-  // Parameters of all directions, in the order of h_0 and h_n, same as for the operator layer.
+  // Of all directions, in the order of h_0 and h_n, as for the operator layer.
   at::TensorList parameters;
   bool has_bias;
 
  private:
-  // Input in the form of the operator sequence: (T, B, I), or (N, I) with batch_sizes.
+  // As for the operator sequence: (T, B, I), or (N, I) with batch_sizes.
   struct Rows {
     at::Tensor input;
     std::optional<at::Tensor> batch_sizes;
@@ -69,22 +65,20 @@ struct LayerModule {
   int64_t directions_each() const { return bidirectional ? 2 : 1; }
   int64_t directions() const { return num_layers * directions_each(); }
   int64_t parameters_each() const;
-  // Returns P if the parameters end with weight_hr, otherwise 0.
+  // P if the parameters end with weight_hr, otherwise 0.
   int64_t proj_size() const;
   int64_t size_of_h() const;
   void check(const at::Tensor& input) const;
   void check_projection(const at::Tensor& input) const;
-  // Parameters and input size of the k-th direction.
   at::TensorList parameters_of(int64_t k) const;
   int64_t columns_of_input(int64_t k) const;
-  // Checks and concatenates the states, (L*D, B, H) each. With a projection, h_0 is (L*D, B, P) or,
-  // if no states were passed, undefined.
+  // Concatenates checked states, (L*D, B, H) each. With a projection, h_0 is (L*D, B, P), or
+  // undefined without states.
   JoinedState initial_state(
       const at::Tensor& input, at::TensorList states, const c10::SymInt& batch, bool batched) const;
-  // Runs all layers and directions. If nothing intercepts the call, views are created without the
-  // dispatcher.
+  // Without interceptors, views are created without the dispatcher.
   Result run(Rows rows, const JoinedState& initial, const Interceptors& interceptors) const;
-  // Arguments of the k-th direction, with its part of the states. They refer to `rows`.
+  // They refer to `rows`.
   SequenceArgs args_of(
       int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const;
   SequenceOutputs run_direction(
@@ -94,7 +88,7 @@ struct LayerModule {
   bool fits_side_by_side(const SequenceArgs& args, const Interceptors& interceptors) const;
 };
 
-// Implementations of the operators; library.cpp has their schemas.
+// Schemas: library.cpp.
 std::vector<at::Tensor> layer_step(
     std::string_view cell,
     const at::Tensor& input,

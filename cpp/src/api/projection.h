@@ -1,9 +1,9 @@
-// An LSTM with a projected h (proj_size of torch.nn.LSTM), computed by the standard LSTM engines.
+// An LSTM with a projected h (proj_size of torch.nn.LSTM), with the standard engines.
 //
-// The element-wise part computes y (H), and the gates of the next step read h = W_hr y (P). They
-// can instead read y through the product W_hh W_hr (4H, H). The engines therefore run over y, and a
-// single GEMM projects all steps to h. Only h_0 has no y: it becomes P additional input columns,
-// multiplied by W_hh and zero in all other steps.
+// The element-wise part computes y (H), and the next step's gates read h = W_hr y (P). They can
+// instead read y through W_hh W_hr (4H, H): the engines run over y, and a single GEMM projects all
+// steps to h. Only h_0 has no y: it becomes P additional input columns, multiplied by W_hh and zero
+// in all other steps.
 #pragma once
 
 #include "cell/cell.h"
@@ -36,14 +36,14 @@ constexpr bool can_project(const CellInfo& cell) {
 void check_projection(
     const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout);
 
-// True if multiplying the weights takes longer than PyTorch's loop over so few steps (measured in
-// training and inference: batch sizes 1 and 16, H from 128 to 1024, P = H / 2).
+// Multiplying the weights takes longer than PyTorch's loop over so few steps (measured in training
+// and inference: batch sizes 1 and 16, H from 128 to 1024, P = H / 2).
 constexpr bool is_short_for_product(int64_t steps, int64_t hidden_size) {
   return 0 < steps && 16 * steps < hidden_size;
 }
 
-// One direction, with PyTorch's LSTM: returns output (T, B, P), h_n (B, P) and c_n (B, H). The
-// weights are weight_ih, weight_hh, the biases if present, and weight_hr.
+// One direction, with PyTorch's LSTM: output (T, B, P), h_n (B, P), c_n (B, H). Weights: weight_ih,
+// weight_hh, biases if present, weight_hr.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> run_short_call(
     const at::Tensor& input,
     const at::Tensor& h_0,
@@ -52,7 +52,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_short_call(
     bool has_bias,
     bool reverse);
 
-// Each batch element's first and last step in a direction.
 class RowEnds {
  public:
   // With batch_sizes, tensors are packed (N, .), otherwise (T, B, .).

@@ -146,8 +146,8 @@ void check_sizes(const Entry& entry, const std::string& path) {
   }
 }
 
-// Handles JSON parser events. Accepts only valid headers and stores only entries, so that length
-// and nesting of the text do not matter. Throws c10::ValueError.
+// Accepts only valid headers and stores only entries: length and nesting of the text do not matter.
+// Throws c10::ValueError.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
@@ -245,7 +245,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     return true;
   }
 
-  // The parser's message may repeat a hundred megabytes of the file.
+  // The parser's message may repeat 100 MB of the file.
   bool parse_error(
       size_t position, const std::string&, const nlohmann::detail::exception&) override {
     refuse("a JSON header", str("invalid JSON at byte ", position));
@@ -262,7 +262,6 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     refuse(str(expected(), " in ", where()), got);
   }
 
-  // Name of the current value, for messages.
   std::string where() const {
     if (place_ == Place::kStart || place_ == Place::kEnd) return "the header";
     return name_ == kMetadata ? kMetadata : "tensor " + name_text(name_);
@@ -332,7 +331,7 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   return header;
 }
 
-// Returns the entries in data order. Each data byte must belong to exactly one entry.
+// In data order. Each data byte must belong to exactly one entry.
 std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
   const std::string header = read_header_text(file, file_bytes, path);
   HeaderReader reader(path);
@@ -375,8 +374,8 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
 
 // ---- writing ----------------------------------------------------------------
 
-// A temporary file next to the file that `path` resolves to. It replaces that file when complete,
-// with the same mode and, if permitted, owner.
+// A temporary file next to the file that `path` resolves to. Replaces that file when complete, with
+// the same mode and, if permitted, owner.
 class Replacement {
  public:
   explicit Replacement(const std::string& path) : path_(path), target_(path) {
@@ -391,7 +390,7 @@ class Replacement {
     name << target_.string() << '.' << std::hex << random() << random() << ".tmp";
     temporary_ = name.str();
     constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    // Not readable by other users before it has the final mode.
+    // Private until it has the final mode.
     file_ = ::open(temporary_.c_str(), kNew, exists ? S_IRUSR | S_IWUSR : 0666);
     check(file_ >= 0);
     if (exists) keep(replaced);
@@ -437,7 +436,7 @@ class Replacement {
     }
   }
 
-  // The owner first, because that clears bits of the mode. Some file systems support neither.
+  // The owner first: that clears mode bits. Some file systems support neither.
   void keep(const struct stat& replaced) const {
     constexpr auto kAny = static_cast<uid_t>(-1);
     if (::fchown(file_, replaced.st_uid, replaced.st_gid) != 0) {
@@ -535,8 +534,8 @@ std::string name_text(std::string_view name) {
     text += "...";
   }
   text = json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
-  // JSON does not escape U+007F to U+009F, and U+009B begins a terminal command. In UTF-8 they are
-  // 7F, and C2 80 to C2 9F.
+  // JSON does not escape U+007F to U+009F (UTF-8: 7F, C2 80 to C2 9F); U+009B begins a terminal
+  // command.
   std::string escaped;
   for (size_t k = 0; k < text.size(); ++k) {
     const bool two = text[k] == '\xc2' && static_cast<unsigned char>(text[k + 1]) < 0xa0;
@@ -575,8 +574,7 @@ std::map<std::string, Tensor> load_safetensors(const std::string& path) {
 }
 
 void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::string& path) {
-  // Larger elements first, after the padded header, so that each tensor is aligned to its element
-  // size.
+  // Larger elements first, after the padded header: each tensor is aligned to its element size.
   NamedTensors ordered;
   for (const auto& [name, tensor] : tensors) {
     check_writable(name, tensor);

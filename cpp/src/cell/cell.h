@@ -1,15 +1,14 @@
-// CellInfo describes a cell to all shared code.
+// Describes a cell to all shared code.
 //
-// A cell has H hidden units. weight_ih (Gx * H, I) has a block of H rows per gate that depends on
-// x, weight_hh (Gh * H, H) per gate that depends on h. Each hidden unit has S pre-activations
-// ("slots"):
+// H hidden units. weight_ih (Gx * H, I) has a block of H rows per gate that depends on x, weight_hh
+// (Gh * H, H) per gate that depends on h. Each hidden unit has S pre-activations ("slots"):
 //     z[s] = x (block x_blocks[s] of weight_ih)^T + h (block h_blocks[s] of weight_hh)^T + bias
-// A gate that needs the two terms separately has two. The order [x only | x and h | h only] makes
-// each GEMM write contiguous columns. Pre-activation s of hidden unit j is column s * H + j of z
-// (rows, S * H), likewise for saved values.
+// A gate that needs both terms separately has two. The order [x only | x and h | h only] makes each
+// GEMM write contiguous columns. Slot s of hidden unit j is column s * H + j of z (rows, S * H),
+// likewise for saved values.
 //
-// A parameter, such as a peephole weight, has shape (H,). The P parameters follow the biases in
-// bias_ih, and their gradients follow the gradients of z: the same code sums both over rows.
+// A parameter, such as a peephole weight, is (H,). The P parameters follow the biases in bias_ih,
+// and their gradients those of z: the same code sums both over rows.
 //
 // The K states other than h are element-wise, concatenated in c (rows, K * H). If the element-wise
 // part also reads h, the engines' c begins with h, and h_0 has two gradients: through the GEMM and
@@ -39,12 +38,12 @@ struct CellInfo {
   int id;  // index in Cells (cells.h) and kernel tables
   int slots;
   int saved;  // values saved for backward, per hidden unit
-  // Ranges of pre-activations, and their blocks of H rows, in weight_ih and in weight_hh.
+  // Pre-activations, and their blocks of H rows, in weight_ih and in weight_hh.
   SlotRange x, h;
   int x_blocks[kMostSlots], h_blocks[kMostSlots];
   int states;    // in addition to h: 0 to 3
   bool reads_h;  // element-wise; always true without other states
-  // The modules store [weight_hh, weight_ih] and a single bias.
+  // weight is [weight_hh, weight_ih], with a single bias.
   bool joined = false;
   int parameters = 0;
   const char* state_names[kMostStates] = {};
@@ -56,8 +55,7 @@ struct CellInfo {
 
   constexpr const char* title() const { return programs == nullptr ? name : programs->name; }
   constexpr bool has_c() const { return states > 0; }
-  // Widths in multiples of H: the engines' c, the gradients of z and parameters, and rows of the
-  // concatenated matrix, in which zeros pad the smaller weight.
+  // Widths in multiples of H. Zeros pad the smaller weight in a concatenated matrix.
   constexpr int state_columns() const { return states + (reads_h ? 1 : 0); }
   constexpr int grad_columns() const { return slots + parameters; }
   constexpr int joined_blocks() const { return x.count() > h.count() ? x.count() : h.count(); }

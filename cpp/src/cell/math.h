@@ -1,10 +1,9 @@
-// Activation functions and cell program operations, for kernels on every device.
+// Activation functions and cell program operations, for every device: straight-line code without C
+// library calls, in which `?:` only selects between computed values, so that loops vectorize and
+// the threads of a GPU warp do not diverge.
 //
-// Straight-line code without calls to the C library, in which `?:` only selects between computed
-// values: compilers vectorize loops over it, and the threads of a GPU warp do not diverge.
-//
-// Maximum errors over all finite inputs, compared with the correctly rounded result (checked by
-// tests_cpp/test_cell_math.cpp for each instruction set):
+// Maximum errors over all finite inputs, from the correctly rounded result (test_cell_math.cpp,
+// each instruction set):
 //     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
 //     softplus 2 ULP; the others are exact or correctly rounded.
 // Subnormal results are at most one subnormal step off. On a GPU, the float32 divisions of sigmoid
@@ -40,8 +39,8 @@
 
 namespace lltm {
 
-// Anonymous: this header is compiled once per instruction set. The linker must not replace a
-// baseline function with an out-of-line AVX-512 copy.
+// Compiled once per instruction set: the linker must not replace a baseline function with an
+// out-of-line AVX-512 copy.
 namespace {
 namespace math {
 
@@ -132,7 +131,7 @@ struct Format<double> {
   }
 };
 
-// x = n ln2 + r with |r| <= ln2/2; carries expm1(r) and n.
+// x = n ln2 + r with |r| <= ln2/2.
 template <typename T>
 struct Reduced {
   T expm1_r;
@@ -175,7 +174,7 @@ LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
-// exp(x) for x <= 0. Scaling by two factors rounds subnormal results correctly.
+// For x <= 0. Scaling by two factors rounds subnormal results correctly.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
   using F = Format<T>;
@@ -184,7 +183,7 @@ LLTM_CELL_INLINE T exp_nonpositive(T x) {
          power_of_two<T>(-F::kShift);
 }
 
-// exp(x) - 1 with full relative accuracy near 0; for x <= 0 only.
+// Full relative accuracy near 0; for x <= 0 only.
 template <typename T>
 LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   // Below -40 the result is -1 in both formats, and 2^n stays normal.
@@ -193,14 +192,14 @@ LLTM_CELL_INLINE T expm1_nonpositive(T x) {
   return scale * reduced.expm1_r + (scale - T(1));
 }
 
-// a / b for b in [1, 2], given a reciprocal of b with an error of 1 ULP. The remainder corrects the
-// quotient to at most 1 ULP.
+// a / b for b in [1, 2]; the reciprocal's error is 1 ULP. The remainder corrects the quotient to at
+// most 1 ULP.
 LLTM_CELL_INLINE float quotient_by(float a, float b, float reciprocal) {
   const float q = a * reciprocal;
   return __builtin_fmaf(__builtin_fmaf(-b, q, a), reciprocal, q);
 }
 
-// A GPU division calls about twenty instructions, with a branch for b that does not occur here.
+// A GPU division calls about twenty instructions and branches for b that does not occur here.
 template <typename T>
 LLTM_CELL_INLINE T quotient(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -229,9 +228,9 @@ LLTM_CELL_INLINE float tanh(float x) {
   return with_sign_of(quotient(d, 2 + d), x);
 }
 
-// float64 prefers accuracy: by the formula above, gradients of layers with few hidden units would
-// have 1.3 times the error of eager PyTorch. For q = exp(-2|x|) < 1/3, 1 - 2q / (1 + q) subtracts a
-// small term with a small error.
+// With the formula above, float64 gradients of layers with few hidden units would have 1.3 times
+// the error of eager PyTorch. For q = exp(-2|x|) < 1/3, 1 - 2q / (1 + q) subtracts a small term
+// with a small error.
 LLTM_CELL_INLINE double tanh(double x) {
   const double y = 2 * minus_abs(x);
   const Reduced<double> reduced = reduce(y < -40 ? -40 : y);
@@ -250,7 +249,7 @@ LLTM_CELL_INLINE T elu(T x) {
   return x > T(0) ? x : e;
 }
 
-// Two factors, for results near overflow and subnormal results.
+// Two factors, for results near overflow and subnormals.
 template <typename T>
 LLTM_CELL_INLINE T exp(T x) {
   using F = Format<T>;
@@ -308,7 +307,6 @@ LLTM_CELL_INLINE T log_of_parts(T n, T f) {
   return n * F::kLn2High + (f + (n * F::kLn2Low - s * (f - z * F::atanh_remainder(z))));
 }
 
-// log(x) if x is 0, negative, infinite or NaN, else `result`.
 template <typename T>
 LLTM_CELL_INLINE T log_at_edges(T x, T result) {
   constexpr T kInfinity = T(__builtin_inf());
@@ -333,7 +331,7 @@ LLTM_CELL_INLINE T log1p(T x) {
   using F = Format<T>;
   const T y = T(1) + x;
   const Parts<T> parts = split(y);
-  // 2^-n. It is subnormal for the largest n, where the rounding error does not matter.
+  // 2^-n; subnormal for the largest n, where the rounding error does not matter.
   const T scale = power_of_two<T>(F::kRoundBits - bit_cast<typename F::Bits>(parts.n + F::kRound));
   const T lost = x < power_of_two<T>(F::kMantissaBits + 2) ? (x - (y - T(1))) * scale : T(0);
   return with_sign_of(log_at_edges(y, log_of_parts(parts.n, (parts.m - T(1)) + lost)), x);

@@ -1,25 +1,24 @@
-// Cell programs: straight-line register code of the element-wise part, per hidden unit. Kernels of
-// custom cells run it over blocks of hidden units; the ATen fallback runs it on tensors, for every
-// cell.
+// Cell programs: straight-line register code of the element-wise part, per hidden unit. Custom
+// cells' kernels run it over blocks of units; the ATen fallback runs it on tensors, for every cell.
 //
-// Registers are, in order: inputs, outputs, constants, temporaries. Inputs and constants are never
-// written, outputs once.
+// Registers, in order: inputs, outputs (written once), constants, temporaries. Inputs and constants
+// are never written.
 //
 //     forward     inputs: pre-activations, states, parameters
 //                 outputs: h', states', saved values
 //     backward    inputs: saved values, parameters, gradients of h', of states'
 //                 outputs: gradients of pre-activations, of parameters, of states
 //
-// If the cell reads h element-wise, states in forward's inputs and backward's outputs begin with h.
+// If the cell reads h, states in forward's inputs and backward's outputs begin with h.
 //
 // Device code: no PyTorch or standard headers.
 #pragma once
 
 namespace lltm {
 
-// X(op, function in math.h, number of operands). A serialized cell uses operations up to kWhere;
-// the compiler fuses the others. Conditions are 0 or 1. detach(x) is x without a derivative. NaN
-// propagates as in PyTorch, except through conditions.
+// X(op, function in math.h, operands). Serialized cells use operations up to kWhere; the compiler
+// fuses the others. Conditions are 0 or 1. detach(x) has no derivative. NaN propagates as in
+// PyTorch, except through conditions.
 #define LLTM_OPERATIONS(X)                   \
   X(kCopy, copy, 1)                          \
   X(kNegate, negate, 1)                      \

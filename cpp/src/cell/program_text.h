@@ -1,10 +1,10 @@
-// Parses and compiles serialized cells, the operators' form of custom cells: one assignment per
+// Parses and compiles serialized cells, the operators' form of custom cells: an assignment per
 // line.
 //
 //     lltm-cell 1
 //     name peephole
-//     weight_ih i o g           gates that depend on x, in the order of blocks of rows
-//     weight_hh i o g           gates that depend on h, likewise; may be empty
+//     weight_ih i o g           gates that depend on x, in order of row blocks
+//     weight_hh i o g           likewise for h; may be empty
 //     bounded                   optional: guarantees |h'| <= 1
 //     reads_h                   optional: forward reads h
 //     own_gradient              optional: backward is not the derivative of forward
@@ -55,23 +55,22 @@ struct CellText {
   std::vector<Named> states, parameters;
   std::vector<double> initial_states;
   std::vector<std::string> saved;  // as in forward's outputs and backward's inputs
-  // A block of -1: the pre-activation does not depend on x or h. Without other states, reads_h is
-  // true, and c holds h, the programs' only state.
+  // Block -1: the pre-activation does not depend on x or h. Without other states, reads_h is true,
+  // and c holds h, the programs' only state.
   //
-  // forgets: each next state is factor * state + rest. rest does not depend on the state, even
-  // through other states. factor is within [-1, 1] for all inputs, like a gate, and not a constant
-  // 1 or -1. If h is the only state and only GEMMs read it, a finite range of h' suffices.
+  // forgets: each next state is factor * state + rest, where rest does not depend on the state,
+  // even through other states, and factor is within [-1, 1] for all inputs, like a gate, but not a
+  // constant 1 or -1. If h is the only state and only GEMMs read it, a finite range of h' suffices.
   CellInfo info = {};
   CellPrograms programs = {};
   ProgramCode forward, backward;
 };
 
-// Throws std::invalid_argument if the format is wrong or a limit is exceeded:
+// Throws std::invalid_argument:
 //     cell program, line 7: expected ..., got '...'
 //
-// If products are rounded before they are added or subtracted, the programs' results are bitwise
-// identical to evaluating the text, except for the signs of NaN. An instruction may write a
-// register that it reads.
+// If products are rounded before they are added or subtracted, results are bitwise identical to
+// evaluating the text, except NaN signs. An instruction may write a register that it reads.
 std::unique_ptr<const CellText> parse_cell(std::string_view text);
 
 }  // namespace lltm

@@ -1,5 +1,5 @@
-// Argument structs of the operators in library.cpp. flat() lists the arguments in schema order;
-// operators.h derives the dispatcher's signatures.
+// The operators' arguments (library.cpp). flat() lists them in schema order, for the signatures in
+// operators.h.
 //
 // An omitted tensor is undefined, an undefined gradient zero. Backends get checked arguments and
 // return new contiguous tensors.
@@ -23,7 +23,7 @@ namespace lltm {
 // (h', c') and (output, h_n, c_n). c' and c_n have shape (0,) if the cell has no c.
 using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// The last tensor is for backward: activations or checkpoints, undefined unless requested.
+// The last: activations or checkpoints for backward, undefined unless requested.
 using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
@@ -42,8 +42,8 @@ inline std::optional<at::Tensor> or_nullopt(at::Tensor tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt;
 }
 
-// A tensor, optional or not, that reads as a tensor. Refers to the caller's tensor, because copying
-// would be noticeable in a small step, but stores temporaries.
+// An optional or other tensor that reads as a tensor. Refers to the caller's, because copying would
+// be noticeable in a small step, but stores temporaries.
 template <typename Flat>  // the dispatcher's type: at::Tensor or optional
 class TensorArgument {
  public:
@@ -74,9 +74,8 @@ inline double first_value(const CellInfo& cell, int k) {
   return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
 }
 
-// The structs refer to the caller's tensors and must not outlive the call.
-//
-// Without weight_hh, weight_ih is [weight_hh, weight_ih]. Without bias_hh there is a single bias.
+// Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is
+// [weight_hh, weight_ih]. Without bias_hh there is a single bias.
 struct StepInputs {
   CellName cell;
   RequiredTensor input, h;
@@ -154,8 +153,8 @@ struct SequenceBackwardArgs : SequenceInputs {
   RequiredTensor output, saved;
   OptionalTensor grad_output = {}, grad_h_n = {}, grad_c_n = {};
   OutputMask output_mask = {};
-  // Not an operator argument: in a segment of a sequence, gradients of states, weights and biases
-  // stay in the compute dtype for the next segment.
+  // Not an operator argument: within a sequence, gradients of states, weights and biases stay in
+  // the compute dtype for the next segment.
   bool segment = false;
 
   auto flat() const {

@@ -1,4 +1,3 @@
-// A sequence's steps in execution order, and the rows of each step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +17,7 @@
 namespace lltm {
 
 // Rows [offset, offset + rows) of the flattened (N, .) input and output. In both directions, they
-// continue the state's first `rows` rows. The other rows' sequences have ended or not started.
+// continue the state's first `rows` rows; other sequences have ended or not started.
 struct Step {
   int64_t offset;
   int64_t rows;
@@ -27,7 +26,7 @@ struct Step {
 // batch_sizes is (T) int64 on the CPU, with any stride.
 inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   std::vector<int64_t> values(batch_sizes.size(0));
-  // A transform's wrapper, as in torch.func.grad, has no storage; item() unwraps it.
+  // A transform's wrapper (torch.func.grad) has no storage; item() unwraps it.
   const bool wrapped = !batch_sizes.has_storage();
   const int64_t* const data = wrapped ? nullptr : batch_sizes.const_data_ptr<int64_t>();
   for (size_t t = 0; t < values.size(); ++t) {
@@ -63,7 +62,7 @@ struct Chunk {
   int64_t begin, rows;
 };
 
-// Chunks of at most `max_rows` rows and `max_steps` steps, but at least 1 step.
+// A chunk has at least 1 step.
 inline std::vector<Chunk> plan_chunks(
     const std::vector<Step>& steps,
     int64_t max_rows,
@@ -93,15 +92,14 @@ inline int64_t carried_rows(const std::vector<Step>& steps, size_t k) {
   return k == 0 ? 0 : std::min(steps[k].rows, steps[k - 1].rows);
 }
 
-// States before rows [row, row + count) of the flattened input: rows of the output from `source` on
-// or, if `initial`, of h_0.
+// States before rows [row, row + count) of the flattened input: from `source` on in the output or,
+// if `initial`, in h_0.
 struct StateSpan {
   int64_t row, source, count;
   bool initial;
 };
 
-// States before steps [first, last), in the order of input rows. Consecutive steps of equal size
-// share a span.
+// In the order of input rows. Consecutive steps of equal size share a span.
 inline std::vector<StateSpan> states_before(
     const std::vector<Step>& steps, size_t first, size_t last) {
   std::vector<StateSpan> spans;
@@ -168,8 +166,7 @@ inline at::Tensor final_states(
   return h_n;
 }
 
-// h (rows, H) as the GEMMs of steps [first, last) read it: reset and masked, in the order of input
-// rows.
+// h (rows, H) as the steps' GEMMs read it: reset and masked, in the order of input rows.
 template <typename BackwardArgs>
 at::Tensor initial_states(
     const BackwardArgs& args,

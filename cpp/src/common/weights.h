@@ -1,5 +1,4 @@
-// The two matrices of cell.h for any form of weights, and reordering between blocks and
-// pre-activations.
+// The two matrices of cell.h for any weights, and reordering between blocks and pre-activations.
 #pragma once
 
 #include "cell/cell.h"
@@ -15,7 +14,7 @@
 
 namespace lltm {
 
-// Columns of a concatenated matrix [weight_hh, weight_ih], if there is one.
+// Columns of a concatenated matrix, if there is one.
 struct Weights {
   at::Tensor ih;  // (Gx * H, I)
   at::Tensor hh;  // (Gh * H, H)
@@ -33,7 +32,6 @@ inline Weights weights_of(
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }
-// Concatenates in new memory.
 inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   const int rows = cell.joined_blocks();
   const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
@@ -43,7 +41,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
   };
   return at::cat({part(weights.hh, cell.h), part(weights.ih, cell.x)}, 1);
 }
-// The weights in the layer's form, in new memory.
+// In new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
   if (cell.joined) return {join(cell, weights)};
   return {
@@ -54,7 +52,7 @@ template <typename Args>
 Weights weights_of(const Args& args) {
   return weights_of(*args.cell, args.weight_ih, args.weight_hh);
 }
-// Converts first: converting a concatenated matrix is faster than its columns.
+// Converting a concatenated matrix is faster than its columns.
 template <typename Args>
 Weights weights_of(const Args& args, at::ScalarType dtype) {
   const at::Tensor& hh = args.weight_hh;
@@ -74,7 +72,7 @@ WeightMatrices<T> read_weights(
   return {w.from(0, hidden), w};
 }
 
-// `count` blocks of rows (or of a bias) in the order `from`; the tensor itself if unchanged.
+// Blocks of rows (or a bias) in the order `from`; the tensor itself if unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
   bool is_own = true;
   for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
@@ -115,7 +113,7 @@ void for_each_run(SlotRange range, const int* blocks, const Body& body) {
   }
 }
 
-// The last range includes the padding of the rows.
+// The last range includes the rows' padding.
 inline at::Tensor slot_columns(
     const at::Tensor& z, const CellInfo& cell, SlotRange slots, int64_t hidden) {
   if (slots.count() == cell.grad_columns()) return z;
@@ -134,9 +132,8 @@ inline at::Tensor biases_of(const at::Tensor& bias_ih, const CellInfo& cell) {
   return bias_ih.slice_symint(0, 0, cell.x.count() * hidden);
 }
 
-// Gradients of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested, from
-// `sums`, dz summed over rows ((S + P) * H). A result may reuse the memory of `sums`; the results
-// share none.
+// Of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested, from `sums`, dz
+// summed over rows ((S + P) * H). A result may reuse the memory of `sums`; the results share none.
 inline std::pair<at::Tensor, at::Tensor> bias_gradients(
     const at::Tensor& sums, const CellInfo& cell, bool want_ih, bool want_hh) {
   const auto of_slots = [&](SlotRange slots) {

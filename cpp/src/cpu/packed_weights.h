@@ -1,5 +1,5 @@
-// The weights of a layer and direction, packed for the blocked engine's forward pass, per call or
-// in advance.
+// A layer direction's weights, packed for the blocked engine's forward pass, per call or in
+// advance.
 #pragma once
 
 #include "common/operator_args.h"
@@ -15,13 +15,13 @@
 
 namespace lltm::cpu {
 
-// For each block of hidden units, the B operands of the input and recurrent GEMMs. Columns are the
-// block's units, pre-activation by pre-activation, and only those to which the operand contributes.
+// Per block of hidden units, B of the input and recurrent GEMMs. Columns are the block's units,
+// pre-activation by pre-activation, where the operand contributes.
 template <typename Format>
 struct PackedWeights {
   using Operand = typename Format::Operand;
 
-  // Refers to data at `offset` in a byte tensor.
+  // `offset`: in a byte tensor.
   PackedWeights(
       const CellInfo& c, const Blocks& b, int64_t input_size, at::Tensor bytes, int64_t offset = 0)
       : cell(c),
@@ -37,7 +37,7 @@ struct PackedWeights {
     return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  // B (I, N) and B (H, N), where N counts the columns that x or h contributes to.
+  // (I, N) and (H, N); N counts the columns that x or h contributes to.
   PackedB<const Operand> x(int64_t block) const {
     const int64_t n = cell.x.count() * slot_columns(block);
     return {data_of(block), k_x, n, n};
@@ -68,21 +68,21 @@ std::optional<PackedWeights<Format>> pack_weights(
 
 // ---- ahead of time --------------------------------------------------------------
 
-// Returns a header and the packed weights as bytes. If the dtype or this CPU has no packed format,
-// a copy of the concatenated matrix. With dtype qint8, quantizes (int8.h).
+// A header and the packed weights as bytes, or, without a packed format for the dtype and CPU, a
+// copy of the concatenated matrix. With dtype qint8, quantizes (int8.h).
 at::Tensor prepack(
     const CellInfo& cell,
     const at::Tensor& weight_ih,
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
 
-// Throws if the header or the number of bytes does not match the cell. Takes constant time: corrupt
-// bytes after the header affect only computed values.
+// Throws if header or size does not match the cell. Constant time: corrupt bytes after the header
+// affect only computed values.
 void check_prepacked(const char* op, const CellInfo& cell, const at::Tensor& packed);
 // Also checks sizes and dtype.
 void check_prepacked(const SequenceArgs& args);
 
-// Returns bytes with the kernels' alignment, which bytes from a file may lack.
+// Bytes from a file may lack the kernels' alignment.
 at::Tensor aligned(const at::Tensor& packed);
 
 bool has_form(const at::Tensor& packed, GemmFormat format);
@@ -91,8 +91,7 @@ bool has_form(const at::Tensor& packed, GemmFormat format);
 template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
 
-// Unpacks; int8 is dequantized to float32, and quantizing again gives bitwise identical bytes and
-// scales.
+// int8 is dequantized to float32; quantizing again gives bitwise identical bytes and scales.
 Weights unpack(const CellInfo& cell, const at::Tensor& packed);
 
 }  // namespace lltm::cpu

@@ -11,9 +11,8 @@ namespace {
 // Minimum multiply-adds per step for a second thread: 10 us on one core, about twice a barrier.
 constexpr int64_t kSerialStep = 150000;
 
-// Minimum multiply-adds in a sequence of shorter steps for threads with separate rows, which
-// synchronize only at the end. kElementwiseProducts is the element-wise cost per hidden unit, with
-// H rounded up to full vectors.
+// The same per sequence of shorter steps, for threads with separate rows, which synchronize only at
+// the end. kElementwiseProducts: element-wise cost per hidden unit, H rounded up to full vectors.
 constexpr int64_t kSerialSequence = 4000000;
 constexpr int64_t kElementwiseProducts = 100;
 
@@ -21,17 +20,17 @@ constexpr int64_t kElementwiseProducts = 100;
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
-// Maximum bytes of packed weights that every thread reads completely; for larger weights, threads
-// have separate blocks and a barrier per step, unless they have many rows. Three quarters of L2
-// leave room for a step's rows. The minimum is measured with 1 MiB L2 (Zen 4): barriers cost 5 to
-// 20 % more than reading the rest from L3.
+// Maximum packed weights that every thread reads completely; otherwise threads have separate blocks
+// and a barrier per step, unless they have many rows. Three quarters of L2 leave room for a step's
+// rows. The minimum is for 1 MiB L2 (Zen 4): barriers cost 5 to 20 % more than reading the rest
+// from L3.
 int64_t private_weight_bytes(const Machine& machine) {
   return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
 }
 
 // Rows per thread from which every thread reads even larger weights completely, if L3 can hold
 // them: 6 to 13 % faster than barriers (two threads on Zen 5, weights up to 9 MB). AMX would need
-// more rows, and packed sequences give threads unequal shares.
+// more rows; packed sequences give threads unequal shares.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kSharedWeightBytes = 16 << 20;
 template <typename Format>
@@ -61,23 +60,21 @@ Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight
   return grid;
 }
 
-// bf16x3 is faster if each thread has a tile of rows, or two if threads synchronize after each
-// step.
+// Faster with a tile of rows per thread, or two if threads synchronize after each step.
 bool prefer_bf16x3(const Grid& grid, int64_t batch) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
   return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
 }
 
-// Largest block width: pre-activations (forward) or dh (backward) of all rows in a step stay in L2
-// between GEMM and element-wise kernel. Narrower blocks read A more often.
+// Pre-activations (forward) or dh (backward) of a step's rows stay in L2 between GEMM and
+// element-wise kernel. Narrower blocks read A more often.
 template <typename Format>
 constexpr int64_t kForwardUnits = Format::kInPlace ? 64 : 128;
 template <typename Format>
 constexpr int64_t kBackwardUnits = Format::kVnniFactor == 1 && Format::kInPlace ? 128 : 256;
 
-// The widest block, a multiple of `multiple`, whose weights use half of L2, but at least 1 MiB: the
-// GEMM reads them again for every few rows, but with 1 MiB L2 (Zen 4), narrower blocks are 10 %
-// slower. bf16x3 prefetches and has no such limit.
+// Weights use half of L2, but at least 1 MiB: the GEMM reads them again for every few rows, but
+// with 1 MiB L2 (Zen 4), narrower blocks are 10 % slower. bf16x3 prefetches and has no such limit.
 template <typename Format>
 int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, int64_t multiple) {
   if (!Format::kInPlace) return most;
@@ -85,8 +82,7 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
-// Blocks of at most `widest` units that begin at multiples of `align`. Their number divides evenly
-// among `threads` threads, or fewer with the same largest share.
+// Their number divides evenly among `threads` threads, or fewer with the same largest share.
 Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
   const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
   const int64_t shares = divide_up(parts, divide_up(parts, threads));
@@ -125,7 +121,7 @@ Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t c
 
 template <typename Format>
 Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
-  // From 32 columns on, a block fills the GEMM's vector registers.
+  // Fills the GEMM's vector registers.
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
@@ -214,12 +210,12 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
   // Two threads that share weights and synchronize after each step are slower than two that each
-  // read all weights of a direction, even if these exceed L2 (Zen 5). With more threads, one
-  // direction at a time is faster, unless threads would mostly wait.
+  // read a direction's weights, even beyond L2 (Zen 5). With more threads, one direction at a time
+  // is faster, unless threads would mostly wait.
   const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
   if (training) {
-    // More than two threads all share the weight gradients. Two threads with few rows take 1.1 to
-    // 1.2 times as long concurrently if L2 holds half of the weights but not all (Zen 5).
+    // More threads all share the weight gradients. Two threads with few rows take 1.1 to 1.2 times
+    // as long concurrently if L2 holds half of the weights but not all (Zen 5).
     const int64_t bytes = recurrent * (shape.bf16 && machine.bf16 ? 2 : 4);
     return machine.threads == 2 && (shape.batch >= kSideBySideRows || bytes <= machine.l2);
   }
@@ -248,7 +244,6 @@ GradientGemmSchedule schedule_gradient_gemm(
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
   // C rows whose part in A^T stays in L2 while all column panels pass.
   constexpr int64_t kGroupRows = 512;
-  // Bytes of all accumulators.
   constexpr int64_t kAccumulatorBytes = 32 << 20;
   GradientGemmSchedule schedule = {};
   const bool bf16x3 = format == GemmFormat::kBf16x3;
@@ -269,8 +264,7 @@ GradientGemmSchedule schedule_gradient_gemm(
 
 FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
-  // For so few steps, packing costs more than it saves. The same on every CPU, because it affects
-  // rounding.
+  // Packing costs more than it saves. Affects rounding: the same on every CPU.
   constexpr int64_t kFewSteps = 32;
   const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};

@@ -1,6 +1,5 @@
-// Schedules: structs that describe how engines run a call, from its sizes and the CPU.
-//
-// No torch header, so that tests can check schedules for any host.
+// Schedules: how engines run a call, from its sizes and the CPU. No torch header: tests can check
+// schedules for any host.
 #pragma once
 
 #include "cell/cell.h"
@@ -50,8 +49,8 @@ class Blocks {
   int64_t step_ = 0;  // distance of block starts in multiples of align, a binary fraction
 };
 
-// `rows` groups divide the batch rows; the `columns` threads in a group divide the blocks. A slot
-// is a grid position: one thread's share of the work.
+// `rows` groups divide the batch rows; a group's `columns` threads divide the blocks. A slot is a
+// grid position: one thread's share.
 struct Grid {
   int64_t rows = 1;
   int64_t columns = 1;
@@ -80,9 +79,9 @@ struct ForwardSchedule {
   GemmFormat format;
   Grid grid;
   Blocks blocks;
-  // For steps with few rows: one GEMM computes x W_x^T for a chunk.
+  // For few rows: one GEMM computes x W_x^T for a chunk.
   bool merge_projection;
-  // Rows for that GEMM, or for packing the input if it cannot be read in place.
+  // For that GEMM, or for packing an input that cannot be read in place.
   int64_t chunk_rows;
 };
 
@@ -91,15 +90,15 @@ struct BackwardSchedule {
   Grid grid;
   Blocks blocks;
   int64_t chunk_rows;          // rows between updates of weight and input gradients
-  GemmFormat gradient_format;  // for the GEMMs over a chunk's rows
+  GemmFormat gradient_format;  // over a chunk's rows
 };
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape);
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
 
-// True if two directions run concurrently, each on one thread, in forward and backward. This avoids
-// barriers, but each thread reads all weights of its direction.
+// Two directions run concurrently, each on one thread: no barriers, but each thread reads all
+// weights of its direction.
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
 // For prepacking: the batch size, the blocks, and the largest block width on any CPU.
@@ -148,12 +147,12 @@ struct StepSchedule {
   Blocks blocks;
 };
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
-// Tiles of a single step: batch rows per pass over the weights, columns per weight-gradient tile,
-// columns per tile for h and input gradients.
+// Of a single step: batch rows per pass over the weights, columns per weight-gradient tile and per
+// tile for h and input gradients.
 constexpr int64_t kStepRows = 64;
 constexpr int64_t kStepWeightColumns = 256;
 constexpr int64_t kStepColumns = 64;
-// Batch rows per weight-gradient GEMM, whose operands stay in the cache.
+// Per weight-gradient GEMM, whose operands stay in the cache.
 constexpr int64_t kStepChunkRows = 512;
 
 // Rows per task in a GEMM over many rows.
@@ -162,11 +161,11 @@ constexpr int64_t kMaxRows = 64;
 // Rows per weight-gradient GEMM in the per-step engine.
 constexpr int64_t kGradientChain = 256;
 
-// Columns per packed panel of B in a GEMM over many rows. Unpacked rows with a power-of-two stride
-// map to few cache sets.
+// Columns per packed B panel in a GEMM over many rows. Unpacked rows with a power-of-two stride map
+// to few cache sets.
 constexpr int64_t kGemmBand = 64;
 
-// Minimum elements per thread, for element-wise work and packing.
+// Minimum elements per thread.
 constexpr int64_t kElementwiseGrain = 2048;
 constexpr int64_t kPackGrain = 16384;
 

@@ -1,5 +1,5 @@
 // First derivatives run the fused kernels. Double backward, forward mode and function transforms
-// run the ATen fallback, which ATen can differentiate.
+// differentiate the ATen fallback.
 #include "common/states.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
@@ -24,7 +24,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Each operator, its training form, and the ATen fallback of both.
 struct StepOperator {
   using Args = StepArgs;
   using Results = StepResult;
@@ -35,7 +34,7 @@ struct StepOperator {
   static constexpr auto composite_forward = composite::step_forward;
   static constexpr auto composite_backward = composite::step_backward_anew;
 
-  // Results that backward needs.
+  // For backward.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
   static StepBackwardArgs backward_args(
       const StepArgs& args,
@@ -102,7 +101,7 @@ Interceptors interceptors_of(const Args& args) {
   return interceptors;
 }
 
-// False if a required argument is missing, which the backend's checks report.
+// The backend's checks report a missing required argument.
 template <typename Args>
 bool is_complete(const Args& args) {
   bool complete = true;
@@ -123,8 +122,8 @@ bool differentiates_mask(const SequenceArgs& args) {
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// needs_input_grad counts only passed tensors: an omitted bias has no index. `given` of them
-// precede this call.
+// needs_input_grad counts only passed tensors: an omitted bias has no index. `given` precede this
+// call.
 template <typename Args>
 OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
   OutputMask wanted = {};
@@ -136,7 +135,7 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
   return wanted;
 }
 
-// Saves members by index: tensors as saved variables, others in saved_data unless 0.
+// Tensors as saved variables, others in saved_data unless 0.
 template <typename Args>
 void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
@@ -247,7 +246,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
       return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
     }(std::make_index_sequence<calls>());
-    // True if backward records a graph, or runs in a transform or in forward mode.
+    // Backward records a graph, or runs in a transform or in forward mode.
     Interceptors interceptors(grads);
     const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
     interceptors.add(saved);
@@ -305,7 +304,7 @@ auto autograd(const typename Op::Args& args) {
   return record<Op, 1>({args})[0];
 }
 
-// Backward through results of prepacked weights raises an error instead of stopping silently.
+// Backward through prepacked results raises an error instead of stopping silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
       AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {

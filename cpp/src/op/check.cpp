@@ -55,7 +55,6 @@ constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
 constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
-// The shapes that depend on the cell.
 struct CellShapes {
   explicit CellShapes(const CellInfo& cell)
       : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true}},
@@ -73,7 +72,7 @@ struct CellShapes {
   Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
 };
 
-// Returns a shape such as "(3H, H+I)".
+// Such as "(3H, H+I)".
 std::string text_of(Shape shape) {
   std::ostringstream text;
   text << '(';
@@ -136,8 +135,8 @@ Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
   return *result;
 }
 
-// Checks that the arguments are strided tensors of the same device and dtype with consistent
-// shapes. An error names an argument that differs from the majority.
+// Checks for strided tensors of the same device and dtype with consistent shapes. An error names an
+// argument that differs from the majority.
 class Checker {
  public:
   // `arguments` must outlive the checker.
@@ -164,7 +163,6 @@ class Checker {
     if (!agree) report_mismatch();
   }
 
-  // `derive` sets symbols that follow from others.
   template <typename Derive>
   Sizes sizes(const Derive& derive, const Tensor& batch_sizes = {}) const {
     Sizes sizes;
@@ -193,7 +191,7 @@ class Checker {
         shape_text(a.tensor.sym_sizes()));
   }
 
-  // On the meta device, batch_sizes has no values to check.
+  // On the meta device, batch_sizes has no values.
   void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
     TORCH_CHECK_TYPE(
         sizes.scalar_type() == at::kLong,
@@ -321,7 +319,6 @@ class Checker {
     }
   }
 
-  // The first argument whose shape differs, or null.
   const Argument* misfit(const Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined()) continue;
@@ -334,8 +331,8 @@ class Checker {
     return nullptr;
   }
 
-  // Determines each size by majority vote, from the last argument to the first, so that the weights
-  // win ties. Arguments with the wrong H do not vote on other sizes.
+  // By majority vote from the last argument to the first, so that the weights win ties. Arguments
+  // with the wrong H do not vote on other sizes.
   void settle(Sizes& sizes, const Tensor& batch_sizes) const {
     for (const Letter letter : {kHidden, kSteps, kBatch, kRows}) {
       std::vector<SymInt> stated;
@@ -368,8 +365,8 @@ class Checker {
     return true;
   }
 
-  // Only the input and the weights have I, so there is no majority. The error names the argument
-  // with another wrong size, otherwise the weights.
+  // Only input and weights have I: no majority. The error names the argument with another wrong
+  // size, otherwise the weights.
   void settle_input_size(Sizes& sizes) const {
     for (const Argument& a : arguments_) {
       if (!a.tensor.defined() || !a.has_rank()) continue;
@@ -405,7 +402,7 @@ class Checker {
            batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1;
   }
 
-  // Reading fails if torch.vmap maps over batch_sizes, at any level.
+  // Fails if torch.vmap maps over batch_sizes, at any level.
   std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
     try {
       return read_batch_sizes(sizes);
@@ -429,7 +426,7 @@ Shape output_shape(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? Shape(kPackedOutput) : Shape(kPaddedOutput);
 }
 
-// checkpoint_steps: of the checkpoints among the arguments; 0 if there are none.
+// checkpoint_steps: 0 without checkpoints.
 void check_sizes(const Checker& check, const SequenceInputs& args, int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
   const auto derive = [&](Sizes& sizes) {
@@ -502,8 +499,8 @@ class Arguments {
   operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
 
  private:
-  // A cell with two matrices also accepts a concatenated matrix. A missing weight_hh is more
-  // likely, so the message names it.
+  // A cell with two matrices also accepts a concatenated matrix. The message names weight_hh, whose
+  // absence is more likely.
   void check_joined(const char* op, const Tensor& weight_ih) const {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const SymInt rows = weight_ih.sym_size(0);

@@ -1,14 +1,13 @@
-// All operators. Backends register kernels through backend.h; derivatives and transforms are in
-// autograd.cpp, autocast.cpp and vmap.cpp.
+// All operators. Backends register kernels through backend.h.
 #include <torch/library.h>
 
 TORCH_LIBRARY(lltm, m) {
-  // For users; lltm/ops.h documents the arguments. c concatenates the states other than h; without
-  // such states it is None and returned empty.
+  // For users; documented in lltm/ops.h. c concatenates the states other than h; without them, it
+  // is None and returned empty.
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
-  // No argument is keyword-only: AOTInductor passes the default of a keyword-only int, which its
+  // Nothing is keyword-only: AOTInductor passes the default of a keyword-only int, which its
   // runtime does not expect.
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
@@ -19,21 +18,19 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "prepack(str cell, Tensor weight_ih, Tensor? weight_hh=None, *, ScalarType? dtype=None)"
       " -> Tensor");
-  // The form in which modules save prepacked weights: weight_ih and weight_hh, or the LLTM's
-  // concatenated matrix. For int8: rows of the matrices and their scales, which _prepack_int8 packs
-  // again, bitwise identical.
+  // The saved form of prepacked weights: weight_ih and weight_hh, or the LLTM's concatenated
+  // matrix. For int8, rows and scales, which _prepack_int8 packs again, bitwise identical.
   m.def("_unpack(str cell, Tensor packed) -> Tensor[]");
   m.def(
       "_prepack_int8(str cell, Tensor rows_ih, Tensor rows_hh, Tensor scales_ih, Tensor scales_hh)"
       " -> Tensor");
 
-  // Forward of the modules (api/layer.cpp). layer_step is for single-step modules, layer for layers
-  // and, with prepacked, their inference form. states are h and the other states; empty means
-  // initial states.
+  // The modules' forward (api/layer.cpp): layer_step for single steps, layer for layers and, with
+  // prepacked, their inference form. states are h and the others; empty means initial states.
   //
   // parameters, by direction in layer order: weight_ih, weight_hh, with bias also bias_ih and
-  // bias_hh, then custom parameters, or weight_hr of a projection. The LLTM has weights and bias.
-  // Packed weights replace the matrices. dropout and recurrent_dropout are 0 outside training.
+  // bias_hh, then custom parameters, or a projection's weight_hr. The LLTM has weights and bias.
+  // Packed weights replace the matrices. Outside training, both dropouts are 0.
   m.def(
       "layer_step(str cell, Tensor input, Tensor[] states, Tensor[] parameters, int input_size,"
       " int hidden_size) -> Tensor[]");
@@ -48,9 +45,9 @@ TORCH_LIBRARY(lltm, m) {
   // unit. With checkpoint_steps = n > 0, a sequence instead returns checkpoints (ceil(T / n), B, K
   // * H): the engines' c before steps 0, n, 2 n, ... in execution order.
   //
-  // Backward accepts forward's arguments and results, and gradients of the user's results; None
-  // means zero. output_mask selects the gradients of input, h, c, weight_ih, weight_hh, bias_ih,
-  // bias_hh; the others are None.
+  // Backward accepts forward's arguments and results, and the results' gradients (None: zero).
+  // output_mask selects gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; others
+  // are None.
   m.def(
       "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"
@@ -73,15 +70,15 @@ TORCH_LIBRARY(lltm, m) {
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // For decompositions. _cell returns each pre-activation's block of rows in weight_ih and
-  // weight_hh (-1: none), the states' initial values, and the numbers of parameters and saved
-  // values. _instructions returns the two programs' lengths.
+  // weight_hh (-1: none), initial values, and the numbers of parameters and saved values.
+  // _instructions returns the two programs' lengths.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved)");
   m.def("_instructions(str cell) -> (int forward, int backward)");
-  // A sequence in ATen operations, for external loops. _sequence_operands returns the weights as
-  // the steps read them. _sequence_step uses the input projection z_x and the states in the compute
-  // dtype; its c begins with h if the cell reads h. _sequence_gradients returns sequence_backward's
+  // For external loops, in ATen operations. _sequence_operands returns the weights as the steps
+  // read them. _sequence_step uses the input projection z_x and the states in the compute dtype;
+  // its c begins with h if the cell reads h. _sequence_gradients returns sequence_backward's
   // results, from dz of all steps and the initial states' gradients.
   m.def(
       "_sequence_operands(str cell, Tensor weight_ih, Tensor? weight_hh, Tensor? bias_ih,"

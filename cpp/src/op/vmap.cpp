@@ -1,7 +1,7 @@
 // torch.vmap. If it maps only inputs and states, V samples become a single call with batch size V *
 // B. If it maps weights or biases (ensembles), each sample needs separate GEMMs: a sequence runs
-// the fused kernels once per sample, several times as fast as the ATen fallback. A single step, or
-// a sequence that another transform differentiates, runs the ATen fallback once for all samples.
+// the fused kernels per sample, several times as fast as the ATen fallback. A single step, or a
+// sequence that another transform differentiates, runs the fallback once for all samples.
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <vector>
 
-// Unwrapping a mapped tensor requires internal headers. Without them, PyTorch loops over samples.
+// Unwrapping requires internal headers. Without them, PyTorch loops over samples.
 #if __has_include(<ATen/functorch/PlumbingHelper.h>)
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
@@ -104,7 +104,6 @@ bool is_differentiated() {
   });
 }
 
-// The device, if autocast is on for it.
 std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
   const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
   const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;

@@ -1,4 +1,4 @@
-// Uses each part of the C++ API once and compares with results computed by hand.
+// Uses each part of the C++ API once; results are computed by hand.
 //
 //     app CELL WEIGHTS.safetensors INPUT.safetensors RESULTS.safetensors
 //

@@ -1,10 +1,10 @@
 // The blocked engine, backward.
 //
-// Each step computes, block by block,
+// Step by step and block by block:
 //     dh = dz' W_h        GEMM, with dz' from the next step
 //     dz, dc from dh      element-wise, while dh is in the cache
-// The gradients for input, weights and biases are one GEMM each per chunk, while dz is in the
-// cache. The thread grid is as in blocked_forward.cpp.
+// Gradients for input, weights and biases are one GEMM each per chunk, while dz is in the cache.
+// The grid is as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -228,7 +228,7 @@ class BlockedBackward {
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
-  // dz for step k in chunk c, or for the first step after the chunk.
+  // For step k in chunk c, or the first step after the chunk.
   Matrix<Source> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);

@@ -1,12 +1,10 @@
 // The blocked engine, forward.
 //
-// For each block of hidden units, a thread computes in a step
+// For each block of hidden units, in a step:
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// A grid position (schedule.h) has some batch rows and some blocks. Threads synchronize after each
-// step only if they share rows.
-//
-// An out-of-range value stops the run in bf16x3. int8 records the row and continues.
+// A grid position (schedule.h) has some batch rows and blocks. Threads synchronize after each step
+// only if they share rows. Out-of-range values stop a bf16x3 run; int8 records the row.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -67,7 +65,7 @@ class BlockedForward {
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
-    // Unlike the input's rows, a group's rows for a merged projection have no gaps.
+    // Unlike the input's, a group's rows for a merged projection have no gaps.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
@@ -213,7 +211,7 @@ class BlockedForward {
     return kNotesRows ? notes_.get() + index % grid_.columns * batch_ : nullptr;
   }
 
-  // Packs the batch rows `rows`, of which x is the first. Returns false to stop the run.
+  // x is the first row. Returns false to stop the run.
   bool pack(
       int64_t index,
       Range rows,
@@ -222,7 +220,7 @@ class BlockedForward {
       Matrix<Operand> to,
       bool state = false) const {
     if constexpr (kNotesRows) {
-      // States have the same scale in every step, so that a split sequence has equal results.
+      // States have the same scale in every step: a split sequence has equal results.
       const float least = state ? 1 : 0;
       if (Format::pack_a(rows.size(), k, x, to, least)) return true;
       for (int64_t r = 0; r < rows.size(); ++r) {  // the other rows are still needed
@@ -333,7 +331,7 @@ class BlockedForward {
     return !out_of_range;
   }
 
-  // A group's packed input for step k. Groups have separate memory, because some are a chunk ahead.
+  // Groups have separate memory, because some are a chunk ahead.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(

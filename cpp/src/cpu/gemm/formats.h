@@ -1,4 +1,4 @@
-// Formats of GEMM operands: types with the same members, for engine templates.
+// GEMM operand formats: types with the same members, for engine templates.
 //
 //   F32Format     float32 (gemm_kernels.h)
 //   Bf16Format    bfloat16 in VNNI layout (gemm_kernels.h, amx_kernels.h)
@@ -17,14 +17,14 @@
 
 namespace lltm::cpu {
 
-// Maximum products that a float32 GEMM adds in one chain, whose length increases rounding errors.
-// For m < 16, MKL is more accurate, so chains are shorter.
+// Maximum products per chain in a float32 GEMM: long chains increase rounding errors. MKL is more
+// accurate for m < 16, so chains are shorter.
 constexpr int64_t longest_chain(int64_t m) {
   return m < 16 ? 32 : 128;
 }
 
-// Base of the formats with a row-major, unpacked A. B has VNNI layout: kVnniFactor rows are
-// interleaved, and element (k, n) is at [k / kVnniFactor][n][k % kVnniFactor].
+// A is row-major, unpacked. B has VNNI layout: kVnniFactor rows are interleaved, element (k, n) is
+// at [k / kVnniFactor][n][k % kVnniFactor].
 template <typename Element, int64_t vnni_factor>
 struct RowFormat {
   using Operand = Element;
@@ -43,8 +43,8 @@ struct RowFormat {
   }
 
   // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to full
-  // AMX tiles (32). A partial tile costs as much as a full tile, or 4 to 10 times as much if K is
-  // not a multiple of 4.
+  // AMX tiles (32): a partial tile costs as much, or 4 to 10 times as much if K is not a multiple
+  // of 4.
   static constexpr int64_t padded_k(int64_t k) {
     constexpr int64_t kTile = 32;
     return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);
@@ -61,14 +61,14 @@ struct RowFormat {
   // The parts of A that the element-wise kernel does not write.
   static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
 
-  // Packing returns true if all values can be represented: here always. x has contiguous rows. A's
+  // Packing returns whether all values can be represented: here always. x has contiguous rows. A's
   // padding is not written.
   static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
   // A (m, padded_k) from x (k, m).
   static bool pack_a_transposed(
       int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
-  // Packs x (k, n) into B from row k0 and column n0 on, with zeros up to a multiple of 32 rows or
-  // to the end of B.
+  // x (k, n) into B from row k0 and column n0 on, with zeros up to a multiple of 32 rows or B's
+  // end.
   static bool pack_b(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
   static bool pack_b_transposed(
@@ -167,7 +167,7 @@ struct Int8Format : PackedFormat {
       int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a, float least = 0) {
     return kernels().int8.pack_a(m, k, x, a, least);
   }
-  // k0 is 0 (all K rows in one call), and n0 a multiple of 16.
+  // k0 is 0 (all K rows), n0 a multiple of 16.
   static bool pack_b_transposed(
       PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
   static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
@@ -182,8 +182,7 @@ struct Int8Format : PackedFormat {
   }
 };
 
-// B has storage type T, unpacked: the kernel widens rows as it reads them. Available with
-// F32Format.
+// B has storage type T, unpacked; the kernel widens rows. Available with F32Format.
 template <typename T>
 struct F32InPlaceFormat : F32Format {
   using B = T;

@@ -1,4 +1,4 @@
-// GEMMs on complete tensors: through ATen, or with the kernels in formats.h if faster.
+// GEMMs on complete tensors: ATen, or the kernels in formats.h if faster.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -16,7 +16,7 @@
 
 namespace lltm::cpu {
 
-// GEMMs between a cell's inputs and pre-activations. 16-bit weights are widened to float32:
+// Between a cell's inputs and pre-activations. 16-bit weights are widened to float32:
 // pre-activations are not rounded, and CPUs without float16 arithmetic are faster.
 class Linear {
  public:
@@ -33,8 +33,7 @@ class Linear {
   at::Tensor project_x(const at::Tensor& x) const;
   // gates += h (rows, H) W_h^T
   void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
-  // Both parts, with the rounding of PyTorch's operations: in one GEMM if every pre-activation
-  // depends on both.
+  // Rounded as PyTorch's operations: one GEMM if every pre-activation depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
   // Gradients from dz (rows, (S + P) * H), written to `out`.
@@ -54,9 +53,9 @@ class Linear {
   mutable at::Tensor both_;                // [weight_h_, weight_x_], created on first use
 };
 
-// A GEMM for few rows with weights in place, whose rows are contiguous. For `width` units from
-// `unit` on: z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part. Without
-// h, pre-activations of only h do not change.
+// For few rows, with weights in place, whose rows are contiguous. For `width` units from `unit` on:
+// z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part. Without h,
+// pre-activations of only h do not change.
 template <typename T>
 struct WeightsInPlace {
   void multiply(
@@ -140,7 +139,7 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
 }
 
 // C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Source type,
-// or float32 for `out`. False if values are out of range.
+// or float32 for `out`. False: out of range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

@@ -17,7 +17,6 @@ LLTM_CELL_INLINE const std::uint16_t* words(const BFloat16x3* x) {
   return reinterpret_cast<const std::uint16_t*>(x);
 }
 
-// 32 floats, or a part of each.
 struct Group {
   __m512 low, high;
 };
@@ -26,7 +25,6 @@ LLTM_CELL_INLINE __mmask16 lanes(std::int64_t n) {
   return n >= 16 ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
 }
 
-// At most 16 floats; the rest is zero.
 LLTM_CELL_INLINE __m512 load_floats(const float* x, std::int64_t n) {
   return _mm512_maskz_loadu_ps(lanes(n), x);
 }
@@ -78,7 +76,7 @@ bool pack_a_bf16x3(
   return out_of_range == 0;
 }
 
-// An overload for store_operand (elementwise_kernels.h), which must see it.
+// store_operand (elementwise_kernels.h) must see it.
 LLTM_CELL_INLINE bool store_operand(
     const Matrix<BFloat16x3>& matrix,
     std::int64_t row,
@@ -188,7 +186,7 @@ bool pack_b_transposed_bf16x3(
 
 constexpr std::int64_t kTileRows = 16;
 
-// The intrinsics accept only literal tile numbers; these wrappers accept constants.
+// The intrinsics accept only literal tile numbers.
 #define LLTM_FOR_EACH_TILE(apply) \
   apply(0) apply(1) apply(2) apply(3) apply(4) apply(5) apply(6) apply(7)
 
@@ -266,11 +264,10 @@ LLTM_CELL_INLINE void for_each_panel(const Body& body) {
   if constexpr (kPanels > 3) body.template operator()<3>();
 }
 
-// C rows in a tile pair or a single tile.
 struct TileRows {
   std::int64_t count, upper, lower;  // lower is 0 for a single tile
 };
-// Calls body(rows) for all full pairs among m rows, then for the rest. body advances the pointers.
+// Calls body(rows) for full pairs, then for the rest. body advances the pointers.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
   const std::int64_t pairs = m / (2 * kTileRows), rest = m % (2 * kTileRows);
@@ -282,14 +279,14 @@ LLTM_CELL_INLINE void for_each_tile_rows(std::int64_t m, const Body& body) {
   }
 }
 
-// A and B tiles hold one part of a group: 16 rows in A, a panel in B. Both have 1 KiB and are
-// addressed by their first part. Distances are in 16-bit words.
+// A and B tiles hold one part of a group, 1 KiB: 16 rows in A, a panel in B. Both are addressed by
+// their first part. Distances are in 16-bit words.
 constexpr std::int64_t kPartB = 512;                // between parts in B
 constexpr std::int64_t kGroupB = 3 * kPartB;        // between groups in B
 constexpr std::int64_t kGroupA = 3 * kBf16x3Group;  // between groups in A
 
-// Tiles in gemm_two_tiles: C 0, 1 (upper), 2, 3 (lower), A 4 (upper), 5 (lower), B 6, 7. Tiles in
-// gemm_one_tile: C 0 to 3, A 4 to 6 (the three parts), B 7.
+// gemm_two_tiles: C 0, 1 (upper), 2, 3 (lower), A 4 (upper), 5 (lower), B 6, 7. gemm_one_tile: C 0
+// to 3, A 4 to 6 (the parts), B 7.
 void configure_bf16x3(const TileRows& rows) {
   const TileShape upper = {rows.upper}, lower = {rows.lower}, b = {};
   if (rows.lower > 0) {
@@ -325,8 +322,7 @@ LLTM_CELL_INLINE void prefetch_panels(const Bf16x3Block& block, const std::uint1
   }
 }
 
-// Two row tiles by one or two panels. In this order, each of the six partial products loads only
-// one operand.
+// In this order, each of the six partial products loads only one operand.
 template <int kPanels>
 void gemm_two_tiles(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -380,7 +376,7 @@ void gemm_two_tiles(const Bf16x3Block& p) {
   }
 }
 
-// One row tile by up to four panels. The A parts stay loaded; each B part is loaded once.
+// The A parts stay loaded; each B part is loaded once.
 template <int kPanels>
 void gemm_one_tile(const Bf16x3Block& p) {
   const std::uint16_t* a = p.a;
@@ -415,11 +411,10 @@ void gemm_one_tile(const Bf16x3Block& p) {
   });
 }
 
-// K groups per slice. All of C uses a slice before the next, so that the groups in two panels stay
-// in L1 for the next rows.
+// K groups per slice. All of C uses a slice before the next: the groups in two panels stay in L1
+// for the next rows.
 constexpr std::int64_t kSliceGroups = 4;
 
-// Calls body(block, panels) for each K slice and up to `most` panels.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_block_of_panels(
     const Bf16x3Block& whole, std::int64_t n, std::int64_t most, Body body) {
@@ -509,8 +504,8 @@ struct Bf16Block {
 };
 constexpr std::int64_t kTileDepth = 32, kTileColumns = 16;
 
-// Two row tiles by one or two column panels, or one row tile by up to four. Tiles: C as for bf16x3,
-// A 4 (upper) and 5 (lower), B 6 and 7 alternate.
+// Two row tiles by up to two column panels, or one by up to four. Tiles: C as for bf16x3, A 4
+// (upper) and 5 (lower), B 6 and 7 alternate.
 template <int kHeight, int kPanels>
 void gemm_bf16_tiles(const Bf16Block& p) {
   const std::int64_t below_a = kTileRows * p.a_stride / 2, below_c = kTileRows * p.c_stride / 4;
@@ -582,7 +577,7 @@ void gemm_bf16_amx(
       c.row_stride * 4,
       b.k / kTileDepth,
       accumulate};
-  // Full tiles along K, then the remainder; N likewise.
+  // Full tiles along K and N, then the remainders.
   const auto multiply = [&](std::int64_t depth) {
     const std::int64_t panels = b.n / kTileColumns, rest = b.n % kTileColumns;
     if (panels > 0) gemm_bf16_panels(m, block, panels, {depth / 2, 64}, depth);

@@ -22,9 +22,9 @@ template <typename G>
 using source_t =
     std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;
 
-// T is the storage type. G is the GEMM operand type: T, float (if T has no GEMM), or BFloat16x3 or
-// Int8 instead of float. A call covers `hidden` units: all, a block, or, for BFloat16x3, complete
-// rows. Blocks of H columns are `layer_hidden` columns apart unless stated otherwise.
+// T: storage type. G: GEMM operand type: T, float (if T has no GEMM), or BFloat16x3 or Int8 instead
+// of float. A call covers `hidden` units: all, a block, or, for BFloat16x3, complete rows. Blocks
+// of H columns are `layer_hidden` columns apart unless stated otherwise.
 //
 // Written matrices have contiguous columns. c_next may be c.
 template <typename T, typename G>
@@ -64,8 +64,7 @@ struct BackwardArgs {
   bool* out_of_range = nullptr;  // set if a value cannot be packed
 };
 
-// Elements [begin, end) of (rows, hidden) in row order: threads can divide a long row or many short
-// rows.
+// Elements [begin, end) in row order: threads can divide a long row or many short rows.
 template <typename T, typename G>
 struct Elementwise {
   void (*forward)(const ForwardArgs<T, G>& args, std::int64_t begin, std::int64_t end);

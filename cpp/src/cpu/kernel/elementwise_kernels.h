@@ -1,8 +1,8 @@
 // The element-wise kernels, included once per instruction set.
 //
-// Blocks of kBlock elements in a row are loaded (widened or gathered, unless contiguous in the
-// compute type), computed in a vectorized loop, and stored. The last block is padded, so that odd
-// sizes also run at vector speed.
+// Blocks of kBlock elements in a row are loaded (widened or gathered unless contiguous in the
+// compute type), computed in a vectorized loop, and stored. Padding the last block gives odd sizes
+// vector speed.
 #pragma once
 
 #include "cell/cells.h"
@@ -26,8 +26,7 @@ LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n,
   return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
 }
 
-// Copies n elements, `stride` apart, widened and padded with zeros. Not inlined, to limit code
-// size: each kernel loads many arrays.
+// Copies, widens and pads with zeros. Not inlined, to limit code size: kernels load many arrays.
 template <typename T>
 __attribute__((noinline)) void gather(
     const T* __restrict x, std::int64_t stride, std::int64_t n, compute_t<T>* __restrict values) {
@@ -46,8 +45,8 @@ __attribute__((noinline)) void gather(
   for (std::int64_t j = n; j < padded(n); ++j) values[j] = compute_t<T>(0);
 }
 
-// n elements from (row, col) on, contiguous in the compute type and readable up to padded(n): in
-// place or in `buffer`. Null matrices read as zero.
+// n elements from (row, col) on, contiguous in the compute type and readable up to padded(n), in
+// place or in `buffer`. Null matrices are zero.
 template <typename T>
 LLTM_CELL_INLINE const compute_t<T>* load(
     const Matrix<const T>& matrix,
@@ -70,8 +69,7 @@ LLTM_CELL_INLINE const compute_t<T>* load(
   return values;
 }
 
-// Memory for n results, writable up to padded(n): the target itself or `buffer`, from which `store`
-// copies.
+// For n results, writable up to padded(n): the target or `buffer`, from which `store` copies.
 template <typename T>
 LLTM_CELL_INLINE compute_t<T>* target(
     const Matrix<T>& matrix,
@@ -154,8 +152,7 @@ LLTM_CELL_INLINE void for_each_block(
   }
 }
 
-// The output and the next GEMM's operand, equally rounded, so that a sequence and single steps
-// agree.
+// The output and the next GEMM's operand, equally rounded: a sequence and single steps agree.
 template <typename T, typename G>
 LLTM_CELL_INLINE void store_h(
     const ForwardArgs<T, G>& a,

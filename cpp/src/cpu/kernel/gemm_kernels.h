@@ -1,8 +1,7 @@
 // GEMMs for float32 and bfloat16, included once per instruction set.
 //
-// A C tile stays in vector registers for a piece of K, and is then added to C. Pieces are short:
-// their part of B stays in the cache for all rows, and rounding errors grow with the number of
-// terms in a sum.
+// A C tile stays in registers for a piece of K, and is then added to C. Pieces are short: their
+// part of B stays in the cache for all rows, and rounding errors grow with a sum's length.
 #pragma once
 
 #include "common/matrix.h"
@@ -17,10 +16,10 @@ namespace {
 
 #if defined(__AVX2__) || defined(__aarch64__)
 
-// A Product type has A and B types, the number of interleaved B rows, and how a column vector is
-// accumulated: in kParts steps, each with its own part of A and B. kByColumns selects the loop
-// order. With 6 or 12 sums, the BF16 instruction is twice as fast by columns (Zen 4). AVX2 has too
-// few registers for an A column.
+// A Product has A and B types, the number of interleaved B rows, and how a column vector is
+// accumulated: in kParts steps, each with a part of A and B. kByColumns: loop order. With 6 or 12
+// sums, the BF16 instruction is twice as fast by columns (Zen 4). AVX2 has too few registers for an
+// A column.
 
 template <typename Storage>
 struct F32Product {
@@ -201,8 +200,8 @@ template <typename Product, int kVectors, int... kRows>
 constexpr GemmTiles<Product> make_tiles() {
   return {sizeof...(kRows), {gemm_tile<kRows, kVectors, Product>...}};
 }
-// Tiles by vector count. In the largest, the sums fill the registers, with a B row and an A element
-// or a B vector and an A column.
+// By vector count. In the largest, the sums, with a B row and an A element or a B vector and an A
+// column, fill the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr std::int64_t kTileVectors = 4;
 template <typename Product>
@@ -219,7 +218,7 @@ constexpr GemmTiles<Product> kTiles[kTileVectors] = {
     make_tiles<Product, 1, 1, 2, 3, 4, 5, 6>(), make_tiles<Product, 2, 1, 2, 3, 4, 5, 6>()};
 #endif
 
-// Nearly equal parts of at most `most`, longer parts first. Only two divisions, which are slow.
+// Nearly equal parts, longer first, with only two (slow) divisions.
 struct Parts {
   LLTM_CELL_INLINE Parts(std::int64_t total, std::int64_t most)
       : count((total + most - 1) / most),
@@ -235,8 +234,8 @@ struct Parts {
 template <typename Product>
 LLTM_CELL_INLINE void gemm_panel(
     const Parts& heights, const GemmTiles<Product>& tiles, GemmTile<Product> p) {
-  // Each tile prefetches its share of the next B rows, except a bfloat16 panel's only tile, whose
-  // loop has no spare time.
+  // Tiles prefetch shares of the next B rows, except a bfloat16 panel's only tile, whose loop has
+  // no spare time.
   const bool fetch = heights.count > 1 || Product::kVnniFactor == 1;
   const std::int64_t share = (p.k + heights.count - 1) / heights.count;
   std::int64_t left = fetch ? p.k : 0;
@@ -251,7 +250,7 @@ LLTM_CELL_INLINE void gemm_panel(
   }
 }
 
-// The width, in vectors, with the fewest tiles.
+// In vectors, with the fewest tiles.
 template <typename Product>
 LLTM_CELL_INLINE std::int64_t panel_vectors(std::int64_t m, std::int64_t vectors) {
   std::int64_t best = 0, fewest = 0;
@@ -329,8 +328,7 @@ void gemm_bf16_rows(
     PackedB<const BFloat16> b,
     Matrix<float> c,
     bool accumulate) {
-  // A panel with so many row pairs stays in L2. bfloat16 rounding far exceeds the error in such a
-  // chain.
+  // A panel with so many row pairs stays in L2. bfloat16 rounding far exceeds such a chain's error.
   constexpr std::int64_t kLongest = 256;
   gemm_rows<Bf16Product>(m, a, b, c, kLongest, accumulate);
 }

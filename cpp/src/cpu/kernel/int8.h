@@ -1,9 +1,9 @@
 // GEMM for floats quantized to 8 bits, accumulated exactly in int32.
 //
 // A scale maps the largest magnitude in each weight row (a B column) to 127. A is quantized at run
-// time: input rows by their largest magnitude, states by 1, because |h'| <= 1. Rounding has an
-// error up to half a scale per element. VNNI and I8MM multiply unsigned by signed bytes: A is
-// stored plus 128, and 128 times the B column's sum is subtracted from the results.
+// time: input rows by their largest magnitude, states by 1 (|h'| <= 1). Rounding errors are up to
+// half a scale. VNNI and I8MM multiply unsigned by signed bytes: A is stored plus 128, and 128
+// times the B column's sum is subtracted from the results.
 //
 // No torch header.
 #pragma once
@@ -36,9 +36,9 @@ constexpr std::int64_t int8_row_stride(std::int64_t k) {
   return (int8_depth(k) + std::int64_t{sizeof(float)} + kLine - 1) / kLine * kLine;
 }
 
-// B (K, N) in panels with 16 columns: bytes in groups of four rows, [group][column][row % 4],
-// padded with zeros. Then, per column, its scale (float) and 128 times its byte sum (int32), as
-// many bytes as eight more rows.
+// B (K, N): panels of 16 columns, in groups of four rows, [group][column][row % 4], padded with
+// zeros; then, per column, its scale (float) and 128 times its byte sum (int32), as eight more
+// rows.
 constexpr std::int64_t kInt8Panel = 16;
 constexpr std::int64_t kInt8ColumnBytes = sizeof(float) + sizeof(std::int32_t);
 // PackedB::k includes these eight rows.
@@ -48,8 +48,7 @@ constexpr std::int64_t int8_padded_k(std::int64_t k) {
 
 struct Int8Kernels {
   Gemm<Int8>* gemm;  // b.n is a multiple of 16
-  // Quantizes contiguous rows of x (m, k), with scales of at least least / 127. Returns false if a
-  // value is not finite.
+  // Contiguous rows of x (m, k), scales of at least least / 127. False if a value is not finite.
   bool (*pack_a)(
       std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int8> a, float least);
 };

@@ -1,5 +1,5 @@
-// The element-wise kernels for cell programs instead of cell definitions. Outputs can alias inputs
-// (c_next can be c), so states pass through buffers.
+// Element-wise kernels for cell programs. Outputs can alias inputs (c_next can be c): states pass
+// through buffers.
 #pragma once
 
 #include "cpu/kernel/elementwise_kernels.h"
@@ -11,8 +11,8 @@
 namespace lltm::cpu {
 namespace {
 
-// A program's pass: pieces with n units. The first begins at (row, col), the next are `row_step`
-// rows below or `col_step` columns to the right.
+// Pieces with n units: the first at (row, col), the next `row_step` rows below or `col_step`
+// columns to the right.
 struct Part {
   std::int64_t row, col, pieces, n, row_step, col_step;
 
@@ -34,8 +34,8 @@ LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most)
   return left <= most ? left : at_most((left + 1) / 2, most);
 }
 
-// Parts of elements [begin, end) with up to `most` pieces: in several rows if the range has
-// complete rows, otherwise adjacent in one row.
+// Up to `most` pieces: in several rows if the range has complete rows, otherwise adjacent in one
+// row.
 template <typename Body>
 LLTM_CELL_INLINE void for_each_part(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, std::int64_t most, Body body) {
@@ -59,7 +59,7 @@ LLTM_CELL_INLINE void for_each_part(
   }
 }
 
-// In the usual case n == kBlock, loops become straight-line code.
+// Usually n == kBlock: loops become straight-line code.
 template <typename Body>
 LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   if (n == kBlock) {
@@ -69,8 +69,8 @@ LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
   }
 }
 
-// Copies matrices that cannot be used in place. Not inlined, to limit code size: kernels have many
-// matrices, with several ways to copy.
+// For matrices that cannot be used in place. Not inlined, to limit code size: kernels have many,
+// with several ways to copy.
 template <typename T>
 __attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
     const Matrix<const T>& x, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
@@ -107,7 +107,7 @@ __attribute__((noinline)) void add_parts(
   });
 }
 
-// A part, `offset` columns to the right, with a buffer for each piece.
+// `offset` columns to the right, with a buffer per piece.
 template <typename T>
 LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
     const Matrix<const T>& x,

@@ -1,8 +1,7 @@
-// Runs cell programs (cell/program.h) over blocks of units, each instruction as a vectorized loop.
-// A block has several pieces with up to kBlock units, which share the cost of selecting the loop
-// and of waiting for the previous result.
+// Runs cell programs (cell/program.h), each instruction as a vectorized loop. A block's pieces, of
+// up to kBlock units, share the cost of selecting the loop and waiting for the previous result.
 //
-// Usage in a kernel:
+// In a kernel:
 //     Registers<C> registers(program, most); // once: constants and temporaries
 //     registers.set_input(k, x);             // for each block, all inputs and outputs
 //     registers.set_output(k, y);
@@ -37,16 +36,15 @@ struct Pieces {
   LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
 };
 
-// Registers for blocks with up to pieces() pieces of up to kBlock values. Each has memory, which
-// inputs and outputs do not have to use.
+// Registers for up to pieces() pieces of up to kBlock values. Inputs and outputs need not use their
+// memory.
 template <typename C>
 class Registers {
  public:
   // Most programs' registers fit in L1.
   static constexpr int kMostPieces = 32 / sizeof(C);
 
-  // `pieces` is the largest block's piece count; pieces() may be smaller. A low number keeps memory
-  // compact.
+  // `pieces` is the largest block's piece count; pieces() may be smaller, for compact memory.
   LLTM_CELL_INLINE Registers(const Program& program, std::int64_t pieces)
       : first_output_(program.inputs), pieces_(at_most(pieces, most_pieces(program.registers))) {
     for (int k = 0; k < program.registers; ++k) at_[k] = in_memory(k);
@@ -64,8 +62,7 @@ class Registers {
   LLTM_CELL_INLINE Block<C>* input_memory(int k) { return memory_of(k); }
   LLTM_CELL_INLINE Block<C>* output_memory(int k) { return memory_of(first_output_ + k); }
 
-  // The array overlaps no other register and has a multiple of 16 values. The default is the
-  // register's memory.
+  // The array overlaps no other register and has a multiple of 16 values.
   LLTM_CELL_INLINE void set_input(int k, Pieces<const C> x) {
     at_[k] = {const_cast<C*>(x.values), x.step};  // programs never write to inputs
   }
@@ -89,8 +86,8 @@ class Registers {
   Block<C> memory_[kBlocks];
 };
 
-// By default, Clang unrolls short loops before vectorizing, and interleaves several vectors, which
-// 16 values may not fill.
+// Clang would unroll short loops before vectorizing, and interleave several vectors, which 16
+// values may not fill.
 #if defined(__clang__)
 #define LLTM_VECTORS \
   _Pragma("clang loop vectorize(assume_safety) interleave(disable) unroll(disable)")
@@ -98,8 +95,7 @@ class Registers {
 #define LLTM_VECTORS LLTM_INDEPENDENT
 #endif
 
-// Runs `pieces` (at least one) pieces with `size` units: a multiple of 16, at most kBlock, and
-// equal to kN unless kN is 0.
+// `size`: a multiple of 16, at most kBlock, and equal to kN unless kN is 0.
 template <typename C, std::int64_t kN>
 __attribute__((noinline)) void execute(
     const Program& program, const Pieces<C>* registers, std::int64_t pieces, std::int64_t size) {
@@ -151,7 +147,7 @@ LLTM_CELL_INLINE void execute_block(
   }
 }
 
-// Adjacent pieces for n units, without a remainder shorter than kBlock.
+// Without a remainder shorter than kBlock.
 LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
   return n < kBlock ? 1 : n / kBlock;
 }

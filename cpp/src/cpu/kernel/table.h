@@ -1,7 +1,6 @@
-// Tables of all functions that are compiled once per instruction set, from the same sources.
-//
-// These files use only raw pointers. ATen headers, or standard headers with inline functions, could
-// link AVX-512 code into the baseline.
+// Functions that are compiled once per instruction set, from the same sources: only raw pointers.
+// ATen headers, or standard headers with inline functions, could link AVX-512 code into the
+// baseline.
 #pragma once
 
 #include "cell/cells.h"
@@ -28,15 +27,15 @@ using Transpose = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const
 // Interleaves a and b (columns) into y (2 * columns). A null b is zero.
 using PairRows = void (*)(std::int64_t columns, const BFloat16* a, const BFloat16* b, BFloat16* y);
 
-// y ((columns + 1) / 2, 2 * rows) = x^T in pairs: a row in y has two adjacent elements from each
-// row in x (rows, columns), or a zero after an odd last column. Rows are contiguous.
+// y ((columns + 1) / 2, 2 * rows) = x^T in pairs: a y row has two adjacent elements from each x row
+// (rows, columns), or a zero after an odd last column. Rows are contiguous.
 using PairColumns =
     void (*)(std::int64_t rows, std::int64_t columns, Matrix<const BFloat16> x, Matrix<BFloat16> y);
 
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// For the small-batch engine (few_rows.cpp), which computes in float64, or in float32 if the cell
-// `forgets`. Columns are contiguous.
+// For few_rows.cpp, which computes in float64, or in float32 if the cell `forgets`. Columns are
+// contiguous.
 struct FewRowsArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block

@@ -1,8 +1,8 @@
-// The persistent engine (persistent.h). Words that a launch polls are initialized just before it,
-// so that they are in the L2 cache.
+// The persistent engine (persistent.h). Polled words are initialized just before a launch, to be in
+// the L2 cache.
 //
 // As in the per-step engine, h, c and dz are rounded to the tensors' dtype at every step; sums and
-// the gradients carried between steps are float32.
+// gradients between steps are float32.
 #include "cuda/kernel/persistent.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -35,12 +35,12 @@ struct RowPlan {
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
 
-// A launch takes about as long with one row as with all rows that fit. For larger batches, a GEMM
-// per step is estimated to be faster.
+// A launch takes about as long with one row as with all that fit. For larger batches, a GEMM per
+// step is estimated to be faster.
 constexpr int64_t kMostRowLaunches = 4;
 
-// How this engine runs a call, or the reason why it cannot. Args selects the kernels, for up to
-// `most_hidden` units.
+// How this engine runs a call, or why it cannot. Args selects the kernels, up to `most_hidden`
+// units.
 template <template <typename> typename Args>
 std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
   const CellInfo& cell = *args.cell;
@@ -81,8 +81,7 @@ const char* rejected() {
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
 
-// Adds as many of steps [first, last), in kernel order, as fit in one launch. Returns the first
-// remaining step.
+// Adds as many steps, in kernel order, as fit in one launch. Returns the first remaining.
 size_t take_steps(
     const std::vector<Step>& order, size_t first, size_t last, bool ascending, LaunchSteps& to) {
   to.ascending = ascending;

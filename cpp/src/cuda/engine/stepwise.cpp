@@ -1,10 +1,10 @@
-// The per-step engine. Nothing is rounded before the cell reads it: pre-activations and state
-// gradients have the compute dtype.
+// The per-step engine. Pre-activations and state gradients have the compute dtype: no rounding
+// before the cell reads them.
 //
 // A step's GEMM has only the engine's matrices, with rows padded to multiples of 16 bytes (gemm.h).
-// An odd H needs a copy of the weights per sequence, but nothing per step: the element-wise kernel
-// writes h to the padded state. GEMMs over many steps use the caller's input and output in place.
-// After pre-activations of only x, the columns for h are aligned to 16 bytes only if H is.
+// An odd H needs a copy of the weights per sequence: the element-wise kernel writes h to the padded
+// state. GEMMs over many steps use the caller's input and output in place. After pre-activations of
+// only x, h columns are aligned to 16 bytes only if H is.
 #include "common/checkpoints.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -29,7 +29,7 @@ namespace {
 
 using at::Tensor;
 
-// Row lengths in a step's GEMM: for H, and for pre-activations or their gradients.
+// For H, and for pre-activations or their gradients.
 struct PaddedSizes {
   int64_t hidden, gates;
 
@@ -37,7 +37,7 @@ struct PaddedSizes {
       : hidden(padded_cols(hidden, dtype)), gates(padded_cols(blocks * hidden, dtype)) {}
 };
 
-// A copy of a state, or zeros if undefined, with rows padded by zeros to `cols` columns.
+// A copy, or zeros if undefined, with rows padded by zeros to `cols` columns.
 Tensor padded_state(
     const Tensor& tensor, at::IntArrayRef sizes, int64_t cols, const at::TensorOptions& options) {
   if (cols == sizes[1]) return copy_or_zeros(tensor, sizes, options);

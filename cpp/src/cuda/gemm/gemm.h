@@ -1,7 +1,7 @@
 // GEMM on a GPU with cuBLAS: C (M, N) = A (M, K) B (K, N).
 //
-// A step creates no tensors, and a GEMM costs one call: operands are raw pointers, and the handle
-// is fetched once per sequence.
+// A step creates no tensors and a GEMM is one call: operands are raw pointers, the handle is
+// fetched once per sequence.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,7 @@
 
 namespace lltm::cuda {
 
-// A or B (rows, cols), with row stride `ld` in elements or, if transposed, contiguous columns with
-// stride `ld`.
+// A or B (rows, cols), with row stride `ld` or, if transposed, contiguous columns with stride `ld`.
 struct Operand {
   const void* data;
   std::int64_t rows, cols;
@@ -28,16 +27,14 @@ struct Result {
   at::ScalarType dtype;
 };
 
-// The 2-d tensor if cuBLAS can read it in place, otherwise a contiguous copy.
+// The tensor if cuBLAS can read it in place, otherwise a contiguous copy.
 at::Tensor as_operand(const at::Tensor& tensor);
 
-// `cols` rounded up to 16 bytes: cuBLAS's faster kernels require a start, row stride and row length
-// in such multiples.
+// `cols` rounded up to 16 bytes: cuBLAS's faster kernels require such starts, strides and lengths.
 std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 
 // A 2-d tensor for many GEMMs, padded with zeros to (rows, cols): itself if it has this size and
-// rows aligned to 16 bytes, otherwise an aligned copy. Weights (G * H, H + I) with an odd H + I are
-// not aligned.
+// rows aligned to 16 bytes, otherwise an aligned copy. Weights with an odd H + I are not aligned.
 at::Tensor as_padded_operand(const at::Tensor& tensor, std::int64_t rows, std::int64_t cols);
 
 // An as_operand result, or its rows [begin, begin + count).
@@ -51,9 +48,8 @@ Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t co
 
 void zero(const Result& c);
 
-// GEMM for operands of one dtype, on the device and stream at construction, which must stay
-// current. Accumulates in float64 for float64, otherwise in float32. float32 follows PyTorch's
-// allow_tf32.
+// On the device and stream at construction, which must stay current. Accumulates in float64 for
+// float64, otherwise in float32. float32 follows PyTorch's allow_tf32.
 class Gemm {
  public:
   explicit Gemm(at::ScalarType dtype);
@@ -61,7 +57,7 @@ class Gemm {
   // TF32 keeps 10 mantissa bits per factor.
   bool uses_tf32() const;
 
-  // C = A B, or C += A B; A B is zero if K = 0. C can be float32 for 16-bit operands.
+  // A B is zero if K = 0. C can be float32 for 16-bit operands.
   void operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const;
 
  private:

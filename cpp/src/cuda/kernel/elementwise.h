@@ -8,10 +8,9 @@
 
 namespace lltm::cuda {
 
-// H = `hidden` units, with G gates, S pre-activations, K states, P parameters and A saved values
-// (cell.h). c is the engines' c; built-in cells have K = 1 and P = 0.
-//
-// Written matrices have contiguous columns. c_next may be c; other outputs do not overlap inputs.
+// H = `hidden` units, G gates, S pre-activations, K states, P parameters, A saved values (cell.h).
+// Built-in cells have K = 1 and P = 0. Written matrices have contiguous columns. c_next may be c;
+// other outputs do not overlap inputs.
 template <typename T>
 struct ForwardArgs {
   std::int64_t rows = 0;
@@ -27,8 +26,8 @@ struct ForwardArgs {
   Matrix<T> activations;             // (rows, A * H); or null
 };
 
-// D is the state gradients' type: T in a single step, the compute type between steps. A null
-// gradient is zero. grad_c_prev may be grad_c.
+// D: state gradients, T in a single step, the compute type between steps. Null gradients are zero.
+// grad_c_prev may be grad_c.
 template <typename T, typename D>
 struct BackwardArgs {
   std::int64_t rows = 0;
@@ -47,11 +46,10 @@ struct Stream {
   void* handle;
 };
 
-// The current device's stream; both must stay current. Costs more than a launch: call it once per
-// operator.
+// The current device's; both must stay current. Costs more than a launch: once per operator.
 Stream current_stream();
 
-// Queues the cell's kernel and returns immediately. Does nothing without rows or units.
+// Queues the kernel. Does nothing without rows or units.
 template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream);
 template <typename T, typename D>

@@ -3,9 +3,9 @@
 //     static constexpr CellInfo kCell
 //     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
 //
-// A thread computes a piece: `kWidth` adjacent units in a row. In the wide form, these fill a
-// 16-byte access in the storage type; otherwise kWidth is 1. An argument with strided elements or
-// unaligned rows is read element by element, without effect on other arguments.
+// A thread computes `kWidth` adjacent units in a row: a 16-byte access in the storage type (wide
+// form), or 1. An argument with strided elements or unaligned rows is read element by element,
+// without effect on others.
 #pragma once
 
 #include "cell/page.h"
@@ -26,8 +26,7 @@ constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
 // Few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
-// Allows 128 registers per thread: by default, the compiler targets more blocks and spills
-// registers.
+// Allows 128 registers per thread: the default targets more blocks and spills.
 constexpr int kResidentBlocks = 4;
 
 // A one-dimensional grid: other dimensions are limited to 65535 blocks.
@@ -164,9 +163,8 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
       is_wide(a.grad_c_prev)};
 }
 
-// The wide form is possible if rows are multiples of an access, and registers hold the values for
-// all units. With 128 registers per thread, the cells in examples/cells fit, with at most 11 inputs
-// or outputs in 16 bits.
+// Rows are multiples of an access, and registers hold all units' values. With 128 registers per
+// thread, the cells in examples/cells fit, with at most 11 inputs or outputs in 16 bits.
 template <typename T>
 constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   constexpr int kMostBytes = 88 * 4;
@@ -174,9 +172,8 @@ constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   return hidden % kWide<T> == 0 && bytes <= kMostBytes;
 }
 
-// Calls body(k) for each k < kCount as a std::integral_constant. This also saves registers in
-// backward: with unrolled loops, nvcc uses up to twelve more, and fewer blocks fit on a
-// multiprocessor.
+// Calls body(k) with k as a std::integral_constant. With unrolled loops, nvcc uses up to twelve
+// more registers in backward, and fewer blocks fit on a multiprocessor.
 template <int kCount, typename Body>
 LLTM_CELL_INLINE void for_each_index(const Body& body) {
   [&]<int... k>(std::integer_sequence<int, k...>) {

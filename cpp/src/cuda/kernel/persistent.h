@@ -1,10 +1,9 @@
-// Persistent kernels keep the recurrent weights in registers for a chunk of steps: arguments and
-// launches.
+// Persistent kernels keep the recurrent weights in registers for a chunk of steps.
 //
-// A thread block has kSliceUnits hidden units for a group of rows. The blocks in a group
-// synchronize through their results: h in forward, dz in backward. Before a launch, every bit of
-// this memory is 1 ("absent"), and a consumer polls each 32-bit word until it changes. Published
-// words are never absent, because every NaN is stored as the same value.
+// A thread block has kSliceUnits hidden units for a group of rows. A group's blocks synchronize
+// through their results: h in forward, dz in backward. Before a launch, every bit of this memory is
+// 1 ("absent"); a consumer polls each 32-bit word until it changes. Every NaN is stored as the same
+// value, so published words are never absent.
 //
 // T is a 16-bit type.
 //
@@ -29,9 +28,9 @@ constexpr std::int64_t slices_of(std::int64_t hidden) {
 
 constexpr int kTileCounts[] = {1, 2, 4};
 
-// Limits on H. A multiple of kHiddenMultiple makes 16 bytes in a state belong to one row and one
-// gate. A thread's registers for weights limit H: with three pre-activations that depend on h, to
-// 1536 in forward and 1024 in backward; with four, to 1024 and 768.
+// Limits on H. A multiple of kHiddenMultiple makes 16 bytes in a state belong to one row and gate.
+// Registers for weights limit H: with three pre-activations that depend on h, to 1536 in forward
+// and 1024 in backward; with four, to 1024 and 768.
 constexpr std::int64_t kHiddenMultiple = 8;
 constexpr int kWarpUnits = 32;  // a warp's K is a multiple of this value
 constexpr int kMostUnitsBackward = 12;
@@ -49,39 +48,37 @@ struct StepRun {
   std::int32_t count, rows;
 };
 
-// Kernel-order steps as runs with equal row counts. A kernel parameter: nothing is copied to the
-// device.
+// Kernel-order steps as runs with equal row counts, as a kernel parameter: no copy to the device.
 constexpr int kMostRuns = 128;
 struct LaunchSteps {
-  // A step's rows (steps.h) follow the previous step's rows, otherwise precede them.
+  // A step's rows (steps.h) follow the previous step's, otherwise precede them.
   bool ascending;
   std::int64_t edge;  // start of the first step's rows, or their end if descending
   std::int64_t time;  // the first step's time step
-  // The step before, in an earlier launch; 0 rows if none.
+  // In an earlier launch; 0 rows if none.
   std::int64_t previous_offset, previous_rows;
   int runs;
   StepRun run[kMostRuns + 1];  // backward adds a step without rows
 };
 
-// A tensor (T, B, H) or packed (N, H) with any strides, or null. Either time_stride or
-// offset_stride is zero.
+// (T, B, H) or packed (N, H) with any strides, or null. time_stride or offset_stride is zero.
 template <typename T>
 struct StepMatrix {
   T* data = nullptr;
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Thread blocks increment `begun`, up to `blocks`. It is not reset between launches.
+// Thread blocks increment `begun`, up to `blocks`, across launches.
 struct LaunchWords {
   std::uint32_t* begun = nullptr;
   std::uint32_t blocks = 0;
   std::uint32_t* failure = nullptr;  // failure_word()
 };
 
-// N, B: rows over all steps and in the state. S pre-activations, Sx depend on x and Sh on h. G:
-// blocks in a bias. A: saved values (cell.h). Matrices without strides are contiguous. Arguments
-// marked (16) are aligned to 16 bytes, others to 8. A launch computes rows [first_row, first_row +
-// groups * tiles * kTileRows) in the state.
+// N, B: rows over all steps and in the state. S pre-activations: Sx depend on x, Sh on h. G: blocks
+// in a bias. A: saved values (cell.h). Matrices without strides are contiguous. Alignment: 16 bytes
+// if marked (16), else 8. A launch computes rows [first_row, first_row + groups * tiles *
+// kTileRows) in the state.
 template <typename T>
 struct PersistentForwardArgs {
   static constexpr bool kIsForward = true;
@@ -123,21 +120,21 @@ struct PersistentBackwardArgs {
 static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
 static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
 
-// Kernels on any device set this word on a timeout. Such a kernel ends about a second after all its
-// blocks have begun, and missing words become NaN.
+// Kernels on any device set this word on a timeout. Such a kernel ends about a second after all
+// blocks have begun; missing words become NaN.
 std::uint32_t* failure_word();
-// True if a kernel has timed out since the last call. Does not wait.
+// Since the last call. Does not wait.
 bool take_failure();
 
 bool has_persistent_kernels(const CellInfo& cell);
 
 // Thread blocks that the current device can run concurrently; 0 if it cannot run the kernel. A
-// launch with more blocks would never end and is rejected.
+// larger launch would never end and is rejected.
 template <typename Args>
 std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
 
-// Queues the kernel, with `groups` groups of `tiles` tiles. Returns false if too few
-// multiprocessors are available, perhaps fewer than the device reports.
+// Queues the kernel. Returns false if too few multiprocessors are available, perhaps fewer than the
+// device reports.
 template <typename Args>
 bool launch_persistent(
     const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);

@@ -1,18 +1,17 @@
-// One thread's code in a persistent kernel, for host and device. Template parameters are the cell
-// definition and a `Machine`, which provides GPU functions:
+// One thread's code in a persistent kernel, for host and device. `Machine` provides GPU functions:
 //
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
 //     void sync_warp(), sync_block()
-//     std::uint32_t neighbor(std::uint32_t)      argument of lane ^ 1; called by a full warp
+//     std::uint32_t neighbor(std::uint32_t)      argument of lane ^ 1
 //     Words read(const void*)                    16 bytes that may be written concurrently
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
-//     bool all_have_begun()                      true if all blocks in the launch have begun
-//     bool wait(int& polls)                      between two polls; false if the lane times out
+//     bool all_have_begun()                      all blocks in the launch
+//     bool wait(int& polls)                      between polls; false if the lane times out
 //                                                (Patience)
 //     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
-//                                                d += a b; called by a full warp (mma.m16n8k16)
+//                                                d += a b (mma.m16n8k16)
 //
 // mma, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block:
 // conditions around their calls are uniform.
@@ -53,7 +52,7 @@ constexpr std::uint16_t kNaN = 0x7FFF;
 constexpr std::uint32_t kNaNs = std::uint32_t{kNaN} << 16 | kNaN;
 constexpr Words kNaNWords = {{kNaNs, kNaNs, kNaNs, kNaNs}};
 
-// Every NaN becomes kNaN: two units never form an absent word.
+// Two units never form an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
   return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
@@ -107,18 +106,17 @@ struct alignas(8) Sums {
   float values[2];
 };
 
-// Sums in a tile, per output.
 constexpr int kTileSums = kTileRows * kSliceUnits / 2;
 
-// Two buffers: a step's element-wise part reads one while warps that are ahead write the other.
+// A step's element-wise part reads one while warps that are ahead write the other.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE constexpr int shared_sums() {
   return 2 * kWarps * kTiles * kOutputs * kTileSums;
 }
 
-// Index in a tile for a row and the unit pair that contains `unit`, without bank conflicts: a half
-// warp that writes mma results (a row and two units per lane) accesses each bank once, and so does
-// a warp that reads all units of two rows, 2n and 2n + 1.
+// Index in a tile for a row and the unit pair that contains `unit`. Without bank conflicts: a half
+// warp that writes mma results (a row and two units per lane) accesses each bank once, as does a
+// warp that reads all units of rows 2n and 2n + 1.
 LLTM_CELL_INLINE constexpr int place_of_sums(int row, int unit) {
   const int line = row % 2 * 2 + unit / 8;
   return 16 * line + 4 * (row / 2 ^ line) + unit % 8 / 2;
@@ -156,7 +154,7 @@ struct Place {
   LLTM_CELL_INLINE std::int64_t row(int n) const {
     return first_row + n * kTilesAtOnce * kTileRows;
   }
-  // A step with `rows` rows has this row (is_in) or any of the warp's rows (warp_is_in).
+  // This row (is_in) or any of the warp's rows (warp_is_in).
   LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
   LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
     return takes_part && warp_row < rows;
@@ -169,15 +167,15 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
   return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
 }
 
-// Limits how long a lane waits for a word, so that a lost word ends the kernel instead of hanging
-// it. Counts polls, because a clock continues while another process or a debugger interrupts the
-// kernel. Blocks may begin arbitrarily late if another stream occupies multiprocessors: a lane
-// stops only if its polls run out after all blocks had begun.
+// Limits a lane's wait for a word, so that a lost word ends the kernel. Counts polls, because a
+// clock continues while another process or a debugger interrupts the kernel. Blocks may begin
+// arbitrarily late if another stream occupies multiprocessors: a lane stops only if its polls run
+// out after all blocks had begun.
 struct Patience {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
-  // `polls`: polls of a word so far.
+  // `polls`: of a word so far.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
@@ -242,9 +240,8 @@ struct States {
     }
   }
 
-  // Polls until all words are present. Absent words are read again together, to share a round trip
-  // to memory. After a timeout, missing words become NaN and the lane continues: all barriers are
-  // reached, all results are published, and the grid ends.
+  // Polls until all words are present. Absent words are read again together, to share a round trip.
+  // After a timeout, missing words become NaN and the lane continues, so that the grid ends.
   template <typename T, typename Machine>
   LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
     for (int polls = 1;; ++polls) {
@@ -272,8 +269,8 @@ struct Source {
 template <int kUnitsK, int kTiles, int kOutputs>
 constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
 
-// Independent mma chains. In a chain, each mma waits for the previous. A single output is split
-// into chains to fill the tensor cores, as far as registers allow.
+// Independent mma chains, in which each mma waits for the previous. A single output is split into
+// chains to fill the tensor cores, as far as registers allow.
 template <int kUnitsK, int kOutputs>
 constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 12               ? 4
@@ -333,7 +330,7 @@ LLTM_CELL_INLINE void multiply(
   }
 }
 
-// Adds all warps' results for an output, in a fixed order. `row` is the index of the thread's row.
+// In a fixed order. `row` is the index of the thread's row.
 template <int kTiles, int kOutputs>
 LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int row, int output, float& to) {
   LLTM_UNROLL
@@ -592,8 +589,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   }
 }
 
-// Supported K per warp, in units of kWarpUnits. Forward (K is H) has a kernel for each number,
-// backward, whose K is a multiple of H, only for some.
+// Supported K per warp, in units of kWarpUnits. Backward's K is a multiple of H.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
 template <typename Page>
@@ -605,7 +601,7 @@ using BackwardUnitsK = std::conditional_t<
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
-// The smallest sufficient number, as a constant.
+// The smallest sufficient number.
 template <int... kUnitsK, typename Body>
 void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
   const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
