@@ -5,6 +5,7 @@
 #   make demo                train, compare with PyTorch, save, run from C++
 #   make test                run ctest and pytest
 #   make test-slow           run the tests that `make test` skips
+#   make test-torch-versions run pytest with every supported PyTorch, print a table
 #   make test-accuracy       check the accuracy criterion on new random problems
 #   make test-clang          run the native tests, compiled by Clang
 #   make test-sanitize       run part of the native tests under ASan and UBSan
@@ -49,7 +50,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: test-sanitize-slow test-aarch64
+.PHONY: test-sanitize-slow test-aarch64 test-torch-versions
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda first-contact
@@ -81,6 +82,13 @@ test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
 	  --target all lltm_tsan_tests lltm_persistent_tsan_tests
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
+
+# The newest patch release of every supported minor release. Each gets a new environment, up to 6 GB.
+# CPU tests need no CUDA kernels, which compile for minutes.
+TORCH_VERSIONS ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+test-torch-versions:
+	TARGET=test-python CMAKE_ARGS=-DLLTM_CUDA=OFF .ci/versions \
+	  $(foreach version,$(TORCH_VERSIONS),$(BASE_PYTHON),torch==$(version))
 
 # The accuracy criterion: docs/accuracy.md.
 test-accuracy: .venv/.test

@@ -238,7 +238,7 @@ BY_HAND = [
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
     r"ncu .*",
     r"pip install .*cmake\.define\.LLTM_CUDA=ON .*",
-    r"\.ci/versions .*",
+    r"make test-torch-versions|\.ci/versions .*",
     r"make wheel WHEEL_TORCHES=.*",
     r"(cmake|cmake --build|ctest) --preset dev .*|cmake --preset dev|build/dev/.*",
     r"pip install --no-build-isolation --editable .*",
