@@ -30,11 +30,6 @@ def test_a_packed_output_is_packed_as_nn_lstm_s(enforce_sorted: bool) -> None:
         assert mine is None or torch.equal(mine, expected)
 
 
-def test_dropout_with_one_layer_warns() -> None:
-    with pytest.warns(UserWarning, match=r"lltm::LLTM: dropout .* num_layers=1"):
-        lltm.LLTM(3, 5, dropout=0.5)
-
-
 def test_parameters_have_the_documented_names_shapes_and_range() -> None:
     layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
