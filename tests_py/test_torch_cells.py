@@ -569,6 +569,25 @@ class WithPermutation(nn.LSTM):
         return hx
 
 
+class WithoutPath(nn.GRU):
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        return input, hx
+
+    def torchs(self, *arguments: Any) -> Any:
+        return super().forward(*arguments)
+
+
+class WithDropout(nn.LSTM):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.recurrent_dropout = 0.5
+
+
+class Registered(nn.GRU):
+    def __init_subclass__(cls) -> None:
+        raise ValueError("registered twice")
+
+
 class OfBase(nn.RNNBase):
     pass
 
@@ -583,6 +602,9 @@ class OfGeneric(Generic[TypeVar("Any")], nn.GRU):  # type: ignore[misc]  # noqa:
         (WithoutSuper, "WithoutSuper.forward does not call super().forward"),
         (WithMask, "WithMask uses _flat_weights of torch.nn"),
         (WithPermutation, "WithPermutation uses permute_hidden of torch.nn"),
+        (WithoutPath, "WithoutPath.forward does not call super().forward"),
+        (WithDropout, "it has an attribute recurrent_dropout, a name that lltm uses"),
+        (Registered, "lltm's forward cannot be inherited by Registered: registered twice"),
         (partial(OfBase, "LSTM"), "lltm has no base class of OfBase"),
         (OfGeneric, "lltm's forward cannot be inherited by OfGeneric: Cannot create a consistent"),
         (partial(Own, dtype=torch.complex64), "its dtype is complex64"),

@@ -563,6 +563,9 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
     r"outside tensors with a single real value, got \[130\], torch.float64": lambda z, h: (
         torch.linspace(0.1, 0.9, h.shape[-1], dtype=torch.float64) * h
     ),
+    r"outside tensors with a single real value, got \[130\], torch.bfloat16": lambda z, h: (
+        h * (1 + torch.arange(h.shape[1] - 1, -1, -1) * 5e-4).bfloat16()
+    ),
     "do not combine hidden units, got aten::slice": lambda z, h: h - h[:, :1],
     r"outside tensors with a single real value, got \[130\], torch.int64": lambda z, h: (
         h * torch.arange(h.shape[1])

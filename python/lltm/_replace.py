@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import nn
@@ -73,8 +73,9 @@ def replace_(model: nn.Module, *, keep_class: bool = False, subclasses: bool = F
 
     Returns:
         Names of the replaced modules, and of the modules left with the reason. It leaves modules on
-        devices other than the CPU (lltm has not been compared with cuDNN) and subclasses,
-        including classes made by parametrizations, fully_shard and PyTorch's quantization.
+        devices other than the CPU (lltm has not been compared with cuDNN), classes made by
+        parametrizations, fully_shard and PyTorch's quantization, and other subclasses unless
+        ``subclasses`` is True.
 
     Example::
 
@@ -115,12 +116,25 @@ def _reason_to_leave(module: nn.Module) -> str | None:
     """Returns why a module of a torch.nn class is not replaced, or None if it is."""
     if "forward" in vars(module):
         return "its forward is replaced on the instance"
+    classes = type(module).__mro__
+    if base := next((each for each in classes if each in _CLASSES), None):
+        defined = set(vars(module)).union(*map(vars, classes[: classes.index(base)]))
+        if same := _names_added_to(base) & defined:
+            return f"it has an attribute {min(same)}, a name that lltm uses"
     for parameter in module.parameters():
         if parameter.device.type not in ("cpu", "meta"):
             return f"it is on device {parameter.device}; only modules on the CPU are replaced"
         if parameter.dtype not in _DTYPES:
             return f"its dtype is {str(parameter.dtype).removeprefix('torch.')}"
     return None
+
+
+@functools.cache
+def _names_added_to(base: type) -> frozenset[str]:
+    """Names that lltm's class of a torch.nn class has in addition."""
+    names = set(dir(_CLASSES[base][True])).difference(dir(base), dir(Generic))
+    names = names.difference(*map(inspect.get_annotations, base.__mro__))  # set by torch.nn
+    return frozenset(name for name in names if not name.startswith("__"))
 
 
 def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
@@ -153,11 +167,18 @@ def _derived(cls: Any) -> Any:
     if base is None:
         return f"lltm has no base class of {cls.__name__}"
     own = cls.__mro__[: cls.__mro__.index(base)]
-    functions = [set(_names_in(value)) for each in own for value in vars(each).values()]
-    internal = _INTERNALS & set[str]().union(*functions, *map(vars, own))
+    functions = {
+        name: set(_names_in(value)) for each in reversed(own) for name, value in vars(each).items()
+    }
+    internal = _INTERNALS & set(functions).union(*functions.values())
     if internal:
         return f"{cls.__name__} uses {min(internal)} of torch.nn"
-    if cls.forward is not base.forward and not any({"super", "forward"} <= f for f in functions):
+    called, found = set[str](), {"forward"}
+    while found := (found & functions.keys()) - called:
+        called |= found
+        found = set[str]().union(*(functions[name] for name in found))
+    calls_super = any({"super", "forward"} <= functions[name] for name in called)
+    if cls.forward is not base.forward and not calls_super:
         return f"{cls.__name__}.forward does not call super().forward"
     members = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
 
@@ -170,7 +191,7 @@ def _derived(cls: Any) -> Any:
     members.update(_get_name=lambda self: cls.__name__, __reduce_ex__=reduce)
     try:
         return type(cls)(cls.__name__, (cls, _CLASSES[base][True]), members)
-    except TypeError as error:
+    except Exception as error:  # also from __init_subclass__
         return f"lltm's forward cannot be inherited by {cls.__name__}: {error}"
 
 

@@ -512,7 +512,8 @@ class Tracer(TorchDispatchMode):
         sizes = zip(reversed(x.shape), reversed(self.shape), strict=False)
         fits = x.dim() <= len(self.shape) and all(n in (1, size) for n, size in sizes)
         # ATen's vector loops round otherwise than its scalar loop, which computes the last element.
-        rtol, wide = 16 * torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0, x.double()
+        eps, wide = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0, x.double()
+        rtol = eps if eps > 1e-5 else 16 * eps
         alike = torch.allclose(wide, wide.flatten()[-1:], rtol, 0.0, equal_nan=True)
         return fits and x.numel() > 0 and alike
 
@@ -535,7 +536,10 @@ class Tracer(TorchDispatchMode):
             " 'What the function may do')"
         )
         # Arguments such as dim, size and k.
-        integers = {x.name for x in func._schema.arguments if "int" in str(x.type)} - {"decimals"}
+        integers = {x.name for x in func._schema.arguments if "int" in str(x.type)} - {
+            "decimals",
+            "n",
+        }
         why = WHY_NOT.get(name, _OVER_UNITS if integers and not self.deriving else listed)
         of = " in the derivative" if self.deriving else ""
         self.fail(f"{why}, got {func._schema.name}{of}")

@@ -43,8 +43,8 @@ struct RowFormat {
   }
 
   // K is padded with zeros, N with arbitrary values. bfloat16 pads K to pairs, and K > 32 to full
-  // AMX tiles (32): a partial tile costs as much, or 4 to 10 times as much if K is not a multiple
-  // of 4.
+  // AMX tiles (32): a partial tile costs as much as a full one, or 4 to 10 times as much if K is
+  // not a multiple of 4.
   static constexpr int64_t padded_k(int64_t k) {
     constexpr int64_t kTile = 32;
     return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);

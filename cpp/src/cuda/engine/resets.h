@@ -1,4 +1,4 @@
-// Like cpu/engine/resets.h, but reading the mask's rows would wait for the GPU.
+// Like cpu/engine/resets.h, but the mask stays on the GPU: reading its rows would wait for the GPU.
 #pragma once
 
 #include "cell/cell.h"
