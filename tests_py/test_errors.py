@@ -623,11 +623,12 @@ def test_a_projected_lstm_checks_its_arguments(
         x = randn(steps, 4, 3)
         torch.ops.lltm.layer("lstm", x, [h_0, c_0], parameters, True, *sizes, prepacked)
 
-    refuses(partial(call, parameters, False), error, "LSTM", f"{name} {text}")
+    refuses(partial(call, parameters, False), error, "LSTM", f"{name} {text}", OF_TORCH_OPS)
     # A prepacked layer has its dtype from bias_ih.
     if name not in ("weight_ih", "weight_hh", "bias_ih"):
         packed = layer.prepack().get_buffer("packed_weights_l0")
-        refuses(partial(call, [packed, *parameters[2:]], True), error, "LSTM", f"{name} {text}")
+        given = [packed, *parameters[2:]]
+        refuses(partial(call, given, True), error, "LSTM", f"{name} {text}", OF_TORCH_OPS)
 
 
 @pytest.mark.parametrize("size", [9, 2**31, 2**62])
