@@ -333,9 +333,9 @@ Tensors eager_sequence(const Arguments& a) {
     step.h = states[0].narrow(0, 0, rows[t]);
     if (a.c.defined()) step.c = states[1].narrow(0, 0, rows[t]);
     if (a.reset.has_value()) {
-      const at::Tensor anew = resets[t].unsqueeze(1);
-      step.h = step.h.masked_fill(anew, 0);
-      if (a.c.defined()) step.c = step.c.masked_fill(anew, 0);
+      const at::Tensor mask = resets[t].unsqueeze(1);
+      step.h = step.h.masked_fill(mask, 0);
+      if (a.c.defined()) step.c = step.c.masked_fill(mask, 0);
     }
     const Tensors next = eager_cell(step);
     outputs[t] = next[0];

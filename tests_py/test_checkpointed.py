@@ -139,13 +139,13 @@ def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
     run = run_with(a, *names)
     values = [torch.randn(3, *getattr(a, name).shape, dtype=torch.float64) for name in names]
     leaves = [value.requires_grad_() for value in values]
-    with support.Operators() as operators:
-        mapped = torch.vmap(run)(*leaves)
-    assert set(operators.ours()) == {"sequence_forward"}
     looped = tuple(
         torch.stack(ys)
         for ys in zip(*(run(*each) for each in zip(*leaves, strict=True)), strict=True)
     )
+    with support.Operators() as operators:
+        mapped = torch.vmap(run)(*leaves)
+    assert set(operators.ours()) == {"sequence_forward"}
     torch.testing.assert_close(mapped, looped)
     gradients = [
         torch.autograd.grad(sum((y.square().sum() for y in ys), torch.zeros(())), leaves)

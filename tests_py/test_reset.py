@@ -154,11 +154,11 @@ class Problem:
         outputs: list[Any] = [x.new_empty(0)] * len(rows)
         times = range(len(rows))
         for t in reversed(times) if self.reverse else times:
-            anew = resets[t].unsqueeze(1)
-            before_h, before_c = h[: rows[t]].masked_fill(anew, 0), None
+            mask = resets[t].unsqueeze(1)
+            before_h, before_c = h[: rows[t]].masked_fill(mask, 0), None
             if c is not None:
                 states = c[: rows[t]].chunk(len(self.first), dim=1)
-                filled = (s.masked_fill(anew, v) for s, v in zip(states, self.first, strict=True))
+                filled = (s.masked_fill(mask, v) for s, v in zip(states, self.first, strict=True))
                 before_c = torch.cat(list(filled), dim=1)
             outputs[t], c_next = step(inputs[t], before_h, before_c)
             h = torch.cat([outputs[t], h[rows[t] :]])

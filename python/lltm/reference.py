@@ -131,12 +131,12 @@ def _steps(
     # torch.nn.functional.linear.
     steps = steps or (input.reshape(0, input.shape[-1]),)
     outputs: list[Tensor] = []
-    for x, anew in zip(*(reversed(s) if reverse else s for s in (steps, resets)), strict=True):
+    for x, mask in zip(*(reversed(s) if reverse else s for s in (steps, resets)), strict=True):
         # The other sequences have ended or, in reverse, not begun. They keep their state.
         rows = x.shape[0]
         before = [state[:rows] for state in states]
-        if anew is not None:
-            before = [state.masked_fill(anew.unsqueeze(1), 0) for state in before]
+        if mask is not None:
+            before = [state.masked_fill(mask.unsqueeze(1), 0) for state in before]
         read = before[0] if recurrent_mask is None else before[0] * recurrent_mask[:rows]
         after = _after(equations, x, read, before, parameters)
         outputs.append(after[0])

@@ -20,10 +20,10 @@ std::array<Tensor, 2> biases_and_parameters(
   const auto bias = [&](size_t k, const SlotRange& blocks) {
     return has_bias ? given[matrices + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
   };
-  std::vector<Tensor> behind = {bias(0, cell.x)};
+  std::vector<Tensor> appended = {bias(0, cell.x)};
   const at::TensorList own = given.slice(given.size() - cell.parameters);
-  behind.insert(behind.end(), own.begin(), own.end());
-  return {cat_without_autocast(behind, 0), bias(1, cell.h)};
+  appended.insert(appended.end(), own.begin(), own.end());
+  return {cat_without_autocast(appended, 0), bias(1, cell.h)};
 }
 
 void check_custom_parameters(

@@ -196,10 +196,10 @@ at::Tensor initial_states(
     states = masked;
   }
   if (!reset.defined()) return states;
-  const at::Tensor anew = reset.reshape(-1).narrow(0, begin, states.size(0));
+  const at::Tensor mask = reset.reshape(-1).narrow(0, begin, states.size(0));
   // Fills only the rare reset rows. On another device, finding them would synchronize.
-  if (!states.is_cpu()) return states.masked_fill(anew.unsqueeze(1), 0);
-  const at::Tensor rows = anew.nonzero().squeeze(1);
+  if (!states.is_cpu()) return states.masked_fill(mask.unsqueeze(1), 0);
+  const at::Tensor rows = mask.nonzero().squeeze(1);
   return rows.numel() == 0 ? states : states.index_fill(0, rows, 0);
 }
 

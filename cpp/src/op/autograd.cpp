@@ -32,7 +32,7 @@ struct StepOperator {
   static constexpr auto forward = op::step_forward;
   static constexpr auto backward = op::step_backward;
   static constexpr auto composite_forward = composite::step_forward;
-  static constexpr auto composite_backward = composite::step_backward_anew;
+  static constexpr auto composite_backward = composite::step_backward_recomputed;
 
   // For backward.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
@@ -53,7 +53,7 @@ struct SequenceOperator {
   static constexpr auto forward = op::sequence_forward;
   static constexpr auto backward = op::sequence_backward;
   static constexpr auto composite_forward = composite::sequence_forward;
-  static constexpr auto composite_backward = composite::sequence_backward_anew;
+  static constexpr auto composite_backward = composite::sequence_backward_recomputed;
 
   static std::array<Tensor, 2> kept(const SequenceResult& results) {
     return {std::get<0>(results), std::get<3>(results)};

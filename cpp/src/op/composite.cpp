@@ -297,19 +297,19 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return gradients_of(args, operands, at::cat(dz), dh, dc, dtype);
 }
 
-Gradients step_backward_anew(const StepBackwardArgs& args) {
-  StepBackwardArgs anew = args;
-  anew.activations = std::get<2>(step_forward({args, /*save=*/true}));
-  return step_backward(anew);
+Gradients step_backward_recomputed(const StepBackwardArgs& args) {
+  StepBackwardArgs recomputed = args;
+  recomputed.activations = std::get<2>(step_forward({args, /*save=*/true}));
+  return step_backward(recomputed);
 }
 
-Gradients sequence_backward_anew(const SequenceBackwardArgs& args) {
-  SequenceBackwardArgs anew = args;
-  anew.checkpoint_steps = 0;
-  const SequenceResult results = sequence_forward({anew, /*save=*/true});
-  anew.output = std::get<0>(results);
-  anew.saved = std::get<3>(results);
-  return sequence_backward(anew);
+Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
+  SequenceBackwardArgs recomputed = args;
+  recomputed.checkpoint_steps = 0;
+  const SequenceResult results = sequence_forward({recomputed, /*save=*/true});
+  recomputed.output = std::get<0>(results);
+  recomputed.saved = std::get<3>(results);
+  return sequence_backward(recomputed);
 }
 
 namespace {
@@ -337,7 +337,7 @@ struct Composite {
 
 // Writes nothing in place, as vmap requires.
 struct Mapped : Composite {
-  static constexpr auto checkpointed_backward = composite::sequence_backward_anew;
+  static constexpr auto checkpointed_backward = composite::sequence_backward_recomputed;
 };
 
 }  // namespace

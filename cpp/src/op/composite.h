@@ -14,7 +14,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 // Recompute the activations, so that autograd can differentiate them: saved activations are
 // constants. Unlike checkpointed.h, these functions keep all activations and write nothing in
 // place.
-Gradients step_backward_anew(const StepBackwardArgs& args);
-Gradients sequence_backward_anew(const SequenceBackwardArgs& args);
+Gradients step_backward_recomputed(const StepBackwardArgs& args);
+Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args);
 
 }  // namespace lltm::composite

@@ -524,10 +524,10 @@ class Tracer(TorchDispatchMode):
 
     def check_in_place(self, func: Any, x: Tensor) -> None:
         address = x.data_ptr()
-        known = {"an argument": self.inputs, "a detached tensor": self.detached}
+        kinds = {"an argument": self.inputs, "a detached tensor": self.detached}
         other = "" if address in self.made else "an outside tensor"
-        if what := next((kind for kind, addresses in known.items() if address in addresses), other):
-            self.fail(f"expected no in-place change of {what}, got {func._schema.name}")
+        if kind := next((kind for kind, known in kinds.items() if address in known), other):
+            self.fail(f"expected no in-place change of {kind}, got {func._schema.name}")
 
     def unsupported(self, func: Any) -> NoReturn:
         name = func._schema.name.removeprefix("aten::").removesuffix("_")

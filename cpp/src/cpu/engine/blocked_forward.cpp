@@ -302,14 +302,14 @@ class BlockedForward {
       Format::gemm(part.size(), h.from(part.begin), weights_.h(block), z_part, /*accumulate=*/true);
     };
     const int64_t unit = blocks_.begin(block);
-    const RowSpan anew = resets_.of(k, rows);
+    const RowSpan reset_rows = resets_.of(k, rows);
     const int64_t columns = cell_.h.count() * weights_.slot_columns(block);
-    except_rows(anew, z_h, columns, zero_product(slot, block), [&] {
+    except_rows(reset_rows, z_h, columns, zero_product(slot, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
     });
-    restart_c(cell_, anew, kernel_args_.c_next, hidden_, blocks_.range(block));
+    restart_c(cell_, reset_rows, kernel_args_.c_next, hidden_, blocks_.range(block));
 
     const int64_t row = step.offset + rows.begin;
     ForwardArgs<T, Operand> part = kernel_args_;

@@ -254,13 +254,13 @@ class FewRowsForward {
       if (part.size() == 0) return;
       weights_.recur(part.size(), h.from(part.begin), block, z.from(part.begin));
     };
-    const RowSpan anew = resets_.of(k, rows);
-    except_rows(anew, z, cell_.slots * blocks_.size(block), zero_product(own, block), [&] {
+    const RowSpan reset_rows = resets_.of(k, rows);
+    except_rows(reset_rows, z, cell_.slots * blocks_.size(block), zero_product(own, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) recur(intersect(rows, {0, carried}), operand(k - 1));
       recur(intersect(rows, {carried, steps_[k].rows}), as_const(h_0_));
     });
-    restart_c(cell_, anew, c_, hidden_, blocks_.range(block));
+    restart_c(cell_, reset_rows, c_, hidden_, blocks_.range(block));
 
     FewRowsArgs args;
     args.cell = &cell_;

@@ -56,9 +56,9 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     for (size_t k = 0; k < steps.size(); ++k) {
       const auto [offset, rows] = steps[k];
       if (checkpoints.has(k)) checkpoints.save(k, c);
-      const RowSpan anew = resets.of(k, {0, rows});
-      fill_rows(anew, step.h_operand, hidden, 0);
-      restart_c(cell, anew, step.c_next, hidden, {0, hidden});
+      const RowSpan reset_rows = resets.of(k, {0, rows});
+      fill_rows(reset_rows, step.h_operand, hidden, 0);
+      restart_c(cell, reset_rows, step.c_next, hidden, {0, hidden});
       const Tensor step_gates = gates.narrow(0, offset, rows);
       const Tensor step_h = masked_h(h.narrow(0, 0, rows), args.recurrent_mask);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
@@ -168,9 +168,9 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       if (args.recurrent_mask.defined()) {
         dh.narrow(0, 0, rows).mul_(args.recurrent_mask->narrow(0, 0, rows));
       }
-      const RowSpan anew = resets.of(k, {0, rows});
-      fill_rows(anew, write<C>(dh), hidden, 0);
-      clear_grad_c(cell, anew, step.grad_c_prev, hidden, {0, hidden});
+      const RowSpan reset_rows = resets.of(k, {0, rows});
+      fill_rows(reset_rows, write<C>(dh), hidden, 0);
+      clear_grad_c(cell, reset_rows, step.grad_c_prev, hidden, {0, hidden});
     }
   });
   return gradients_of(args, steps, linear, dz, dh, dc);

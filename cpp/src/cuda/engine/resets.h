@@ -27,23 +27,23 @@ class Resets {
   at::Tensor flat_;
 };
 
-// Where `anew`, h (the first `hidden` columns) is zero and c initial.
+// Where `mask`, h (the first `hidden` columns) is zero and c initial.
 inline void restart(
     const CellInfo& cell,
     const at::Tensor& h,
     const at::Tensor& c,
     int64_t hidden,
-    const at::Tensor& anew) {
-  const at::Tensor rows = c.narrow(0, 0, anew.size(0));
-  h.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);
+    const at::Tensor& mask) {
+  const at::Tensor rows = c.narrow(0, 0, mask.size(0));
+  h.narrow(0, 0, mask.size(0)).masked_fill_(mask, 0);
   for (int k = 0; k < cell.state_columns(); ++k) {
-    rows.narrow(1, k * hidden, hidden).masked_fill_(anew, first_value(cell, k));
+    rows.narrow(1, k * hidden, hidden).masked_fill_(mask, first_value(cell, k));
   }
 }
 
-inline void clear_gradients(const at::Tensor& dh, const at::Tensor& dc, const at::Tensor& anew) {
-  dh.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);
-  dc.narrow(0, 0, anew.size(0)).masked_fill_(anew, 0);
+inline void clear_gradients(const at::Tensor& dh, const at::Tensor& dc, const at::Tensor& mask) {
+  dh.narrow(0, 0, mask.size(0)).masked_fill_(mask, 0);
+  dc.narrow(0, 0, mask.size(0)).masked_fill_(mask, 0);
 }
 
 }  // namespace lltm::cuda
