@@ -6,6 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -32,140 +36,129 @@ LayerShape shape(int64_t batch, int64_t input, int64_t hidden, bool bf16 = false
   return {batch, input, hidden, 100 * batch, bf16, kSlots};
 }
 
-struct Expected {
-  Named machine;
-  LayerShape shape;
-  std::string forward, backward;
-};
+bool has(const std::string& schedule, const std::string& words) {
+  return schedule.find(words) != std::string::npos;
+}
 
-TEST(Schedule, DependsOnSizesAndCaches) {
-  const std::vector<Expected> table = {
-      {kZen4,
-       shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 rows, gradient GEMMs float32"},
-      {kZen4,
-       shape(64, 128, 256),
-       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
-       "of 512 rows, gradient GEMMs float32"},
-      {kZen4,
-       shape(128, 512, 512),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 512 rows, gradient GEMMs float32"},
-      {kZen4,
-       shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 256 rows, input projection per step",
-       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
-       "of 4096 rows, gradient GEMMs bfloat16"},
-      {kCascadeLake,
-       shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 rows, gradient GEMMs float32"},
-      {kCascadeLake,
-       shape(64, 128, 256),
-       "forward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
-       "of 512 rows, gradient GEMMs float32"},
-      {kCascadeLake,
-       shape(128, 512, 512),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 512 rows, gradient GEMMs float32"},
-      {kCascadeLake,
-       shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM float32, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 512 rows, gradient GEMMs float32"},
-      {kSapphireRapids,
-       shape(16, 32, 128),
-       "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per chunk",
-       "backward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 rows, gradient GEMMs bf16x3"},
-      {kSapphireRapids,
-       shape(64, 128, 256),
-       "forward: GEMM bf16x3, threads 1 x 8 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM float32, threads 16 x 1 (rows x blocks), blocks of up to 128 units, chunks "
-       "of 512 rows, gradient GEMMs bf16x3"},
-      {kSapphireRapids,
-       shape(128, 512, 512),
-       "forward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "256 rows, input projection per step",
-       "backward: GEMM bf16x3, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks of "
-       "512 rows, gradient GEMMs bf16x3"},
-      {kSapphireRapids,
-       shape(128, 512, 512, /*bf16=*/true),
-       "forward: GEMM bfloat16, threads 1 x 16 (rows x blocks), blocks of up to 32 units, chunks "
-       "of 256 rows, input projection per step",
-       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
-       "of 4096 rows, gradient GEMMs bfloat16"},
+TEST(Schedule, AsText) {
+  EXPECT_EQ(
+      to_string(schedule_forward(kZen4.machine, shape(16, 32, 128))),
+      "forward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of up to 64 units, chunks of "
+      "512 rows, input projection per chunk");
+  EXPECT_EQ(
+      to_string(schedule_backward(kSapphireRapids.machine, shape(128, 512, 512, /*bf16=*/true))),
+      "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "
+      "of 4096 rows, gradient GEMMs bfloat16");
+}
+
+TEST(Schedule, FormatsDependOnTheCpu) {
+  const auto formats = [](const Named& named, int64_t batch, int64_t hidden, bool bf16 = false) {
+    const LayerShape layer = shape(batch, 128, hidden, bf16);
+    const BackwardSchedule backward = schedule_backward(named.machine, layer);
+    return std::array{
+        schedule_forward(named.machine, layer).format, backward.format, backward.gradient_format};
   };
-  for (const auto& [machine, shape, forward, backward] : table) {
-    SCOPED_TRACE(machine.name);
-    EXPECT_EQ(to_string(schedule_forward(machine.machine, shape)), forward);
-    EXPECT_EQ(to_string(schedule_backward(machine.machine, shape)), backward);
-  }
+  using enum GemmFormat;
+  EXPECT_EQ(formats(kZen4, 128, 512), (std::array{kF32, kF32, kF32}));
+  EXPECT_EQ(formats(kZen4, 128, 512, true), (std::array{kBf16, kBf16, kBf16}));
+  EXPECT_EQ(formats(kCascadeLake, 128, 512, true), (std::array{kF32, kF32, kF32}));
+  EXPECT_EQ(formats(kSapphireRapids, 16, 128), (std::array{kF32, kF32, kBf16x3}));
+  EXPECT_EQ(formats(kSapphireRapids, 512, 512), (std::array{kBf16x3, kBf16x3, kBf16x3}));
 }
 
-TEST(Schedule, OfOtherNumbersOfThreads) {
+// ---- the cost model --------------------------------------------------------------
+
+Machine machine_of(int64_t threads, int64_t l3, int64_t l3_cores) {
   Machine machine = kZen4.machine;
-  const std::vector<std::pair<int64_t, std::string>> expected = {
-      {1,
-       "forward: GEMM float32, threads 1 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "64 rows, input projection per chunk"},
-      {2,
-       "forward: GEMM float32, threads 2 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "128 rows, input projection per chunk"},
-      {6,
-       "forward: GEMM float32, threads 6 x 1 (rows x blocks), blocks of up to 64 units, chunks of "
-       "384 rows, input projection per chunk"}};
-  for (const auto& [threads, forward] : expected) {
-    machine.threads = threads;
-    EXPECT_EQ(to_string(schedule_forward(machine, shape(32, 128, 256))), forward);
+  machine.threads = threads;
+  machine.l3 = l3;
+  machine.l3_cores = l3_cores;
+  return machine;
+}
+
+const std::vector<LayerShape>& random_shapes() {
+  static const auto shapes = [] {
+    std::mt19937_64 random(48);
+    const auto size = [&](double most) {
+      return static_cast<int64_t>(
+          std::exp(std::uniform_real_distribution<double>(0, std::log(most))(random)));
+    };
+    std::vector<LayerShape> all(200);
+    for (LayerShape& each : all) {
+      each = {size(512), size(1024), size(1500), 0, /*bf16=*/false, kSlots};
+      each.rows = each.batch * size(500);
+    }
+    return all;
+  }();
+  return shapes;
+}
+
+// A desktop CPU, CPUs of eight cores per L3, and two sockets.
+template <typename Body>
+void for_each_model(const Body& body) {
+  for (const auto& [l3, cores] : {std::pair{32 << 20, 64}, {32 << 20, 8}, {64 << 20, 32}}) {
+    for (const LayerShape& layer : random_shapes()) {
+      for (const bool backward : {false, true}) {
+        const auto chosen = [&](const Machine& machine) {
+          const Grid grid = backward ? schedule_backward(machine, layer).grid
+                                     : schedule_forward(machine, layer).grid;
+          EXPECT_LE(grid.slots(), machine.threads);
+          return predicted_time(machine, layer, backward, grid);
+        };
+        body(l3, cores, layer, backward, chosen);
+      }
+    }
   }
 }
 
-// Steps too short for barriers: each thread has its own rows.
-TEST(Schedule, OfShortSteps) {
+// Beyond the region itself, which has all threads.
+TEST(CostModel, MoreThreadsAreNotSlower) {
+  for_each_model([](int64_t l3, int64_t cores, const LayerShape& layer, bool, const auto& chosen) {
+    double fewer = chosen(machine_of(1, l3, cores));
+    for (const int64_t threads : {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
+      const double time = chosen(machine_of(threads, l3, cores));
+      const double regions = 25000.0 * static_cast<double>(threads);
+      EXPECT_LE(time, fewer * 1.001 + regions)
+          << threads << " threads, B " << layer.batch << ", H " << layer.hidden;
+      fewer = std::min(fewer, time);
+    }
+  });
+}
+
+TEST(CostModel, ChoosesNearlyTheBestGrid) {
+  for_each_model(
+      [](int64_t l3, int64_t cores, const LayerShape& layer, bool backward, const auto& chosen) {
+        for (const int64_t threads : {2, 5, 8, 16, 24, 64}) {
+          const Machine machine = machine_of(threads, l3, cores);
+          double best = predicted_time(machine, layer, backward, {});
+          for (int64_t rows = 1; rows <= std::min(threads, layer.batch); ++rows) {
+            for (int64_t columns = 1; columns <= threads / rows; ++columns) {
+              best = std::min(best, predicted_time(machine, layer, backward, {rows, columns}));
+            }
+          }
+          EXPECT_LE(chosen(machine), 1.15 * best)
+              << threads << " threads, B " << layer.batch << ", H " << layer.hidden;
+        }
+      });
+}
+
+// As measured with two threads of Zen 4.
+TEST(CostModel, ChoosesTheMeasuredGrids) {
   Machine machine = kZen4.machine;
   machine.threads = 2;
-  const auto grid = [&](int64_t steps, int64_t batch, int64_t hidden) {
-    const LayerShape layer = {batch, hidden, hidden, steps * batch, /*bf16=*/false, kSlots};
-    const Grid forward = schedule_forward(machine, layer).grid;
-    const Grid backward = schedule_backward(machine, layer).grid;
-    EXPECT_EQ(forward.rows, backward.rows);
-    EXPECT_EQ(forward.columns, backward.columns);
-    return std::pair{forward.rows, forward.columns};
+  const auto grid = [&](int64_t steps, int64_t batch, int64_t input, int64_t hidden) {
+    const LayerShape layer = {batch, input, hidden, steps * batch, /*bf16=*/false, {4, 4}};
+    const Grid chosen = schedule_forward(machine, layer).grid;
+    return std::pair{chosen.rows, chosen.columns};
   };
   using Pair = std::pair<int64_t, int64_t>;
-  EXPECT_EQ(grid(100, 8, 64), Pair(2, 1));
-  EXPECT_EQ(grid(100, 3, 100), Pair(2, 1)) << "one row more for one of them";
-  EXPECT_EQ(grid(10, 8, 64), Pair(1, 1)) << "too short";
-  EXPECT_EQ(grid(300, 1, 128), Pair(1, 1)) << "one row";
-  EXPECT_EQ(grid(100, 1, 256), Pair(1, 2)) << "a long step of one row";
-  EXPECT_EQ(grid(100, 8, 256), Pair(2, 1));
-  EXPECT_EQ(grid(100, 127, 512), Pair(1, 2)) << "weights that are too large for every L2 cache";
-  EXPECT_EQ(grid(100, 128, 512), Pair(2, 1)) << "for which there are rows enough";
-  EXPECT_EQ(grid(100, 128, 1200), Pair(1, 2)) << "more than L3 may hold";
-  LayerShape ending = shape(128, 512, 512);
-  ending.packed = true;
-  EXPECT_EQ(schedule_forward(machine, ending).grid.columns, 2);
-  // Prepacked bfloat16 with AMX.
-  machine.matrix_unit = true;
-  EXPECT_EQ(schedule_forward(machine, shape(128, 1024, 512, /*bf16=*/true)).grid.columns, 2);
+  EXPECT_EQ(grid(500, 1, 64, 128), Pair(1, 2));
+  EXPECT_EQ(grid(50, 4, 256, 256), Pair(1, 2));
+  EXPECT_EQ(grid(20, 8, 512, 512), Pair(1, 2));
+  EXPECT_EQ(grid(30, 64, 64, 128), Pair(2, 1));
+  EXPECT_EQ(grid(50, 32, 64, 256), Pair(2, 1));
+  EXPECT_EQ(grid(100, 13, 414, 19), Pair(2, 1));
+  EXPECT_EQ(grid(5, 7, 10, 18), Pair(1, 1)) << "shorter than a parallel region";
 }
 
 TEST(Schedule, OfSmallBatches) {
@@ -174,41 +167,29 @@ TEST(Schedule, OfSmallBatches) {
     for (const bool prepacked : {false, true}) {
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
-          "forward: small batch, weights packed, accumulated in float64, threads 1 x 1 (rows x "
-          "blocks), blocks of up to 64 units, chunks of 64 rows");
+          "forward: small batch, weights packed, accumulated in float64, threads 1 x 8 (rows x "
+          "blocks), blocks of up to 16 units, chunks of 64 rows");
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
-          "forward: small batch, weights packed, accumulated in float64, threads 1 x 10 (rows x "
-          "blocks), blocks of up to 32 units, chunks of 64 rows");
+          "forward: small batch, weights packed, accumulated in float64, threads 2 x 7 (rows x "
+          "blocks), blocks of up to 48 units, chunks of 64 rows");
     }
   }
 }
 
 TEST(Schedule, OfTwoDirections) {
   Machine machine = kZen4.machine;
-  const auto choose =
-      [&](bool training, int64_t threads, int64_t batch, int64_t hidden, bool bf16) {
-        machine.threads = threads;
-        return schedule_side_by_side(machine, shape(batch, 128, hidden, bf16), training);
-      };
-  const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden) {
-    return choose(/*training=*/false, threads, batch, hidden, /*bf16=*/false);
+  const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden, bool training) {
+    machine.threads = threads;
+    return schedule_side_by_side(machine, shape(batch, 128, hidden), training);
   };
-  const auto in_training = [&](int64_t threads, int64_t batch, int64_t hidden, bool bf16 = false) {
-    return choose(/*training=*/true, threads, batch, hidden, bf16);
-  };
-  EXPECT_FALSE(side_by_side(1, 1, 128));
-  EXPECT_TRUE(side_by_side(2, 1, 128));
-  EXPECT_TRUE(side_by_side(2, 64, 256));
-  EXPECT_TRUE(side_by_side(2, 1, 512)) << "weights that one cache does not hold";
-  EXPECT_TRUE(side_by_side(16, 2, 128)) << "steps that are mostly barriers";
-  EXPECT_FALSE(side_by_side(16, 64, 128));
-  EXPECT_FALSE(in_training(1, 1, 128));
-  EXPECT_TRUE(in_training(2, 1, 256));
-  EXPECT_FALSE(in_training(2, 1, 400)) << "weights that one cache does not hold";
-  EXPECT_TRUE(in_training(2, 1, 400, /*bf16=*/true));
-  EXPECT_TRUE(in_training(2, 16, 512)) << "rows enough for each pass over them";
-  EXPECT_FALSE(in_training(16, 2, 128)) << "the gradients of the weights";
+  for (const bool training : {false, true}) {
+    EXPECT_FALSE(side_by_side(1, 1, 128, training));
+    EXPECT_TRUE(side_by_side(2, 1, 128, training));
+    EXPECT_TRUE(side_by_side(2, 64, 256, training));
+    EXPECT_FALSE(side_by_side(16, 64, 128, training));
+  }
+  EXPECT_TRUE(side_by_side(16, 1, 32, /*training=*/false)) << "steps that are mostly barriers";
 }
 
 TEST(Schedule, OfFewSteps) {
@@ -221,29 +202,9 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
-  EXPECT_EQ(
-      to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
-      "forward: small batch, weights in place, threads 1 x 1 (rows x blocks), blocks of up to 64 "
-      "units, chunks of 64 rows");
-  EXPECT_EQ(
-      to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/true)),
-      "forward: small batch, weights packed, accumulated in float64, threads 1 x 1 (rows x "
-      "blocks), "
-      "blocks of up to 64 units, chunks of 64 rows");
-}
-
-TEST(Schedule, SmallBatchesAreDividedAmongThreads) {
-  const auto grid = [](int64_t steps, int64_t batch, int64_t hidden) {
-    LayerShape of = shape(batch, 64, hidden);
-    of.rows = steps * batch;
-    Machine machine = kZen4.machine;
-    machine.threads = 2;
-    const Grid chosen = schedule_few_rows(machine, of, steps, /*prepacked=*/true).grid;
-    return std::pair(chosen.rows, chosen.columns);
-  };
-  EXPECT_EQ(grid(100, 3, 75), std::pair(int64_t{2}, int64_t{1}));
-  EXPECT_EQ(grid(3, 3, 75), std::pair(int64_t{1}, int64_t{1})) << "a short sequence";
-  EXPECT_EQ(grid(100, 4, 256), std::pair(int64_t{1}, int64_t{2})) << "long steps";
+  EXPECT_TRUE(
+      has(to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
+          "weights in place"));
 }
 
 std::string of_one_step(
@@ -260,17 +221,13 @@ TEST(Schedule, OfOneStep) {
       "cell: threads 1, blocks of up to 64 units, forward by dot products, backward by the "
       "float32 kernel");
   EXPECT_EQ(
-      of_one_step(1),
-      "cell: threads 16, blocks of up to 16 units, forward by dot products, backward by the "
+      of_one_step(1, Storage::kF32, 512),
+      "cell: threads 16, blocks of up to 32 units, forward by dot products, backward by the "
       "float32 kernel");
   EXPECT_EQ(
       of_one_step(16),
       "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the "
       "float32 kernel");
-}
-
-bool has(const std::string& schedule, const std::string& words) {
-  return schedule.find(words) != std::string::npos;
 }
 
 TEST(Schedule, OfOneStepByDtype) {
@@ -316,7 +273,7 @@ TEST(Schedule, OfTheGradientGemm) {
         {GemmFormat::kBf16x3, 128, 65, 16}}) {
     SCOPED_TRACE(to_string(format));
     const GradientGemmSchedule schedule =
-        schedule_gradient_gemm(kSapphireRapids.machine, format, 65, 192);
+        schedule_gradient_gemm(kSapphireRapids.machine, format, 16, 65, 192);
     EXPECT_EQ(schedule.slice_rows, slice);
     EXPECT_EQ(schedule.group_rows, group);
     EXPECT_EQ(schedule.accumulators, copies);
@@ -327,7 +284,8 @@ TEST(Schedule, OfTheGradientGemm) {
 TEST(Schedule, OfTheGradientGemmsAccumulators) {
   for (const auto& [n, copies] : {std::pair{2048, 2}, {1024, 4}, {4096, 1}, {8192, 1}}) {
     EXPECT_EQ(
-        schedule_gradient_gemm(kSapphireRapids.machine, GemmFormat::kBf16x3, 2048, n).accumulators,
+        schedule_gradient_gemm(kSapphireRapids.machine, GemmFormat::kBf16x3, 16, 2048, n)
+            .accumulators,
         copies)
         << n;
   }
@@ -403,7 +361,6 @@ TEST(Schedule, DependsOnTheCache) {
     small.l2 = large.l2 / 4;
     EXPECT_LE(
         schedule_forward(small, layer).blocks.width, schedule_forward(large, layer).blocks.width);
-    EXPECT_LE(schedule_forward(small, layer).grid.rows, schedule_forward(large, layer).grid.rows);
   }
 }
 

@@ -6,13 +6,23 @@
 namespace lltm::cpu {
 
 struct Machine {
-  int64_t l2;  // L2 cache bytes per core
-  int64_t threads;
-  bool f32, bf16, bf16x3;    // formats with a GEMM kernel on this CPU
-  bool matrix_unit = false;  // AMX, for any call format
+  int64_t l2 = 1 << 20;  // L2 cache bytes per core
+  int64_t threads = 1;
+  bool f32 = false, bf16 = false, bf16x3 = false;  // formats with a GEMM kernel on this CPU
+  bool matrix_unit = false;                        // AMX, for any call format
+  // An L3 cache's bytes, and the cores that share it.
+  int64_t l3 = 32 << 20, l3_cores = 8;
 };
 
-// `threads` is for a parallel region that starts here.
+// `threads` is for a parallel region that starts here: at most one per usable CPU.
 Machine current_machine();
+
+// CPUs that this thread may use: its affinity, and the quota of its container.
+int64_t usable_cpus();
+
+// Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
+// milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
+// if more threads are running than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
+int spins_of(int64_t running_threads);
 
 }  // namespace lltm::cpu

@@ -35,25 +35,25 @@ template <typename Format, typename Body>
 bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
   const CellInfo& cell = packed.cell;
   const Blocks& blocks = packed.blocks;
-  const auto visit = [&](const auto& b, int64_t block, bool of_h) {
+  const auto visit = [&](const auto& b, int64_t block, Range units, bool of_h) {
     const SlotRange slots = of_h ? cell.h : cell.x;
     const int* const row_blocks = of_h ? cell.h_blocks : cell.x_blocks;
     bool all = true;
     for (int slot = slots.begin; slot < slots.end; ++slot) {
-      const int64_t column = (slot - slots.begin) * packed.slot_columns(block);
-      const int64_t row = row_blocks[slot] * blocks.total + blocks.begin(block);
-      all &= body(PackedRows<Format>{b, column, of_h, row, blocks.size(block)});
+      const int64_t column = (slot - slots.begin) * packed.slot_columns(block) + units.begin;
+      const int64_t row = row_blocks[slot] * blocks.total + blocks.begin(block) + units.begin;
+      all &= body(PackedRows<Format>{b, column, of_h, row, units.size()});
     }
     return all;
   };
   const int64_t elements =
       blocks.total * (cell.x.count() * packed.k_x + cell.h.count() * packed.k_h);
-  const int64_t threads = threads_for(elements, kPackGrain, blocks.count);
-  return parallel_region(threads, [&](Team& team) {
-    team.for_each_slot(blocks.count, [&](int64_t block) {
-      return visit(packed.x(block), block, false) && visit(packed.h(block), block, true);
-    });
-  });
+  return parallel_tasks(
+      blocks.count, elements, kPackGrain, [&](int64_t block, int64_t part, int64_t parts) {
+        const Range units = Blocks(blocks.size(block), Format::kUnitAlign, parts).range(part);
+        return units.size() == 0 || (visit(packed.x(block), block, units, false) &&
+                                     visit(packed.h(block), block, units, true));
+      });
 }
 
 template <typename Operand>
@@ -280,13 +280,22 @@ template PackedWeights<Int8Format> read_packed(const CellInfo&, const Tensor&);
 
 namespace {
 
-// Returns the blocks scheduled for prepack_batch rows.
+// Returns the blocks scheduled for prepack_batch rows, many steps and a thread per CPU: layers may
+// be called with another number of threads later.
 template <typename Format>
 Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
+  constexpr int64_t kSteps = 100;
   const LayerShape shape = {
-      batch, weights.ih.size(1), weights.hh.size(1), batch, /*bf16=*/false, slots_of(cell)};
-  return prepack_blocks(current_machine(), kFormat<Format>, shape);
+      batch,
+      weights.ih.size(1),
+      weights.hh.size(1),
+      kSteps * batch,
+      /*bf16=*/false,
+      slots_of(cell)};
+  Machine machine = current_machine();
+  machine.threads = usable_cpus();
+  return prepack_blocks(machine, kFormat<Format>, shape);
 }
 
 // Returns an undefined tensor if values are out of range.

@@ -3,62 +3,113 @@
 #include "cpu/gemm/formats.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <sstream>
 
 namespace lltm::cpu {
 namespace {
 
-// Minimum multiply-adds per step for a second thread: 10 us on one core, about twice a barrier.
-constexpr int64_t kSerialStep = 150000;
+// ---- the cost model --------------------------------------------------------------
+//
+// Time of a call on a grid, in float32 multiply-adds of a thread at its peak (50 per ns on Zen 4,
+// 130 on Zen 5). Fitted to 84 measured calls (LSTM, GRU and LLTM, inference and training, float32,
+// two threads of Zen 4, one thread or two by rows or columns): the chosen grid is 0.5 % slower than
+// the best of the three, at most 13 %. Constants for several L3 caches are from published
+// latencies. Factors of two change few choices.
+struct Costs {
+  // R rows take as long as R + 2 at the peak.
+  static constexpr double kRows = 2;
+  // The element-wise kernel, per hidden unit and row.
+  static constexpr double kElementwise = 50;
+  // Per byte of weights that L2 does not hold, from L3 or memory. A fifth of the shorter of reading
+  // and computing does not overlap with the other.
+  static constexpr double kL3Byte = 1.5, kMemoryByte = 12, kNotOverlapped = 0.2;
+  // Per byte of the state that another thread has written, in the same or another L3.
+  static constexpr double kNearByte = 40, kFarByte = 80;
+  // A barrier of threads in one L3, for each of them, and of threads in several L3s.
+  static constexpr double kBarrier = 24000, kBarrierThread = 3000, kFarBarrier = 80000;
+  // A parallel region, and for each of its threads.
+  static constexpr double kRegion = 150000, kRegionThread = 25000;
 
-// The same per sequence of shorter steps, for threads with separate rows, which synchronize only at
-// the end. kElementwiseProducts: element-wise cost per hidden unit, H rounded up to full vectors.
-constexpr int64_t kSerialSequence = 4000000;
-constexpr int64_t kElementwiseProducts = 100;
+  static double region(const Machine& machine) {
+    return kRegion + kRegionThread * static_cast<double>(machine.threads);
+  }
+};
+
+struct Model {
+  const Machine& machine;
+  int64_t batch, steps, units, align;
+  // Per hidden unit: K of a step's GEMMs, and bytes of their weights.
+  int64_t k = 0, bytes = 0;
+  int64_t state_bytes = 0;  // per batch row that other threads read
+  double rate;              // multiply-adds per float32 multiply-add
+  bool tiles;               // AMX: rows are multiples of 16
+
+  double step(const Grid& grid) const {
+    const auto rows = static_cast<double>(divide_up(batch, grid.rows));
+    const auto own = static_cast<double>(
+        std::min(divide_up(divide_up(units, align), grid.columns) * align, units));
+    const auto columns = static_cast<double>(grid.columns);
+    const double full = tiles ? std::ceil(rows / 16) * 16 : rows + Costs::kRows;
+    double cost = full * own * static_cast<double>(k) / rate;
+    const double own_bytes = own * static_cast<double>(bytes);
+    const double beyond_l2 = own_bytes - 0.75 * static_cast<double>(machine.l2);
+    if (beyond_l2 > 0) {
+      // Threads of an L3 that have different columns read different weights.
+      const double sharing = std::min(columns, static_cast<double>(machine.l3_cores));
+      const bool in_l3 = own_bytes * sharing <= 0.8 * static_cast<double>(machine.l3);
+      const double read = beyond_l2 * (in_l3 ? Costs::kL3Byte : Costs::kMemoryByte);
+      cost = std::max(cost, read) + Costs::kNotOverlapped * std::min(cost, read);
+    }
+    cost += rows * own * Costs::kElementwise;
+    if (!grid.needs_barrier()) return cost;
+    const bool near = grid.columns <= machine.l3_cores;
+    const double foreign = rows * static_cast<double>(state_bytes) * (1 - 1 / columns);
+    return cost + foreign * (near ? Costs::kNearByte : Costs::kFarByte) +
+           (near ? Costs::kBarrier + Costs::kBarrierThread * columns : Costs::kFarBarrier);
+  }
+
+  double call(const Grid& grid) const {
+    return static_cast<double>(steps) * step(grid) +
+           (grid.slots() > 1 ? Costs::region(machine) : 0);
+  }
+
+  // Only the smallest grids of those with the same largest share.
+  Grid best() const {
+    Grid best;
+    double least = call(best);
+    if (least < Costs::region(machine)) return best;
+    const int64_t parts = divide_up(units, align);
+    for (int64_t columns = 1; columns <= std::min(machine.threads, parts); ++columns) {
+      if (columns > 1 && divide_up(parts, columns) == divide_up(parts, columns - 1)) continue;
+      const int64_t most = std::clamp<int64_t>(machine.threads / columns, 1, batch);
+      const Grid grid = {divide_up(batch, divide_up(batch, most)), columns};
+      const double cost = call(grid);
+      if (cost < least) least = cost, best = grid;
+    }
+    return best;
+  }
+};
+
+// Multiply-adds per float32 multiply-add.
+template <typename Format>
+double rate(const Machine& machine) {
+  switch (kFormat<Format>) {
+    case GemmFormat::kBf16:
+      return machine.matrix_unit ? 8 : 2;
+    case GemmFormat::kBf16x3:
+      return 3;
+    case GemmFormat::kInt8:
+      return machine.matrix_unit ? 16 : 4;
+    default:
+      return 1;
+  }
+}
 
 // Rows per thread for near-peak GEMM speed: half a register tile, or a bf16x3 tile.
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
-
-// Maximum packed weights that every thread reads completely; otherwise threads have separate blocks
-// and a barrier per step, unless they have many rows. Three quarters of L2 leave room for a step's
-// rows. The minimum is for 1 MiB L2 (Zen 4): barriers cost 5 to 20 % more than reading the rest
-// from L3.
-int64_t private_weight_bytes(const Machine& machine) {
-  return std::max<int64_t>(machine.l2 / 4 * 3, 1536 << 10);
-}
-
-// Rows per thread from which every thread reads even larger weights completely, if L3 can hold
-// them: 6 to 13 % faster than barriers (two threads on Zen 5, weights up to 9 MB). AMX would need
-// more rows; packed sequences give threads unequal shares.
-constexpr int64_t kManyRows = 64;
-constexpr int64_t kSharedWeightBytes = 16 << 20;
-template <typename Format>
-bool has_many_rows(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
-  const bool by_vectors = kFormat<Format> == GemmFormat::kF32 || !machine.matrix_unit;
-  return by_vectors && !shape.packed && weight_bytes <= kSharedWeightBytes &&
-         shape.batch >= machine.threads * kManyRows;
-}
-
-template <typename Format>
-Grid choose_grid(const Machine& machine, const LayerShape& shape, int64_t weight_bytes) {
-  Grid grid;
-  const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
-  const int64_t all = recurrent + shape.slots.x * shape.input * shape.hidden +
-                      kElementwiseProducts * round_up(shape.hidden, Format::kUnitAlign);
-  const bool serial_step = shape.batch * recurrent < kSerialStep;
-  if (serial_step && shape.rows * all < kSerialSequence) return grid;
-  if (weight_bytes <= private_weight_bytes(machine)) {
-    const int64_t rows = serial_step ? 1 : kGoodRows<Format>;
-    grid.rows = std::clamp<int64_t>(shape.batch / rows, 1, machine.threads);
-  } else if (has_many_rows<Format>(machine, shape, weight_bytes)) {
-    grid.rows = machine.threads;
-  }
-  if (serial_step) return grid;
-  const int64_t most_columns = (shape.hidden + Format::kUnitAlign - 1) / Format::kUnitAlign;
-  grid.columns = std::clamp<int64_t>(machine.threads / grid.rows, 1, most_columns);
-  return grid;
-}
 
 // Faster with a tile of rows per thread, or two if threads synchronize after each step.
 bool prefer_bf16x3(const Grid& grid, int64_t batch) {
@@ -103,13 +154,33 @@ int64_t backward_unit_bytes(const LayerShape& shape) {
 }
 
 template <typename Format>
-Grid forward_grid(const Machine& machine, const LayerShape& shape) {
-  return choose_grid<Format>(machine, shape, shape.hidden * forward_unit_bytes<Format>(shape));
+Model model_of(const Machine& machine, const LayerShape& shape) {
+  return {
+      .machine = machine,
+      .batch = shape.batch,
+      .steps = divide_up(shape.rows, shape.batch),
+      .units = shape.hidden,
+      .align = Format::kUnitAlign,
+      .rate = rate<Format>(machine),
+      .tiles = machine.matrix_unit && kFormat<Format> != GemmFormat::kF32};
 }
 
 template <typename Format>
-Grid backward_grid(const Machine& machine, const LayerShape& shape) {
-  return choose_grid<Format>(machine, shape, shape.hidden * backward_unit_bytes<Format>(shape));
+Model forward_model(const Machine& machine, const LayerShape& shape) {
+  Model model = model_of<Format>(machine, shape);
+  model.k = shape.slots.h * shape.hidden + shape.slots.x * shape.input;
+  model.bytes = forward_unit_bytes<Format>(shape);
+  model.state_bytes = shape.hidden * static_cast<int64_t>(sizeof(float));
+  return model;
+}
+
+template <typename Format>
+Model backward_model(const Machine& machine, const LayerShape& shape) {
+  Model model = model_of<Format>(machine, shape);
+  model.k = shape.slots.h * shape.hidden;
+  model.bytes = backward_unit_bytes<Format>(shape);
+  model.state_bytes = model.k * static_cast<int64_t>(sizeof(float));
+  return model;
 }
 
 template <typename Format>
@@ -128,12 +199,6 @@ Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t 
   return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
 }
 
-// Multiply-adds per step that take a thread about as long as a few barriers.
-constexpr int64_t kSideBySideProducts = 1 << 17;
-
-// Rows per step from which weights are reused often enough, whichever cache holds them.
-constexpr int64_t kSideBySideRows = 16;
-
 // Rows per pass over W_x.
 constexpr int64_t kMergedRows = 64;
 constexpr int64_t kPackedInputRows = 256;
@@ -141,6 +206,7 @@ constexpr int64_t kPackedInputRows = 256;
 // Rows per backward chunk: enough for efficient GEMMs, few enough that dz stays in the cache.
 // bfloat16 GEMMs are shorter than the overhead around them and need more.
 constexpr int64_t kBackwardChunkRows = 512;
+constexpr int64_t kBackwardChunkRowsPerThread = 64;
 constexpr int64_t kBackwardChunkRowsBf16 = 4096;
 
 // Minimum rows for which bf16x3 gradient GEMMs save more than packing costs.
@@ -150,7 +216,7 @@ template <typename Format>
 ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape) {
   ForwardSchedule schedule = {};
   schedule.format = kFormat<Format>;
-  schedule.grid = forward_grid<Format>(machine, shape);
+  schedule.grid = forward_model<Format>(machine, shape).best();
   schedule.blocks = forward_blocks<Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
   schedule.merge_projection = 2 * shape.batch <= kMergedRows;
@@ -164,10 +230,15 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   constexpr bool kBf16 = kFormat<Format> == GemmFormat::kBf16;
   BackwardSchedule schedule = {};
   schedule.format = kFormat<Format>;
-  schedule.grid = backward_grid<Format>(machine, shape);
+  schedule.grid = backward_model<Format>(machine, shape).best();
   schedule.blocks = backward_blocks<Format>(machine, shape, schedule.grid.columns);
-  schedule.chunk_rows = kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
+  schedule.chunk_rows = kBf16 ? kBackwardChunkRowsBf16
+                              : std::clamp(
+                                    machine.threads * kBackwardChunkRowsPerThread,
+                                    kBackwardChunkRows,
+                                    kBackwardChunkRowsBf16);
   schedule.gradient_format = schedule.format;
+  schedule.gradient_threads = machine.threads;
   return schedule;
 }
 
@@ -183,7 +254,7 @@ ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape
     return forward_schedule<Bf16Format>(machine, shape);
   }
   if (!shape.bf16 && machine.bf16x3 &&
-      prefer_bf16x3(forward_grid<Bf16x3Format>(machine, shape), shape.batch)) {
+      prefer_bf16x3(forward_model<Bf16x3Format>(machine, shape).best(), shape.batch)) {
     return forward_schedule<Bf16x3Format>(machine, shape);
   }
   return forward_schedule<F32Format>(machine, shape);
@@ -194,7 +265,7 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
     return backward_schedule<Bf16Format>(machine, shape);
   }
   const bool bf16x3 = !shape.bf16 && machine.bf16x3;
-  if (bf16x3 && prefer_bf16x3(backward_grid<Bf16x3Format>(machine, shape), shape.batch)) {
+  if (bf16x3 && prefer_bf16x3(backward_model<Bf16x3Format>(machine, shape).best(), shape.batch)) {
     return backward_schedule<Bf16x3Format>(machine, shape);
   }
   BackwardSchedule schedule = backward_schedule<F32Format>(machine, shape);
@@ -208,19 +279,33 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
   return forward_schedule<Int8Format>(machine, shape);
 }
 
+double predicted_time(
+    const Machine& machine, const LayerShape& shape, bool backward, const Grid& grid) {
+  return (backward ? backward_model<F32Format>(machine, shape)
+                   : forward_model<F32Format>(machine, shape))
+      .call(grid);
+}
+
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
-  // Two threads that share weights and synchronize after each step are slower than two that each
-  // read a direction's weights, even beyond L2 (Zen 5). With more threads, one direction at a time
-  // is faster, unless threads would mostly wait.
-  const int64_t recurrent = shape.slots.h * shape.hidden * shape.hidden;
-  if (training) {
-    // More threads all share the weight gradients. Two threads with few rows take 1.1 to 1.2 times
-    // as long concurrently if L2 holds half of the weights but not all (Zen 5).
-    const int64_t bytes = recurrent * (shape.bf16 && machine.bf16 ? 2 : 4);
-    return machine.threads == 2 && (shape.batch >= kSideBySideRows || bytes <= machine.l2);
-  }
-  return machine.threads == 2 ||
-         (machine.threads > 2 && recurrent * shape.batch <= kSideBySideProducts);
+  if (machine.threads < 2) return false;
+  Machine one = machine;
+  one.threads = 1;
+  const auto gain = [&]<typename Format>(Format) {
+    const auto saved = [](const Model& all, const Model& own) {
+      return 2 * all.call(all.best()) - own.call({});
+    };
+    const double forward =
+        saved(forward_model<Format>(machine, shape), forward_model<Format>(one, shape));
+    if (!training) return forward - Costs::region(machine);
+    // The gradients of weights and input: two GEMMs as large as forward's, by all threads or two.
+    const auto gradients =
+        2.0 * static_cast<double>(shape.rows * shape.hidden) *
+        static_cast<double>(shape.slots.h * shape.hidden + shape.slots.x * shape.input);
+    return forward +
+           saved(backward_model<Format>(machine, shape), backward_model<Format>(one, shape)) +
+           gradients / rate<Format>(machine) * (2.0 / static_cast<double>(machine.threads) - 1);
+  };
+  return (shape.bf16 && machine.bf16 ? gain(Bf16Format{}) : gain(F32Format{})) > 0;
 }
 
 Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape) {
@@ -239,7 +324,7 @@ int64_t prepack_batch(GemmFormat format) {
 }
 
 GradientGemmSchedule schedule_gradient_gemm(
-    const Machine& machine, GemmFormat format, int64_t m, int64_t n) {
+    const Machine& machine, GemmFormat format, int64_t threads, int64_t m, int64_t n) {
   // K rows per pass over C: 2 kB per A^T column. For bf16x3, all of A^T stays in L2.
   constexpr int64_t kSliceRows = 512, kSliceRowsBf16 = 1024, kSliceRowsBf16x3 = 128;
   // C rows whose part in A^T stays in L2 while all column panels pass.
@@ -258,7 +343,19 @@ GradientGemmSchedule schedule_gradient_gemm(
       format == GemmFormat::kBf16 ? kBackwardChunkRowsBf16 : kBackwardChunkRows;
   const int64_t most = bf16x3 ? kAccumulatorBytes / bytes
                               : std::min(machine.l2 / bytes, chunk_rows / kRowsPerAccumulator);
-  schedule.accumulators = std::clamp<int64_t>(most, 1, machine.threads);
+  // The largest share of a thread, in panels of 64 rows of C, decides.
+  const int64_t panels = divide_up(n, kGemmBand), tiles = divide_up(m, kMaxRows);
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t copies = std::clamp<int64_t>(most, 1, threads); copies > 0; --copies) {
+    for (int64_t columns = 1; columns <= std::min(threads / copies, panels); ++columns) {
+      const int64_t rows = std::min(threads / copies / columns, tiles);
+      const auto share = static_cast<double>(divide_up(panels, columns) * divide_up(tiles, rows));
+      if (share / static_cast<double>(copies) >= least) continue;
+      least = share / static_cast<double>(copies);
+      schedule.accumulators = copies;
+      schedule.grid = {rows, columns};
+    }
+  }
   return schedule;
 }
 
@@ -266,9 +363,8 @@ FewRowsSchedule schedule_few_rows(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
   // Packing costs more than it saves. Affects rounding: the same on every CPU.
   constexpr int64_t kFewSteps = 32;
-  const int64_t bytes = shape.hidden * forward_unit_bytes<F32Format>(shape);
   FewRowsSchedule schedule = {};
-  schedule.grid = choose_grid<F32Format>(machine, shape, bytes);
+  schedule.grid = forward_model<F32Format>(machine, shape).best();
   schedule.blocks = forward_blocks<F32Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
   schedule.chunk_rows = kMergedRows;
@@ -303,10 +399,9 @@ StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows;
   schedule.backward_format = bf16 ? GemmFormat::kBf16 : GemmFormat::kF32;
   if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = StepGemm::kBlocked;
-  const bool one_thread = schedule.forward == StepGemm::kProducts
-                              ? batch * slots.h * hidden * hidden < kSerialStep
-                              : batch * hidden < kElementwiseGrain;
-  schedule.threads = one_thread ? 1 : machine.threads;
+  const double work = (static_cast<double>(batch) + Costs::kRows) *
+                      static_cast<double>((slots.h * hidden + slots.x * input) * hidden);
+  schedule.threads = work / 2 < Costs::region(machine) ? 1 : machine.threads;
   schedule.blocks = even_blocks(hidden, schedule.threads, kWidest, F32Format::kUnitAlign);
   return schedule;
 }

@@ -91,11 +91,16 @@ struct BackwardSchedule {
   Blocks blocks;
   int64_t chunk_rows;          // rows between updates of weight and input gradients
   GemmFormat gradient_format;  // over a chunk's rows
+  int64_t gradient_threads;
 };
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape);
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape);
 ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& shape);
+
+// The cost model's time of all steps in float32, in multiply-adds of a thread at its peak.
+double predicted_time(
+    const Machine& machine, const LayerShape& shape, bool backward, const Grid& grid);
 
 // Two directions run concurrently, each on one thread: no barriers, but each thread reads all
 // weights of its direction.
@@ -110,9 +115,10 @@ struct GradientGemmSchedule {
   int64_t slice_rows;    // K rows per pass over C
   int64_t group_rows;    // C rows per pass over the column panels
   int64_t accumulators;  // copies of C, each for a share of the rows
+  Grid grid;             // the threads of an accumulator: its tiles of rows, and column panels
 };
 GradientGemmSchedule schedule_gradient_gemm(
-    const Machine& machine, GemmFormat format, int64_t m, int64_t n);
+    const Machine& machine, GemmFormat format, int64_t threads, int64_t m, int64_t n);
 
 // Rounding errors in the state need float64 accumulators: with so few elements, they are not
 // averaged out.
@@ -124,7 +130,7 @@ inline bool has_few_elements(int64_t batch, int64_t hidden) {
 constexpr int64_t kMostProductRows = 4;
 
 struct FewRowsSchedule {
-  Grid grid;  // one row or one column
+  Grid grid;
   Blocks blocks;
   int64_t chunk_rows;  // rows per GEMM that computes x W_x^T
   bool in_place;       // weights are not packed (few steps)
@@ -164,6 +170,9 @@ constexpr int64_t kGradientChain = 256;
 // Columns per packed B panel in a GEMM over many rows. Unpacked rows with a power-of-two stride map
 // to few cache sets.
 constexpr int64_t kGemmBand = 64;
+
+// K rows of B that a thread packs are a multiple of it: pack_b writes zeros up to a multiple.
+constexpr int64_t kPackedRows = 32;
 
 // Minimum elements per thread.
 constexpr int64_t kElementwiseGrain = 2048;

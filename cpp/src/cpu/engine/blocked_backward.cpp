@@ -49,7 +49,7 @@ class BlockedBackward {
         resets_(args.reset, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         weights_(slot_weights(args)),
-        gradients_(args, steps_, resets_, weights_, schedule.gradient_format),
+        gradients_(args, steps_, resets_, weights_, schedule),
         grad_output_(args.grad_output) {
     allocate();
   }
@@ -122,28 +122,28 @@ class BlockedBackward {
     const int64_t all = weights_.hh.size(0);
     // One call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
-    const int64_t threads = threads_for(hidden_ * k_, kPackGrain, blocks_.count);
-    return parallel_region(threads, [&](Team& team) {
-      team.for_each_slot(blocks_.count, [&](int64_t block) {
-        bool in_range = true;
-        for (int64_t row = 0; row < all; row += rows) {
-          const auto x = w.from(row, blocks_.begin(block));
-          const int64_t k0 = row / hidden_ * slot_pitch_;
-          in_range &= Format::pack_b(block_of_weights(block), k0, 0, x, rows, blocks_.size(block));
-        }
-        return in_range;
-      });
-    });
+    return parallel_tasks(
+        blocks_.count, hidden_ * k_, kPackGrain, [&](int64_t block, int64_t part, int64_t parts) {
+          const Range own = Blocks(rows, kPackedRows, parts).range(part);
+          bool in_range = true;
+          for (int64_t row = 0; row < all && own.size() > 0; row += rows) {
+            const auto x = w.from(row + own.begin, blocks_.begin(block));
+            const int64_t k0 = row / hidden_ * slot_pitch_ + own.begin;
+            const auto to = block_of_weights(block);
+            in_range &= Format::pack_b(to, k0, 0, x, own.size(), blocks_.size(block));
+          }
+          return in_range;
+        });
   }
 
   bool run_chunk(size_t c) {
-    return parallel_region(grid_.slots(), [&](Team& team) {
+    const auto run_thread = [&](Team& team) {
       for (size_t k = chunks_[c].last; k-- > chunks_[c].first;) {
-        team.for_each_slot(
-            grid_.slots(), [&](int64_t index) { return step(c, k, slot_of(index)); });
-        if (grid_.needs_barrier()) team.barrier();
+        team.for_each_slot([&](int64_t index) { return step(c, k, slot_of(index)); });
+        team.barrier();
       }
-    });
+    };
+    return parallel_region(grid_.slots(), run_thread, grid_.columns);
   }
 
   Slot slot_of(int64_t index) const {

@@ -85,7 +85,8 @@ class BlockedForward {
       if (!pack(0, rows, hidden_, read<Source>(h_0), packed_h_0_.rows, /*state=*/true)) return {};
       h_0_ = as_const(packed_h_0_.rows);
     }
-    const bool in_range = parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
+    const bool in_range =
+        parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); }, grid_.columns);
     if (!in_range) return {};
     return SequenceResult(
         output_,
@@ -159,24 +160,23 @@ class BlockedForward {
 
   void run_thread(Team& team) {
     if (resets_.any()) {
-      team.for_each_slot(
-          grid_.slots(), [&](int64_t slot) { return multiply_zeros(slot_of(slot)); });
+      team.for_each_slot([&](int64_t slot) { return multiply_zeros(slot_of(slot)); });
     }
     for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
   }
 
   void run_chunk(Team& team, const Chunk& chunk) {
     if (!input_in_place_) {
-      team.for_each_slot(grid_.slots(), [&](int64_t slot) { return pack_input(chunk, slot); });
-      if (grid_.needs_barrier()) team.barrier();
+      team.for_each_slot([&](int64_t slot) { return pack_input(chunk, slot); });
+      team.barrier();
     }
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      team.for_each_slot(grid_.slots(), [&](int64_t index) {
+      team.for_each_slot([&](int64_t index) {
         const Slot slot = slot_of(index);
         if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
         return step(chunk, k, slot);
       });
-      if (grid_.needs_barrier()) team.barrier();
+      team.barrier();
     }
   }
 

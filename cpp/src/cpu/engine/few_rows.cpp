@@ -128,7 +128,7 @@ class FewRowsForward {
   }
 
   SequenceResult run() {
-    parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); });
+    parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); }, grid_.columns);
     return {
         output_,
         last_h(),
@@ -167,7 +167,7 @@ class FewRowsForward {
 
   void run_thread(Team& team) {
     const auto for_each_slot = [&](const auto& work) {
-      team.for_each_slot(grid_.slots(), [&](int64_t index) {
+      team.for_each_slot([&](int64_t index) {
         work(index);
         return true;
       });
@@ -183,11 +183,11 @@ class FewRowsForward {
     }
     for (const Chunk& chunk : chunks_) {
       for_each_slot([&](int64_t index) { copy_input(chunk, index); });
-      if (grid_.needs_barrier()) team.barrier();
+      team.barrier();
       for_each_block([&](const Part& part, int64_t block) { project(chunk, part, block); });
       for (size_t k = chunk.first; k < chunk.last; ++k) {
         for_each_block([&](const Part& part, int64_t block) { step_block(k, part, block); });
-        if (grid_.needs_barrier()) team.barrier();
+        team.barrier();
       }
     }
   }

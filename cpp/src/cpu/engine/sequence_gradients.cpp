@@ -20,12 +20,12 @@ SequenceGradients::SequenceGradients(
     const std::vector<Step>& steps,
     const Resets& resets,
     const Weights& weights,
-    GemmFormat format)
+    const BackwardSchedule& schedule)
     : args_(args),
       cell_(*args.cell),
       hidden_(args.h_0->size(1)),
       input_size_(args.input->size(-1)),
-      format_(format),
+      schedule_(schedule),
       steps_(steps),
       resets_(resets) {
   int64_t begun = 0;
@@ -41,7 +41,7 @@ SequenceGradients::SequenceGradients(
     const bool wide = args.input->scalar_type() == at::kFloat;
     d_input_ = empty_large(
         {flat_size(args.input), input_size_}, wide ? options.dtype(at::kFloat) : options);
-    input_gemm_ = make_packed_gemm(format, weights.ih);
+    input_gemm_ = make_packed_gemm(schedule.gradient_format, weights.ih);
   }
   if (want_h) {
     weights_h_ = weights.hh.to(at::kFloat);
@@ -65,7 +65,16 @@ void SequenceGradients::add_product(
   const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
   if (m == 0 || slots.count() == 0) return;
   products_.push_back(
-      {slots, h, x, one, make_weight_gradient_gemm(format_, m, slots.count() * hidden_, options)});
+      {slots,
+       h,
+       x,
+       one,
+       make_weight_gradient_gemm(
+           schedule_.gradient_format,
+           schedule_.gradient_threads,
+           m,
+           slots.count() * hidden_,
+           options)});
 }
 
 Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {

@@ -21,7 +21,7 @@ class SequenceGradients {
       const std::vector<Step>& steps,
       const Resets& resets,
       const Weights& weights,
-      GemmFormat format);
+      const BackwardSchedule& schedule);
 
   // dz (rows, (S + P) * H) of steps [first, last), in the input's row order. False if values are
   // out of range.
@@ -46,7 +46,7 @@ class SequenceGradients {
   const SequenceBackwardArgs& args_;
   const CellInfo& cell_;
   const int64_t hidden_, input_size_;
-  const GemmFormat format_;
+  const BackwardSchedule& schedule_;
   const std::vector<Step>& steps_;
   const Resets& resets_;
   std::vector<int64_t> begun_;  // [k]: rows that started before step k

@@ -13,19 +13,18 @@ using at::Tensor;
 
 namespace {
 
-// Split-K GEMM: accumulators, copies of C, share the rows of all steps. Threads that share an
-// accumulator split its columns into panels and, if there are more threads than panels, its rows.
-// Each thread packs its operands: fetching data that another thread has just written would cost
-// more.
+// Split-K GEMM: accumulators, copies of C, share the rows of all steps. The threads of an
+// accumulator split its columns into panels and its rows into tiles. They pack A together, slice by
+// slice, and each its own panels of B.
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
   using Source = typename Format::Source;
   using Operand = typename Format::Operand;
 
-  WeightGradientGemmOf(int64_t m, int64_t n, const at::TensorOptions& options)
+  WeightGradientGemmOf(int64_t threads, int64_t m, int64_t n, const at::TensorOptions& options)
       : m_(m),
-        schedule_(schedule_gradient_gemm(current_machine(), kFormat<Format>, m, n)),
+        schedule_(schedule_gradient_gemm(current_machine(), kFormat<Format>, threads, m, n)),
         bands_(n, kGemmBand),
         c_(empty_large(
                {schedule_.accumulators, bands_.count, m, kGemmBand}, options.dtype(at::kFloat))
@@ -35,26 +34,46 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     std::vector<Tensor> parts;
     for (const Tensor& part : a) parts.push_back(with_contiguous_rows(part));
     const Tensor rows = with_contiguous_rows(b);
-    const int64_t threads = std::max<int64_t>(available_threads() / c_.size(0), 1);
-    const int64_t columns = std::min(threads, bands_.count);
-    const int64_t m_tiles = (m_ + kMaxRows - 1) / kMaxRows;
-    const int64_t m_parts = std::min(threads / columns, m_tiles);
-    const int64_t slots = c_.size(0) * columns * m_parts;
-    return parallel_region(std::min(slots, available_threads()), [&](Team& team) {
-      team.for_each_slot(slots, [&](int64_t slot) {
-        const int64_t part = slot / c_.size(0);
-        const Range tiles = share(m_tiles, m_parts, part / columns);
-        const int64_t accumulator = slot % c_.size(0);
-        const Range k = share((rows.size(0) + kGroup - 1) / kGroup, c_.size(0), accumulator);
-        return add_part(
-            parts,
-            rows,
-            {{k.begin * kGroup, std::min(k.end * kGroup, rows.size(0))},
-             {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
-             share(bands_.count, columns, part % columns),
-             c_.mutable_data_ptr<float>() + accumulator * c_.stride(0)});
-      });
-    });
+    const Grid& grid = schedule_.grid;
+    const int64_t team = grid.slots(), slots = schedule_.accumulators * team;
+    const int64_t packers = team < kMostPrivate ? 1 : team;  // of a slice
+    const Blocks k(rows.size(0), kGroup, schedule_.accumulators);
+    const int64_t most = std::min(schedule_.slice_rows, round_up(k.width, kGroup));
+    const int64_t slices = divide_up(k.width, most);
+    // Two slices alternate: one barrier per slice.
+    const int64_t buffers = std::min<int64_t>(slices, 2);
+    reserve(a_, slots / packers * buffers * m_, most + kGap, b.options());
+    reserve(b_, slots * most, kGemmBand, b.options());
+    const auto run_thread = [&](Team& threads) {
+      const auto for_each_slot = [&](int64_t slice, const auto& work) {
+        threads.for_each_slot([&](int64_t slot) {
+          const Range all = k.range(slot / team);
+          const Range own = intersect({slice * most, (slice + 1) * most}, {0, all.size()});
+          if (own.size() == 0) return true;
+          const int64_t member = slot % team;
+          const Range tiles = share(divide_up(m_, kMaxRows), grid.rows, member / grid.columns);
+          return work(
+              Part{
+                  {all.begin + own.begin, all.begin + own.end},
+                  {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
+                  share(bands_.count, grid.columns, member % grid.columns),
+                  a_.rows.from((slot / packers * buffers + slice % buffers) * m_),
+                  b_.rows.row(slot * most),
+                  c_.mutable_data_ptr<float>() + slot / team * c_.stride(0),
+                  member});
+        });
+      };
+      for (int64_t slice = 0; slice < slices; ++slice) {
+        for_each_slot(slice, [&](const Part& part) {
+          const Range m = packers == 1 ? part.m : Blocks(m_, kVector, packers).range(part.member);
+          return pack_slice(parts, part.k, m, part.a);
+        });
+        threads.barrier();
+        for_each_slot(
+            slice, [&](const Part& part) { return multiply_slice(part, read<Source>(rows)); });
+      }
+    };
+    return parallel_region(slots, run_thread, packers);
   }
 
   void write_transposed(
@@ -84,57 +103,54 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
  private:
   // K in kernel calls is a multiple of kGroup, so that few different K occur.
   static constexpr int64_t kGroup = 32;
+  static constexpr int64_t kVector = 16;
+  // Fewer threads than this each pack A: fetching another thread's part costs more.
+  static constexpr int64_t kMostPrivate = 4;
+  // Rows of A with a power-of-two stride would map to few cache sets.
+  static constexpr int64_t kGap = 32;
 
   struct Part {
     Range k, m, bands;
+    Matrix<Operand> a;
+    Operand* b;
     float* c;
+    int64_t member;
   };
 
-  bool add_part(const std::vector<Tensor>& a, const Tensor& b, const Part& part) const {
-    if (part.k.size() == 0 || part.m.size() == 0) return true;
-    const int64_t most = std::min(schedule_.slice_rows, round_up(part.k.size(), kGroup));
-    const auto a_slice = allocate_a<Format>(part.m.size(), most, b.options());
-    const auto b_band = allocate_a<Format>(most, kGemmBand, b.options());
-    for (int64_t first = part.k.begin; first < part.k.end; first += most) {
-      const int64_t k = std::min(most, part.k.end - first);
-      if (!pack_slice(a, first, k, part.m, a_slice.rows)) return false;
-      const auto left = as_const(a_slice.rows);
-      const auto right = read<Source>(b).from(first);
-      if (!multiply_slice(left, right, k, part, b_band.rows.data)) return false;
+  static void reserve(
+      OperandA<Format>& operand, int64_t rows, int64_t k, const at::TensorOptions& options) {
+    if (operand.memory.defined() && operand.rows.row_stride == Format::a_stride(k) &&
+        operand.memory.numel() >= rows * Format::a_stride(k) * int64_t{sizeof(Operand)}) {
+      return;
     }
-    return true;
+    operand = allocate_a<Format>(rows, k, options);
   }
 
-  bool multiply_slice(
-      Matrix<const Operand> a,
-      Matrix<const Source> b,
-      int64_t k,
-      const Part& part,
-      Operand* packed_b) const {
-    for (int64_t m = 0; m < part.m.size(); m += schedule_.group_rows) {
-      const int64_t rows = std::min(schedule_.group_rows, part.m.size() - m);
-      float* const c = part.c + (part.m.begin + m) * kGemmBand;
+  bool multiply_slice(const Part& part, Matrix<const Source> b) const {
+    const int64_t k = part.k.size();
+    for (int64_t m = part.m.begin; m < part.m.end; m += schedule_.group_rows) {
+      const int64_t rows = std::min(schedule_.group_rows, part.m.end - m);
       for (int64_t band = part.bands.begin; band < part.bands.end; ++band) {
         const int64_t n = Format::padded_n(bands_.size(band));
-        const PackedB<Operand> packed = {packed_b, round_up(k, kGroup), n, n};
-        const auto from = b.from(0, bands_.begin(band));
+        const PackedB<Operand> packed = {part.b, round_up(k, kGroup), n, n};
+        const auto from = b.from(part.k.begin, bands_.begin(band));
         if (!Format::pack_b(packed, 0, 0, from, k, bands_.size(band))) return false;
-        const Matrix<float> to = {c + bands_.begin(band) * m_, kGemmBand};
-        Format::gemm(rows, a.from(m), as_const(packed), to, /*accumulate=*/true);
+        const Matrix<float> to = {part.c + bands_.begin(band) * m_ + m * kGemmBand, kGemmBand};
+        Format::gemm(rows, as_const(part.a.from(m)), as_const(packed), to, /*accumulate=*/true);
       }
     }
     return true;
   }
 
-  static bool pack_slice(
-      const std::vector<Tensor>& a, int64_t first, int64_t k, Range own, Matrix<Operand> slice) {
+  static bool pack_slice(const std::vector<Tensor>& a, Range k, Range own, Matrix<Operand> slice) {
     int64_t m = 0;
     for (const Tensor& part : a) {
       const Range here = intersect(own, {m, m + part.size(1)});
       if (here.size() > 0) {
-        const auto x = read<Source>(part).from(first, here.begin - m);
-        const auto to = slice.from(here.begin - own.begin);
-        if (!Format::pack_a_transposed(here.size(), k, round_up(k, kGroup), x, to)) return false;
+        const auto x = read<Source>(part).from(k.begin, here.begin - m);
+        const auto to = slice.from(here.begin);
+        const int64_t rows = round_up(k.size(), kGroup);
+        if (!Format::pack_a_transposed(here.size(), k.size(), rows, x, to)) return false;
       }
       m += part.size(1);
     }
@@ -144,15 +160,16 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   int64_t m_;
   GradientGemmSchedule schedule_;
   Blocks bands_;
-  Tensor c_;  // (accumulators, panels, M, panel columns)
+  Tensor c_;                // (accumulators, panels, M, panel columns)
+  OperandA<Format> a_, b_;  // slices of A, transposed, and panels of B
 };
 
 }  // namespace
 
 std::unique_ptr<WeightGradientGemm> make_weight_gradient_gemm(
-    GemmFormat format, int64_t m, int64_t n, const at::TensorOptions& options) {
+    GemmFormat format, int64_t threads, int64_t m, int64_t n, const at::TensorOptions& options) {
   return visit_format(format, [&]<typename Format>(Format) -> std::unique_ptr<WeightGradientGemm> {
-    return std::make_unique<WeightGradientGemmOf<Format>>(m, n, options);
+    return std::make_unique<WeightGradientGemmOf<Format>>(threads, m, n, options);
   });
 }
 

@@ -22,6 +22,6 @@ class WeightGradientGemm {
       int64_t begin, int64_t end, Matrix<float> out, int64_t height, const int* blocks) = 0;
 };
 std::unique_ptr<WeightGradientGemm> make_weight_gradient_gemm(
-    GemmFormat format, int64_t m, int64_t n, const at::TensorOptions& options);
+    GemmFormat format, int64_t threads, int64_t m, int64_t n, const at::TensorOptions& options);
 
 }  // namespace lltm::cpu

@@ -122,25 +122,23 @@ class PackedGemmOf {
     memory_ = empty_large(
         {elements * static_cast<int64_t>(sizeof(Operand))}, matrix.options().dtype(at::kByte));
     const auto b = read<Source>(rows);
-    fits_ = parallel_region(std::min(available_threads(), bands_.count), [&](Team& team) {
-      team.for_each_slot(bands_.count, [&](int64_t band) {
-        return Format::pack_b(
-            band_of(band), 0, 0, b.from(0, bands_.begin(band)), k_, bands_.size(band));
-      });
-    });
+    fits_ = parallel_tasks(
+        bands_.count, elements, kPackGrain, [&](int64_t band, int64_t part, int64_t parts) {
+          const Range own = Blocks(k_, kPackedRows, parts).range(part);
+          const auto from = b.from(own.begin, bands_.begin(band));
+          return own.size() == 0 ||
+                 Format::pack_b(band_of(band), own.begin, 0, from, own.size(), bands_.size(band));
+        });
   }
 
   bool operator()(const Tensor& out, const Tensor& a) const {
     const int64_t rows = a.size(0);
     if (rows == 0) return true;
     const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
-    const int64_t threads = std::min(available_threads(), tiers * bands_.count);
     const bool wide = out.scalar_type() == at::kFloat;
-    return fits_ && parallel_region(threads, [&](Team& team) {
-             team.for_each_slot(threads, [&](int64_t slot) {
-               const Range own = share(tiers * bands_.count, threads, slot);
-               return wide ? run_tasks<float>(out, a, own) : run_tasks<Source>(out, a, own);
-             });
+    return fits_ && parallel_for(tiers * bands_.count, 1, [&](int64_t begin, int64_t end) {
+             const Range own = {begin, end};
+             return wide ? run_tasks<float>(out, a, own) : run_tasks<Source>(out, a, own);
            });
   }
 

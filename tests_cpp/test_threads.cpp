@@ -1,0 +1,103 @@
+// Parallel regions and barriers (cpu/parallel.h, cpu/barrier.h).
+#include "cpu/barrier.h"
+#include "testing.h"
+
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lltm_test {
+namespace {
+
+std::mutex mutex;
+std::set<unsigned> region_sizes;  // requested by GOMP_parallel
+
+std::set<std::string> threads_of_process() {
+  std::set<std::string> threads;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    threads.insert(entry.path().filename());
+  }
+  return threads;
+}
+
+class Threads : public testing::TestWithParam<int> {
+ protected:
+  Threads() : before_(at::get_num_threads()) { at::set_num_threads(GetParam()); }
+  ~Threads() override { at::set_num_threads(before_); }
+
+ private:
+  const int before_;
+};
+INSTANTIATE_TEST_SUITE_P(Counts, Threads, testing::Values(4, 8, 16));
+
+// libgomp ends and creates threads if regions differ in size.
+TEST_P(Threads, AreCreatedOnce) {
+  const auto call_all = [] {
+    for (const char* const cell : kCells) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+        for (const Sizes& sizes :
+             {Sizes{20, 1, 40, 130}, {6, 24, 70, 160}, {1, 40, 70, 160}, {3, 5, 9, 20}}) {
+          const Arguments arguments = sequence_problem(sizes, dtype, /*seed=*/1, true, cell);
+          evaluate(sequence, arguments, random_like(sequence(arguments), 7));
+        }
+      }
+    }
+  };
+  call_all();
+  region_sizes.clear();
+  const std::set<std::string> before = threads_of_process();
+  call_all();
+  EXPECT_EQ(threads_of_process(), before);
+  EXPECT_EQ(region_sizes, std::set<unsigned>{static_cast<unsigned>(GetParam())});
+}
+
+// A position whose group is complete sees everything that the group wrote before. More threads than
+// CPUs, so that threads also sleep.
+TEST(Barriers, WaitForTheirGroup) {
+  for (const auto& [groups, sharing] : {std::pair{1, 2}, {3, 3}, {1, 8}, {2, 9}, {1, 20}}) {
+    for (const int spins : {0, 1000}) {
+      constexpr uint32_t kRounds = 300;
+      lltm::cpu::Barriers barriers(groups * sharing, sharing, spins);
+      std::vector<uint32_t> written(static_cast<size_t>(groups * sharing));
+      std::atomic<int> wrong = 0;
+      const auto run = [&, sharing = sharing](int slot) {
+        for (uint32_t round = 1; round <= kRounds; ++round) {
+          written[slot] = round;
+          barriers.arrive(slot, 2 * round - 1);
+          barriers.wait(slot, 2 * round - 1);
+          const int first = slot / sharing * sharing;
+          for (int k = first; k < first + sharing; ++k) wrong += written[k] != round;
+          barriers.arrive(slot, 2 * round);
+          barriers.wait(slot, 2 * round);
+        }
+      };
+      std::vector<std::thread> threads;
+      for (int slot = 0; slot < groups * sharing; ++slot) threads.emplace_back(run, slot);
+      for (std::thread& thread : threads) thread.join();
+      EXPECT_EQ(wrong, 0) << groups << " groups of " << sharing;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lltm_test
+
+// Replaces libgomp's for all libraries of the process. Weak: tsan_openmp.cpp has another.
+extern "C" __attribute__((weak, visibility("default"))) void GOMP_parallel(
+    void (*body)(void*), void* data, unsigned threads, unsigned flags) {
+  using Parallel = void(void (*)(void*), void*, unsigned, unsigned);
+  static auto* const parallel = reinterpret_cast<Parallel*>(dlsym(RTLD_NEXT, "GOMP_parallel"));
+  {
+    const std::lock_guard<std::mutex> lock(lltm_test::mutex);
+    lltm_test::region_sizes.insert(threads == 0 ? at::get_num_threads() : threads);
+  }
+  parallel(body, data, threads, flags);
+}
