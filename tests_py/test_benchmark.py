@@ -18,6 +18,7 @@ import chart
 import custom_cells
 import layers
 import pytest
+import sharing
 import support
 import sweep
 import torch
@@ -368,6 +369,25 @@ def test_a_sweep_samples_shapes_and_prints_the_worst_with_their_schedules(tmp_pa
     worst = shown.partition("The ten worst:\n")[2]
     assert len(re.findall(r"^\d+\.\d\d  GRU sequence, ", worst, re.MULTILINE)) == 2
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
+
+
+def test_processes_and_threads_that_share_cores_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("processes", "--quick", "--seconds", "0.01", "--json", "out.json")
+    program = str(support.ROOT / "benchmarks/sharing.py")
+    run = support.run_python(program, *options, cwd=tmp_path, GOMP_SPINCOUNT="9")
+    assert run.returncode == 0, run.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    found = [(row["implementation"], row["processes"], row["GOMP_SPINCOUNT"]) for row in rows]
+    assert found == [(name, n, "9") for name in ("torch.nn", OURS) for n in (1, 2)]
+    assert len(re.findall(r"^\|.*\| \d+/s \([\d.]+ ms\) \| [\d.]+ ", run.stdout, re.M)) == 2
+    monkeypatch.setattr(sharing, "ready", lambda: None, raising=False)
+    for case in (last for (*_, last), _ in sharing.PARTS.values()):
+        for name in sharing.implementations(case):
+            times = sharing.calls(case, name, 2, 0.01)
+            assert len(times) == 2
+            assert sharing.sample([times])[0] > 0
 
 
 def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
