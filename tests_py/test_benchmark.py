@@ -126,9 +126,36 @@ def test_a_runtime_that_is_not_installed_is_named(
     module = name.lower().replace(" ", "")
     monkeypatch.setitem(sys.modules, module, None)  # importing it fails
     case = Case((2, 3, 4, 5))
-    makes = {OURS: contenders(case)[OURS]} | runtimes(case)
+    makes = {OURS: contenders(case)[OURS], name: runtimes(case)[f"{name} LSTM"]}
     row = layers.measure_case("title", case, makes, SETTINGS, lambda case, against: None)
-    assert row.skipped[f"{name} LSTM"] == f"needs {module}: pip install {module}"
+    assert row.skipped[name] == f"needs {module}: pip install {module}"
+
+
+IN_JAX = """
+import os, runtimes, torch
+from lltm.benchmark import cases, contenders
+os.sched_getaffinity, runtimes.UNROLLED = lambda process: {0}, (4,)
+for cell, training in (("lstm", False), ("lstm", True), ("gru", False), ("gru", True)):
+    case = cases.Case((7, 3, 5, 9), training=training, cell=cell)
+    layer = contenders.Layer(runtimes.runtimes(case)["JAX " + cell.upper()], case)
+    theirs = layer.module.layer
+    with torch.set_grad_enabled(training):
+        layer.run()
+        results, expected = (module(layer.input, layer.state) for module in (layer.module, theirs))
+    if training:
+        expected[0].sum().backward()
+        expected = [tensor.grad for tensor in (*theirs.parameters(), layer.input)]
+        parameters, input = layer.module.gradients
+        results = [*map(torch.from_dlpack, (*parameters, input))]
+    torch.testing.assert_close(results, expected)
+"""
+
+
+@support.needs_extra("bench", "jax")
+def test_a_layer_in_jax_equals_torchs(tmp_path: Path) -> None:
+    """In a separate process, because JAX starts threads."""
+    run = support.run_forked("-c", IN_JAX, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("cell", GATES)
@@ -385,8 +412,9 @@ def test_processes_and_threads_that_share_cores_are_measured(
     monkeypatch.setattr(sharing, "ready", lambda: None, raising=False)
     for case in (last for (*_, last), _ in sharing.PARTS.values()):
         for name in sharing.implementations(case):
-            times = sharing.calls(case, name, 2, 0.01)
-            assert len(times) == 2
+            callers = 1 if case.training else 2  # training would share the gradients
+            times = sharing.calls(case, name, callers, 0.01)
+            assert len(times) == callers
             assert sharing.sample([times])[0] > 0
 
 
