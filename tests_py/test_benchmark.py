@@ -37,6 +37,7 @@ from lltm.benchmark.user_model import compare_model, function
 
 RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
 CELLS = RUN / "layers.json"
+SWEEP = (RUN / "sweep.txt").read_text()
 README = (support.ROOT / "README.md").read_text()
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
@@ -396,6 +397,8 @@ def test_a_sweep_samples_shapes_and_prints_the_worst_with_their_schedules(tmp_pa
     worst = shown.partition("The ten worst:\n")[2]
     assert len(re.findall(r"^\d+\.\d\d  GRU sequence, ", worst, re.MULTILINE)) == 2
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
+    kinds = {kind for _, _, kind, _ in random_shapes(shown)}
+    assert kinds - {"prepacked inference"} == {"inference", "training"}
 
 
 def test_processes_and_threads_that_share_cores_are_measured(
@@ -418,14 +421,17 @@ def test_processes_and_threads_that_share_cores_are_measured(
             assert sharing.sample([times])[0] > 0
 
 
-def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
-    """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
-    pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
+def random_shapes(text: str) -> dict[tuple[str, str, str, str], list[float]]:
+    """Printed speedups at random shapes, by cell, dtype, kind and baseline."""
+    pattern = r"^(1 thread: )?(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
+    ratios = r"([\d.]+) (nn\.\w+|PyTorch reference|ONNX Runtime)(?: \w+ (prepacked))?"
     found: dict[tuple[str, str, str, str], list[float]] = {}
-    for cell, kind, dtype, rest in re.findall(pattern, (RUN / "sweep.txt").read_text(), re.M):
-        for ratio, baseline in re.findall(r"([\d.]+) (nn\.\w+|ONNX Runtime)", rest):
-            found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))
-    return dict(sorted(found.items(), key=lambda item: item[0][3] == ONNX_RUNTIME))
+    for alone, cell, kind, dtype, rest in re.findall(pattern, text, re.M):
+        for ratio, baseline, packed in re.findall(ratios, rest):
+            kinds = " ".join(filter(None, (packed, kind))) + ", 1 thread" * bool(alone)
+            found.setdefault((cell, dtype, kinds, baseline), []).append(1 / float(ratio))
+    order = "nPO"  # initials of the baselines
+    return dict(sorted(found.items(), key=lambda i: ("1" in i[0][2], order.index(i[0][3][0]))))
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
@@ -435,12 +441,12 @@ def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None
     stored = samples(CELLS)
     measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
     assert "\n".join(tables(measured)).strip() in page
-    assert "\n".join(sweep.table(random_shapes())) in page
+    assert "\n".join(sweep.table(random_shapes(SWEEP))) in page
 
 
 def test_the_figures_of_the_readme_follow_from_the_stored_runs() -> None:
     shapes = [f"{shape}, {{}}" for shape in chart.SHAPES]
-    stored, sampled = samples(CELLS), random_shapes()
+    stored, sampled = samples(CELLS), random_shapes(SWEEP)
     for cell in ("GRU", "LSTM"):
         every, some = [], []
         for kind in ("training", "inference"):
