@@ -203,51 +203,49 @@ class Jax(_Runtime):
         if self.threads != len(os.sched_getaffinity(0)):
             raise RuntimeError("JAX uses all cores")
 
-    def step(self, w_hh: Any, b_hh: Any, state: Any, x: Any) -> Any:
-        """Computes a step from x, the input's part of the gates."""
-        h, *c = state
-        split, tanh, sigmoid = self.jax.numpy.split, self.jax.numpy.tanh, self.jax.nn.sigmoid
-        gates = h @ w_hh.T + b_hh
-        if self.layer.mode == "LSTM":
-            i, f, g, o = split(x + gates, 4, axis=-1)
-            c = [sigmoid(f) * c[0] + sigmoid(i) * tanh(g)]
-            h = sigmoid(o) * tanh(c[0])
-        else:
-            (r, z, n), (x_r, x_z, x_n) = split(gates, 3, axis=-1), split(x, 3, axis=-1)
-            z, n = sigmoid(x_z + z), tanh(x_n + sigmoid(x_r + r) * n)
-            h = (1 - z) * n + z * h
-        return (h, *c), h
-
-    def run(self, unroll: int, parameters: Any, input: Any, states: Any) -> Any:
+    def run(self, unroll: int, training: bool, parameters: Any, input: Any, states: Any) -> Any:
         w_ih, w_hh, b_ih, b_hh = parameters
-        step, state = partial(self.step, w_hh, b_hh), tuple(state[0] for state in states)
-        x = input @ w_ih.T + b_ih
-        states, output = self.jax.lax.scan(step, state, x, unroll=unroll)
-        return output, *(state[None] for state in states)
+        split, tanh, sigmoid = self.jax.numpy.split, self.jax.numpy.tanh, self.jax.nn.sigmoid
 
-    def fastest(self, training: bool, *arguments: Any) -> Callable[[], Any]:
+        def step(state: Any, x: Any) -> Any:
+            h, *c = state
+            gates = h @ w_hh.T + b_hh
+            if c:
+                i, f, g, o = split(x + gates, 4, axis=-1)
+                c = [sigmoid(f) * c[0] + sigmoid(i) * tanh(g)]
+                h = sigmoid(o) * tanh(c[0])
+            else:
+                (r, z, n), (x_r, x_z, x_n) = split(gates, 3, axis=-1), split(x, 3, axis=-1)
+                z, n = sigmoid(x_z + z), tanh(x_n + sigmoid(x_r + r) * n)
+                h = (1 - z) * n + z * h
+            return (h, *c), h
+
+        first, x = tuple(state[0] for state in states), input @ w_ih.T + b_ih
+        states, output = self.jax.lax.scan(step, first, x, unroll=unroll)
+        return output.sum() if training else (output, *(state[None] for state in states))
+
+    def bind_fastest(self, arguments: Sequence[Any], training: bool) -> None:
         times: dict[Callable[[], Any], float] = {}
         for unroll in UNROLLED:
-            run = partial(self.run, unroll)
+            run = partial(self.run, unroll, training)
             if training:
-                run = self.jax.grad(lambda *a, run=run: run(*a)[0].sum(), argnums=(0, 1))
+                run = self.jax.grad(run, argnums=(0, 1))
             call = partial(self.jax.jit(run), *arguments)
             for _ in range(4):  # the first compiles
                 start = time.perf_counter()
                 self.jax.block_until_ready(call())
                 times[call] = min(times.get(call, 1e9), time.perf_counter() - start)
-        return min(times, key=times.__getitem__)
+        self.call = min(times, key=times.__getitem__)
 
     def forward(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
-        states, training = (state,) if isinstance(state, Tensor) else state, input.requires_grad
+        states = (state,) if isinstance(state, Tensor) else state
         if list(map(id, (input, *states))) != list(map(id, self.arguments)):
             self.arguments = (input, *states)
             tensors = (*self.layer.all_weights[0], *self.arguments)
             arrays = [self.jax.dlpack.from_dlpack(tensor.detach()) for tensor in tensors]
-            self.call = self.fastest(training, arrays[:4], arrays[4], arrays[5:])
-        results: Any = self.jax.block_until_ready(self.call())
-        if training:
-            self.gradients = results
+            self.bind_fastest((arrays[:4], arrays[4], arrays[5:]), input.requires_grad)
+        self.gradients = results = self.jax.block_until_ready(self.call())
+        if input.requires_grad:
             return _Computed.apply(input, self.layer.hidden_size), None  # type: ignore[no-untyped-call]
         output, *states = map(from_dlpack, results)
         return output, states[0] if isinstance(state, Tensor) else tuple(states)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -56,7 +56,8 @@ PARTS: dict[str, tuple[list[Case], tuple[int, ...]]] = {
     "busy": ([replace(case, shape=shape, training=t) for case, shape, t in BUSY], (0, 1, 2)),
 }
 Times = list[list[float]]  # seconds of each call, by thread
-ready: Callable[[], Any]  # waits for the other processes
+SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Mixed(nn.Module):
@@ -78,30 +79,24 @@ def implementations(case: Case) -> dict[str, Make]:
     return both if case.training else both | {PREPACKED: prepacked(case)}
 
 
-def begin(barrier: threading.Barrier) -> None:
-    global ready
-    ready = partial(barrier.wait, 100)
-
-
 def start(count: int, spins: str) -> Any:
     """Starts processes with a GOMP_SPINCOUNT, which libgomp reads when it is loaded."""
-    os.environ[SPINS] = spins
-    if spins == UNSET:
-        del os.environ[SPINS]
-    context = multiprocessing.get_context("spawn")
-    return context.Pool(count, begin, (context.Barrier(count),))
+    os.environ.pop(SPINS, None)
+    os.environ.update({SPINS: spins} if spins != UNSET else {})
+    return CONTEXT.Pool(count)
 
 
-def calls(case: Case, name: str, callers: int, seconds: float, _: int = 0) -> Times:
+def calls(case: Case, name: str, callers: int, seconds: float, processes: Any) -> Times:
+    """Measures in each of `callers` threads, after all threads of all `processes` are ready."""
     run = Layer(implementations(case)[name], case).run
-    barrier = threading.Barrier(callers, ready)
+    threads = threading.Barrier(callers, processes.wait)
 
     def caller(_: int) -> list[float]:
         times = []
         with torch.set_grad_enabled(case.training):
             for _ in range(3):
                 run()
-            barrier.wait()
+            threads.wait()
             end = time.perf_counter() + seconds
             while (begin := time.perf_counter()) < end:
                 run()
@@ -121,40 +116,40 @@ def sample(rounds: Sequence[Times]) -> tuple[float, float]:
     return statistics.mean(rates), took[int(0.99 * len(took))]
 
 
-def measured(case: Case, part: str, pools: dict[Any, Any], seconds: float) -> dict[Any, Any]:
-    """Samples by (GOMP_SPINCOUNT, count) and implementation."""
-    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
-    names = [n for n in implementations(case) if (part, n) != ("processes", PREPACKED)]
-    found: dict[Any, list[Times]] = {key: [] for key in product(pools, names)}
-    for (column, name), rounds in ROUNDS * [*found.items()]:
-        n = {"processes": 1, "callers": 1, "busy": 0, part: column[1]}
-        task = partial(calls, case, name, n["callers"], seconds / ROUNDS)
-        others = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(n["busy"])]
-        all_times = pools[column].map(task, range(n["processes"]), chunksize=1)
-        rounds.append([*chain.from_iterable(all_times)])
-        for other in others:
-            other.kill()
-            other.wait()
-    return {key: sample(rounds) for key, rounds in found.items()}
-
-
 def table(part: str, states: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
     cases, counts = PARTS[part]
     columns = [*product(states, counts)]
-    pools = {c: start(c[1] if part == "processes" else 1, c[0]) for c in columns}
+    pools = {spins: start(counts[-1] if part == "processes" else 1, spins) for spins in states}
+    manager = CONTEXT.Manager()
     heads = (f"{part}: {n}{f', {SPINS}={spins}' * (spins != UNSET)}" for spins, n in columns)
     print(f"\n| | | {' | '.join(heads)} |\n|{'---|' * (2 + len(columns))}")
     for case in cases:
-        work = f"{case.cell.upper()} {'training' if case.training else 'inference'}"
-        title = f"{work} {'×'.join(map(str, case.shape))}"
-        samples = measured(case, part, pools, seconds)
-        for name in dict.fromkeys(name for _, name in samples):
+        title = f"{case.cell.upper()} {'training' if case.training else 'inference'} "
+        title += "×".join(map(str, case.shape))
+        names = [n for n in implementations(case) if (part, n) != ("processes", PREPACKED)]
+        every: dict[Any, list[Times]] = {key: [] for key in product(columns, names)}
+        for ((spins, count), name), rounds in ROUNDS * [*every.items()]:
+            many = {"processes": 1, "callers": 1, "busy": 0, part: count}
+            task = (
+                case,
+                name,
+                many["callers"],
+                seconds / ROUNDS,
+                manager.Barrier(many["processes"]),
+            )
+            others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(many["busy"])]
+            found = pools[spins].starmap(calls, many["processes"] * [task], chunksize=1)
+            rounds.append([*chain.from_iterable(found)])
+            for other in others:
+                other.kill()
+                other.wait()
+        samples = {key: sample(rounds) for key, rounds in every.items()}
+        for name in names:
             cells = []
             for spins, n in columns:
-                rate, late = samples[(spins, n), name]
+                rate, late = samples[key := ((spins, n), name)]
                 base = ((spins, 1), name) if part == "processes" else ((spins, n), THEIRS)
-                ratio = rate / samples[base][0]
-                shown = f"{rate:.0f}/s" if base == ((spins, n), name) else f"{ratio:.2f}"
+                shown = f"{rate:.0f}/s" if base == key else f"{rate / samples[base][0]:.2f}"
                 cells.append(f"{shown} ({1e3 * late:.1f} ms)")
                 row = {"title": title, "implementation": name, part: n, SPINS: spins}
                 yield row | {"calls per second": rate, "99th percentile, seconds": late}
@@ -174,11 +169,10 @@ def main() -> None:
     if options.quick:
         PARTS.update({part: (cases[:1], counts[:2]) for part, (cases, counts) in PARTS.items()})
     states = [UNSET, "1000"] if options.both else [os.environ.get(SPINS, UNSET)]
-    found = environment()
-    print("\n".join(f"{name}: {value}" for name, value in found.items()), flush=True)
+    print("\n".join(f"{name}: {value}" for name, value in environment().items()), flush=True)
     results = [row for part in options.parts for row in table(part, states, options.seconds)]
     if options.json is not None:
-        write_json(options.json, {"environment": found, "rows": results})
+        write_json(options.json, {"environment": environment(), "rows": results})
 
 
 if __name__ == "__main__":

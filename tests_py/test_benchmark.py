@@ -6,9 +6,11 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,8 @@ import torch
 from goals import ONNX_RUNTIME, PEAK, READ, sequence_goal
 from layers import USERS, user_cases
 from machine import bounds, read_weights, weight_passes
-from runtimes import RUNTIMES, runtimes
+from runtimes import JAX, RUNTIMES, runtimes
+from torch.utils.dlpack import from_dlpack
 
 from lltm.benchmark import timing
 from lltm.benchmark.__main__ import cases, parser
@@ -106,11 +109,14 @@ def signal_stack() -> Iterator[None]:
 @pytest.mark.usefixtures("signal_stack")
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize(
-    ("name", "module"), [(ONNX_RUNTIME, "onnxruntime"), ("OpenVINO", "openvino")]
+    ("name", "module"), [(ONNX_RUNTIME, "onnxruntime"), ("OpenVINO", "openvino"), (JAX, "jax")]
 )
-def test_a_layer_of_another_runtime_equals_torchs(name: str, module: str, cell: str) -> None:
+def test_a_layer_of_another_runtime_equals_torchs(
+    name: str, module: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for needed in ("onnx", module):
         pytest.importorskip(needed, reason="part of the bench extra")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(torch.get_num_threads()))
     case = Case((7, 3, 5, 9), cell=cell)
     layer = Layer(runtimes(case)[f"{name} {cell.upper()}"], case)
     theirs: Any = layer.module.layer
@@ -118,6 +124,13 @@ def test_a_layer_of_another_runtime_equals_torchs(name: str, module: str, cell: 
         for input in (layer.input, torch.empty_like(layer.input)):
             input.normal_()
             torch.testing.assert_close(layer.module(input, layer.state), theirs(input, layer.state))
+    if name == JAX:  # training
+        jax: Any = layer.module
+        jax(layer.input.requires_grad_(), layer.state)
+        theirs(layer.input, layer.state)[0].sum().backward()
+        found = map(from_dlpack, (*jax.gradients[0], jax.gradients[1]))
+        expected = [tensor.grad for tensor in (*theirs.parameters(), layer.input)]
+        torch.testing.assert_close([*found], expected)
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
@@ -130,33 +143,6 @@ def test_a_runtime_that_is_not_installed_is_named(
     makes = {OURS: contenders(case)[OURS], name: runtimes(case)[f"{name} LSTM"]}
     row = layers.measure_case("title", case, makes, SETTINGS, lambda case, against: None)
     assert row.skipped[name] == f"needs {module}: pip install {module}"
-
-
-IN_JAX = """
-import os, runtimes, torch
-from lltm.benchmark import cases, contenders
-os.sched_getaffinity, runtimes.UNROLLED = lambda process: {0}, (4,)
-for cell, training in (("lstm", False), ("lstm", True), ("gru", False), ("gru", True)):
-    case = cases.Case((7, 3, 5, 9), training=training, cell=cell)
-    layer = contenders.Layer(runtimes.runtimes(case)["JAX " + cell.upper()], case)
-    theirs = layer.module.layer
-    with torch.set_grad_enabled(training):
-        layer.run()
-        results, expected = (module(layer.input, layer.state) for module in (layer.module, theirs))
-    if training:
-        expected[0].sum().backward()
-        expected = [tensor.grad for tensor in (*theirs.parameters(), layer.input)]
-        parameters, input = layer.module.gradients
-        results = [*map(torch.from_dlpack, (*parameters, input))]
-    torch.testing.assert_close(results, expected)
-"""
-
-
-@support.needs_extra("bench", "jax")
-def test_a_layer_in_jax_equals_torchs(tmp_path: Path) -> None:
-    """In a separate process, because JAX starts threads."""
-    run = support.run_forked("-c", IN_JAX, cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("cell", GATES)
@@ -401,9 +387,7 @@ def test_a_sweep_samples_shapes_and_prints_the_worst_with_their_schedules(tmp_pa
     assert kinds - {"prepacked inference"} == {"inference", "training"}
 
 
-def test_processes_and_threads_that_share_cores_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_and_threads_that_share_cores_are_measured(tmp_path: Path) -> None:
     options = ("processes", "--quick", "--seconds", "0.01", "--json", "out.json")
     program = str(support.ROOT / "benchmarks/sharing.py")
     run = support.run_python(program, *options, cwd=tmp_path, GOMP_SPINCOUNT="9")
@@ -411,12 +395,9 @@ def test_processes_and_threads_that_share_cores_are_measured(
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     found = [(row["implementation"], row["processes"], row["GOMP_SPINCOUNT"]) for row in rows]
     assert found == [(name, n, "9") for name in ("torch.nn", OURS) for n in (1, 2)]
-    assert len(re.findall(r"^\|.*\| \d+/s \([\d.]+ ms\) \| [\d.]+ ", run.stdout, re.M)) == 2
-    monkeypatch.setattr(sharing, "ready", lambda: None, raising=False)
-    for case in (last for (*_, last), _ in sharing.PARTS.values()):
+    for case, callers in ((sharing.SHARED[-1], 1), (sharing.SHARED[0], 2)):
         for name in sharing.implementations(case):
-            callers = 1 if case.training else 2  # training would share the gradients
-            times = sharing.calls(case, name, callers, 0.01)
+            times = sharing.calls(case, name, callers, 0.01, threading.Barrier(1))
             assert len(times) == callers
             assert sharing.sample([times])[0] > 0
 
