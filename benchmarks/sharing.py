@@ -130,15 +130,10 @@ def table(part: str, states: Sequence[str], seconds: float) -> Iterator[dict[str
         every: dict[Any, list[Times]] = {key: [] for key in product(columns, names)}
         for ((spins, count), name), rounds in ROUNDS * [*every.items()]:
             many = {"processes": 1, "callers": 1, "busy": 0, part: count}
-            task = (
-                case,
-                name,
-                many["callers"],
-                seconds / ROUNDS,
-                manager.Barrier(many["processes"]),
-            )
             others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(many["busy"])]
-            found = pools[spins].starmap(calls, many["processes"] * [task], chunksize=1)
+            task = (case, name, many["callers"], seconds / ROUNDS)
+            tasks = many["processes"] * [(*task, manager.Barrier(many["processes"]))]
+            found = pools[spins].starmap(calls, tasks, chunksize=1)
             rounds.append([*chain.from_iterable(found)])
             for other in others:
                 other.kill()
