@@ -124,7 +124,8 @@ def table(part: str, states: Sequence[str], seconds: float) -> Iterator[dict[str
     heads = (f"{part}: {n}{f', {SPINS}={spins}' * (spins != UNSET)}" for spins, n in columns)
     print(f"\n| | | {' | '.join(heads)} |\n|{'---|' * (2 + len(columns))}")
     for case in cases:
-        title = f"{case.cell.upper()} {'training' if case.training else 'inference'} "
+        cell = MIXED if case.cell == MIXED else case.cell.upper()
+        title = f"{cell} {'training' if case.training else 'inference'} "
         title += "×".join(map(str, case.shape))
         names = [n for n in implementations(case) if (part, n) != ("processes", PREPACKED)]
         every: dict[Any, list[Times]] = {key: [] for key in product(columns, names)}
