@@ -165,6 +165,7 @@ bench: .venv/.test .venv/.bench
 	  --json build/results/layers.json --plot build/results/layers.png
 	python benchmarks/layers.py --users --json build/results/users.json
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
+	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
 
 # The shapes are random. To repeat a run: SWEEP_FLAGS=--seed=7.
 SWEEP_FLAGS ?=

@@ -9,7 +9,8 @@ sequences of other lengths, one and all threads, and memory.
 
 The same rounds measure the rates of the CPU: a large GEMM, and reading as many bytes as the weights
 have. The bound of a case is the longer of two times: its FLOP at the rate of the GEMM, and its
-passes over the weights at the rate of reading. ONNX Runtime and OpenVINO are included if installed.
+passes over the weights at the rate of reading. ONNX Runtime, OpenVINO and JAX are included if
+installed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""nn.LSTM and nn.GRU in other runtimes, from the same ONNX model: float32 inference.
+"""nn.LSTM and nn.GRU in other runtimes, in float32: inference, and training in JAX.
 
-Both runtimes use as many threads as PyTorch, and read their arguments in place.
+ONNX Runtime and OpenVINO run the same ONNX model. All runtimes use as many threads as PyTorch, and
+read their arguments in place.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
@@ -14,11 +17,14 @@ from typing import Any, cast
 import torch
 from goals import ONNX_RUNTIME
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from lltm.benchmark.cases import Case
 from lltm.benchmark.contenders import Make
 
 OPENVINO = "OpenVINO"
+JAX = "JAX"
+UNROLLED = (1, 4, 10)  # steps per iteration of JAX's loop
 
 Arrays = dict[str, Any]  # NumPy arrays, by name
 # ONNX's order of the gates, as indices into torch.nn's order.
@@ -171,11 +177,86 @@ class OpenVino(_Runtime):
         return cast("Callable[[], object]", request.infer)
 
 
-RUNTIMES: dict[str, type[_Runtime]] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino}
+class _Computed(torch.autograd.Function):
+    """Returns an output, without values, whose gradients are computed elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, hidden_size: int) -> Tensor:
+        return input.new_empty(*input.shape[:2], hidden_size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None
+
+
+class Jax(_Runtime):
+    """A layer in JAX: one GEMM of all inputs, then lax.scan, with the fastest of UNROLLED.
+
+    In training, forward computes `gradients`, of the sum of the output, in one jitted function.
+    """
+
+    gradients: Any  # of the parameters and of the input
+
+    def __init__(self, *arguments: Any, **dtype: Any) -> None:
+        self.jax = _import("jax")
+        super().__init__(*arguments, **dtype)
+        if self.threads != len(os.sched_getaffinity(0)):
+            raise RuntimeError("JAX uses all cores")
+
+    def run(self, unroll: int, training: bool, parameters: Any, input: Any, states: Any) -> Any:
+        w_ih, w_hh, b_ih, b_hh = parameters
+        split, tanh, sigmoid = self.jax.numpy.split, self.jax.numpy.tanh, self.jax.nn.sigmoid
+
+        def step(state: Any, x: Any) -> Any:
+            h, *c = state
+            gates = h @ w_hh.T + b_hh
+            if c:
+                i, f, g, o = split(x + gates, 4, axis=-1)
+                c = [sigmoid(f) * c[0] + sigmoid(i) * tanh(g)]
+                h = sigmoid(o) * tanh(c[0])
+            else:
+                (r, z, n), (x_r, x_z, x_n) = split(gates, 3, axis=-1), split(x, 3, axis=-1)
+                z, n = sigmoid(x_z + z), tanh(x_n + sigmoid(x_r + r) * n)
+                h = (1 - z) * n + z * h
+            return (h, *c), h
+
+        first, x = tuple(state[0] for state in states), input @ w_ih.T + b_ih
+        states, output = self.jax.lax.scan(step, first, x, unroll=unroll)
+        return output.sum() if training else (output, *(state[None] for state in states))
+
+    def bind_fastest(self, arguments: Sequence[Any], training: bool) -> None:
+        times: dict[Callable[[], Any], float] = {}
+        for unroll in UNROLLED:
+            run = partial(self.run, unroll, training)
+            if training:
+                run = self.jax.grad(run, argnums=(0, 1))
+            call = partial(self.jax.jit(run), *arguments)
+            for _ in range(4):  # the first compiles
+                start = time.perf_counter()
+                self.jax.block_until_ready(call())
+                times[call] = min(times.get(call, 1e9), time.perf_counter() - start)
+        self.call = min(times, key=times.__getitem__)
+
+    def forward(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
+        states = (state,) if isinstance(state, Tensor) else state
+        if list(map(id, (input, *states))) != list(map(id, self.arguments)):
+            self.arguments = (input, *states)
+            tensors = (*self.layer.all_weights[0], *self.arguments)
+            arrays = [self.jax.dlpack.from_dlpack(tensor.detach()) for tensor in tensors]
+            self.bind_fastest((arrays[:4], arrays[4], arrays[5:]), input.requires_grad)
+        self.gradients = results = self.jax.block_until_ready(self.call())
+        if input.requires_grad:
+            return _Computed.apply(input, self.layer.hidden_size), None  # type: ignore[no-untyped-call]
+        output, *states = map(from_dlpack, results)
+        return output, states[0] if isinstance(state, Tensor) else tuple(states)
+
+
+RUNTIMES: dict[str, type[_Runtime]] = {ONNX_RUNTIME: OnnxRuntime, OPENVINO: OpenVino, JAX: Jax}
 
 
 def runtimes(case: Case) -> dict[str, Make]:
-    if case.is_step or case.training or case.dtype != torch.float32 or not case.is_plain:
+    if case.is_step or case.dtype != torch.float32 or not case.is_plain:
         return {}
     layer = getattr(nn, case.yardstick)
-    return {f"{name} {case.yardstick}": partial(made, layer) for name, made in RUNTIMES.items()}
+    makes = {JAX: Jax} if case.training else RUNTIMES
+    return {f"{name} {case.yardstick}": partial(made, layer) for name, made in makes.items()}

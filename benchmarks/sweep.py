@@ -4,11 +4,13 @@
 
 Each size is sampled on a logarithmic scale: T from 1 to 500, B from 1 to 256, I and H from 1 to
 1024, odd sizes included. Each shape is measured for every cell and dtype, in training and
-inference, with the method of `python -m lltm.benchmark`. Shapes with more than LARGEST
-multiply-adds are sampled again, because a few of them would take as long as all others.
+inference, with the method of `python -m lltm.benchmark`, then in the first dtype with one thread.
+Shapes with more than LARGEST multiply-adds are sampled again, because a few of them would take as
+long as all others.
 
-Prints the distributions of the speedups over torch.nn's layer and ONNX Runtime's, and the ten
-smallest speedups over torch.nn with the schedules of the kernels (LLTM_SCHEDULE).
+Prints the distributions of the speedups over torch.nn's layer, the LLTM's also over its PyTorch
+reference, and of prepacked layers over ONNX Runtime's, which packs its weights in advance too; and
+the ten smallest speedups over torch.nn with the schedules of the kernels (LLTM_SCHEDULE).
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pictures
 import torch
 from goals import ONNX_RUNTIME
+from layers import PREPACKED, prepacked
 from runtimes import runtimes
 
 from lltm.benchmark.__main__ import begin, finish, parser
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, contenders
+from lltm.benchmark.contenders import OURS, PLAIN, contenders
 from lltm.benchmark.report import Row, speedup_text
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
@@ -51,12 +55,18 @@ def drawn(count: int, seed: int) -> Iterator[Shape]:
 
 
 def compare(case: Case, settings: Settings) -> Row:
-    theirs = f"nn.{case.yardstick}"
-    every = contenders(case) | runtimes(case)
-    makes = {n: m for n, m in every.items() if n in (OURS, theirs) or n.startswith(ONNX_RUNTIME)}
-    return measure(
-        str(case), {n: partial(layer_timer, m, case) for n, m in makes.items()}, settings
-    )
+    every = contenders(case)
+    makes = {name: every[name] for name in (OURS, f"nn.{case.yardstick}", PLAIN) if name in every}
+    onnx = {n: make for n, make in runtimes(case).items() if n.startswith(ONNX_RUNTIME)}
+    if onnx:
+        makes |= {PREPACKED: prepacked(case)} | onnx
+    builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
+    return measure(str(case), builds, settings)
+
+
+def ours(other: str) -> str:
+    """The implementation that is compared with another: ONNX Runtime packs its weights too."""
+    return PREPACKED if other.startswith(ONNX_RUNTIME) else OURS
 
 
 def speedups(measured: Mapping[Case, Row], other: str) -> dict[Case, float]:
@@ -64,7 +74,7 @@ def speedups(measured: Mapping[Case, Row], other: str) -> dict[Case, float]:
     found = (
         (c, row, [n for n in row.seconds if n.startswith(other)]) for c, row in measured.items()
     )
-    return {case: row.speedup(names[0]) for case, row, names in found if names}
+    return {case: row.speedup(names[0], ours(other)) for case, row, names in found if names}
 
 
 def distribution(values: Sequence[float]) -> str:
@@ -84,17 +94,20 @@ def table(found: Mapping[tuple[str, str, str, str], Sequence[float]]) -> Iterato
     yield "|---|---|---|---|---|---|---|"
     for (cell, dtype, kind, baseline), values in found.items():
         if len(values) > 1:
-            over = f" over {baseline}" if baseline == ONNX_RUNTIME else ""
+            over = f" over {baseline}" if baseline != f"nn.{cell}" else ""
             yield f"| {cell}, {dtype}, {kind}{over} | {distribution(values)} |"
 
 
-def by_baseline(measured: Mapping[Case, Row]) -> dict[tuple[str, str, str, str], list[float]]:
+def by_baseline(
+    measured: Mapping[Case, Row], threads: str
+) -> dict[tuple[str, str, str, str], list[float]]:
     groups: dict[tuple[str, str, str, str], list[float]] = {}
-    for other in ("nn.", ONNX_RUNTIME):
+    for other in ("nn.", PLAIN, ONNX_RUNTIME):
         for case, value in speedups(measured, other).items():
-            cell, kind = case.cell.upper(), "training" if case.training else "inference"
-            baseline = other if other == ONNX_RUNTIME else f"nn.{case.yardstick}"
-            key = (cell, str(case.dtype).removeprefix("torch."), kind, baseline)
+            kind = "training" if case.training else "inference"
+            kind = ("prepacked " if other == ONNX_RUNTIME else "") + kind + threads
+            baseline = f"nn.{case.yardstick}" if other == "nn." else other
+            key = (case.cell.upper(), str(case.dtype).removeprefix("torch."), kind, baseline)
             groups.setdefault(key, []).append(value)
     return groups
 
@@ -170,18 +183,31 @@ def main() -> None:
     settings = begin(options)
     settings.seconds /= 2
     print(f"--seed {options.seed}")
-    measured: dict[Case, Row] = {}
-    for shape in options.shapes or drawn(options.count, options.seed):
-        for cell in options.cell:
-            for name in options.dtype:
-                for training in (False, True):
-                    case = Case(shape, getattr(torch, name), training, cell=cell)
-                    row = measured[case] = compare(case, settings)
-                    named = (f"{row.ratio(n):.2f} {n}" for n in list(row.seconds)[1:])
-                    print(f"{case}: of {', '.join(named)}", flush=True)
-    print("\n".join(["", *table(by_baseline(measured)), "", "The ten worst:", *worst(measured)]))
+    shapes = options.shapes or [*drawn(options.count, options.seed)]
+
+    def sweep(dtypes: Sequence[str], prefix: str = "") -> dict[Case, Row]:
+        found = {}
+        for shape, cell, name, training in product(shapes, options.cell, dtypes, (False, True)):
+            case = Case(shape, getattr(torch, name), training, cell=cell)
+            row = found[case] = compare(case, settings)
+            ratios = (
+                f"{row.ratio(n, ours(n)):.2f} {n}{' prepacked' * (ours(n) == PREPACKED)}"
+                for n in row.seconds
+                if n not in (OURS, PREPACKED)
+            )
+            row.title = f"{prefix}{case}"
+            print(f"{row.title}: of {', '.join(ratios)}", flush=True)
+        return found
+
+    measured, alone, threads = sweep(options.dtype), {}, torch.get_num_threads()
+    if threads > 1:  # last, because setting the number of threads changes MKL permanently
+        torch.set_num_threads(1)
+        alone = sweep(options.dtype[:1], "1 thread: ")
+        torch.set_num_threads(threads)
+    groups = by_baseline(measured, "") | by_baseline(alone, ", 1 thread")
+    print("\n".join(["", *table(groups), "", "The ten worst:", *worst(measured)]))
     results = {"settings": asdict(settings), "seed": options.seed}
-    finish(options, results, list(measured.values()), ())
+    finish(options, results, [*measured.values(), *alone.values()], ())
     if find_spec("matplotlib") is not None:
         picture(speedups(measured, "nn."), options.plot)
         print(f"Picture: {options.plot}")

@@ -471,7 +471,8 @@ def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "out"), Path(folder, "err")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # other threads are not forked
+            for category in (DeprecationWarning, RuntimeWarning):  # other threads are not forked
+                warnings.simplefilter("ignore", category)
             child = os.fork()
         if child == 0:
             status = 1

@@ -6,9 +6,11 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +20,15 @@ import chart
 import custom_cells
 import layers
 import pytest
+import sharing
 import support
 import sweep
 import torch
 from goals import ONNX_RUNTIME, PEAK, READ, sequence_goal
 from layers import USERS, user_cases
 from machine import bounds, read_weights, weight_passes
-from runtimes import RUNTIMES, runtimes
+from runtimes import JAX, RUNTIMES, runtimes
+from torch.utils.dlpack import from_dlpack
 
 from lltm.benchmark import timing
 from lltm.benchmark.__main__ import cases, parser
@@ -36,6 +40,7 @@ from lltm.benchmark.user_model import compare_model, function
 
 RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
 CELLS = RUN / "layers.json"
+SWEEP = (RUN / "sweep.txt").read_text()
 README = (support.ROOT / "README.md").read_text()
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
@@ -104,11 +109,14 @@ def signal_stack() -> Iterator[None]:
 @pytest.mark.usefixtures("signal_stack")
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize(
-    ("name", "module"), [(ONNX_RUNTIME, "onnxruntime"), ("OpenVINO", "openvino")]
+    ("name", "module"), [(ONNX_RUNTIME, "onnxruntime"), ("OpenVINO", "openvino"), (JAX, "jax")]
 )
-def test_a_layer_of_another_runtime_equals_torchs(name: str, module: str, cell: str) -> None:
+def test_a_layer_of_another_runtime_equals_torchs(
+    name: str, module: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for needed in ("onnx", module):
         pytest.importorskip(needed, reason="part of the bench extra")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(torch.get_num_threads()))
     case = Case((7, 3, 5, 9), cell=cell)
     layer = Layer(runtimes(case)[f"{name} {cell.upper()}"], case)
     theirs: Any = layer.module.layer
@@ -116,6 +124,13 @@ def test_a_layer_of_another_runtime_equals_torchs(name: str, module: str, cell: 
         for input in (layer.input, torch.empty_like(layer.input)):
             input.normal_()
             torch.testing.assert_close(layer.module(input, layer.state), theirs(input, layer.state))
+    if name == JAX:  # training
+        jax: Any = layer.module
+        jax(layer.input.requires_grad_(), layer.state)
+        theirs(layer.input, layer.state)[0].sum().backward()
+        found = map(from_dlpack, (*jax.gradients[0], jax.gradients[1]))
+        expected = [tensor.grad for tensor in (*theirs.parameters(), layer.input)]
+        torch.testing.assert_close([*found], expected)
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
@@ -125,9 +140,9 @@ def test_a_runtime_that_is_not_installed_is_named(
     module = name.lower().replace(" ", "")
     monkeypatch.setitem(sys.modules, module, None)  # importing it fails
     case = Case((2, 3, 4, 5))
-    makes = {OURS: contenders(case)[OURS]} | runtimes(case)
+    makes = {OURS: contenders(case)[OURS], name: runtimes(case)[f"{name} LSTM"]}
     row = layers.measure_case("title", case, makes, SETTINGS, lambda case, against: None)
-    assert row.skipped[f"{name} LSTM"] == f"needs {module}: pip install {module}"
+    assert row.skipped[name] == f"needs {module}: pip install {module}"
 
 
 @pytest.mark.parametrize("cell", GATES)
@@ -368,16 +383,35 @@ def test_a_sweep_samples_shapes_and_prints_the_worst_with_their_schedules(tmp_pa
     worst = shown.partition("The ten worst:\n")[2]
     assert len(re.findall(r"^\d+\.\d\d  GRU sequence, ", worst, re.MULTILINE)) == 2
     assert re.findall(r"^      lltm: .*forward: ", worst, re.MULTILINE)
+    kinds = {kind for _, _, kind, _ in random_shapes(shown)}
+    assert kinds - {"prepacked inference"} == {"inference", "training"}
 
 
-def random_shapes() -> dict[tuple[str, str, str, str], list[float]]:
-    """Stored speedups at random shapes, by cell, dtype, kind and baseline."""
-    pattern = r"^(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
+def test_processes_and_threads_that_share_cores_are_measured(tmp_path: Path) -> None:
+    program = str(support.ROOT / "benchmarks/sharing.py")
+    options = ("processes", "--quick", "--seconds", "0.01", "--json", "out.json")
+    run = support.run_python(program, *options, cwd=tmp_path, GOMP_SPINCOUNT="9")
+    assert run.returncode == 0, run.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    found = [(row["implementation"], row["processes"], row["GOMP_SPINCOUNT"]) for row in rows]
+    assert found == [(name, n, "9") for name in ("torch.nn", OURS) for n in (1, 2)]
+    for case, callers in ((sharing.SHARED[-1], 1), (sharing.SHARED[0], 2)):
+        for name in sharing.implementations(case):
+            times = sharing.calls(case, name, callers, 0.01, threading.Barrier(1))
+            assert (len(times), sharing.sample([times])[0] > 0) == (callers, True)
+
+
+def random_shapes(text: str) -> dict[tuple[str, str, str, str], list[float]]:
+    """Printed speedups at random shapes, by cell, dtype, kind and baseline."""
+    pattern = r"^(1 thread: )?(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
+    ratios = r"([\d.]+) (nn\.\w+|PyTorch reference|ONNX Runtime)(?: \w+ (prepacked))?"
     found: dict[tuple[str, str, str, str], list[float]] = {}
-    for cell, kind, dtype, rest in re.findall(pattern, (RUN / "sweep.txt").read_text(), re.M):
-        for ratio, baseline in re.findall(r"([\d.]+) (nn\.\w+|ONNX Runtime)", rest):
-            found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))
-    return dict(sorted(found.items(), key=lambda item: item[0][3] == ONNX_RUNTIME))
+    for alone, cell, kind, dtype, rest in re.findall(pattern, text, re.M):
+        for ratio, baseline, packed in re.findall(ratios, rest):
+            kinds = " ".join(filter(None, (packed, kind))) + ", 1 thread" * bool(alone)
+            found.setdefault((cell, dtype, kinds, baseline), []).append(1 / float(ratio))
+    initials = "nPO"  # of the baselines, in the order of the tables
+    return dict(sorted(found.items(), key=lambda i: ("1" in i[0][2], initials.index(i[0][3][0]))))
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
@@ -387,12 +421,12 @@ def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None
     stored = samples(CELLS)
     measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
     assert "\n".join(tables(measured)).strip() in page
-    assert "\n".join(sweep.table(random_shapes())) in page
+    assert "\n".join(sweep.table(random_shapes(SWEEP))) in page
 
 
 def test_the_figures_of_the_readme_follow_from_the_stored_runs() -> None:
     shapes = [f"{shape}, {{}}" for shape in chart.SHAPES]
-    stored, sampled = samples(CELLS), random_shapes()
+    stored, sampled = samples(CELLS), random_shapes(SWEEP)
     for cell in ("GRU", "LSTM"):
         every, some = [], []
         for kind in ("training", "inference"):

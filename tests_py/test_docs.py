@@ -232,7 +232,7 @@ BY_HAND = [
     r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",
     r"make bench-sweep( .*)?",
-    r"python benchmarks/(int8|custom_cells)\.py.*",
+    r"python benchmarks/(int8|custom_cells|sharing)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
     r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",

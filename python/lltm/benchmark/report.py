@@ -29,16 +29,16 @@ class Row:
     amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes per run
     unit: str = "FLOP"
 
-    def ratio(self, name: str) -> float:
-        """Median over the rounds of the first time divided by this time."""
-        first = next(iter(self.seconds.values()))
+    def ratio(self, name: str, ours: str | None = None) -> float:
+        """Median over the rounds of the time of `ours`, or the first, divided by this time."""
+        first = self.seconds[ours or next(iter(self.seconds))]
         return statistics.median(
             ours / theirs for ours, theirs in zip(first, self.seconds[name], strict=True)
         )
 
-    def speedup(self, name: str) -> float:
-        """How many times as fast as this implementation the first one is."""
-        return 1 / self.ratio(name)
+    def speedup(self, name: str, ours: str | None = None) -> float:
+        """How many times as fast as this implementation `ours`, or the first one, is."""
+        return 1 / self.ratio(name, ours)
 
     def lines(self) -> Iterator[str]:
         first, *_ = self.seconds
