@@ -219,7 +219,7 @@ ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape
   schedule.grid = forward_model<Format>(machine, shape).best();
   schedule.blocks = forward_blocks<Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
-  schedule.merge_projection = 2 * shape.batch <= kMergedRows;
+  schedule.merge_projection = 2 * divide_up(shape.batch, schedule.grid.rows) <= kMergedRows;
   schedule.chunk_rows =
       schedule.merge_projection ? schedule.grid.rows * kMergedRows : kPackedInputRows;
   return schedule;

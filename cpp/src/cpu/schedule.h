@@ -72,7 +72,6 @@ struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16;  // GEMM operands may be bfloat16
   SlotCounts slots;
-  bool packed = false;  // packed sequence: batch rows end at different steps
 };
 
 struct ForwardSchedule {

@@ -35,14 +35,7 @@ LayerShape shape_of(const SequenceInputs& args) {
   const bool may_reduce = dtype == at::kFloat && !args.prepacked() &&
                           !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
-  return {
-      batch,
-      args.input->size(-1),
-      hidden,
-      flat_size(args.input),
-      bf16,
-      slots_of(*args.cell),
-      /*packed=*/args.batch_sizes.defined()};
+  return {batch, args.input->size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
 }
 
 bool can_block(const Machine& machine, const at::Tensor& input, const at::Tensor& h_0) {

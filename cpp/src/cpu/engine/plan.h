@@ -23,13 +23,34 @@ class Plan {
  public:
   // `steps` must outlive the plan.
   Plan(const std::vector<Step>& steps, int64_t batch, Grid grid, int64_t blocks)
-      : steps_(steps), batch_(batch), grid_(grid), blocks_(blocks) {}
+      : steps_(steps), grid_(grid), blocks_(blocks), begin_(grid.rows + 1, batch) {
+    begin_[0] = 0;
+    if (grid.rows == 1) return;
+    // Groups have nearly equal sums of lengths.
+    std::vector<int64_t> ending(batch + 1), before(batch + 1);
+    for (const Step& step : steps) ++ending[step.rows];
+    auto length = static_cast<int64_t>(steps.size());
+    for (int64_t row = 0; row < batch; ++row) {
+      length -= ending[row];
+      before[row + 1] = before[row] + length;
+    }
+    for (int64_t group = 1; group < grid.rows; ++group) {
+      const int64_t sum = share(before[batch], grid.rows, group).begin;
+      begin_[group] = std::upper_bound(before.begin(), before.end(), sum) - before.begin() - 1;
+    }
+  }
 
-  Range rows_of_group(int64_t group) const { return share(batch_, grid_.rows, group); }
+  Range rows_of_group(int64_t group) const { return {begin_[group], begin_[group + 1]}; }
   Range rows_of_step(size_t k, int64_t group) const {
     return intersect(rows_of_group(group), {0, steps_[k].rows});
   }
-  int64_t most_rows_of_group() const { return (batch_ + grid_.rows - 1) / grid_.rows; }
+  int64_t most_rows_of_group() const {
+    int64_t most = 0;
+    for (int64_t group = 0; group < grid_.rows; ++group) {
+      most = std::max(most, rows_of_group(group).size());
+    }
+    return most;
+  }
 
   Part part_of(int64_t slot) const {
     const int64_t group = slot / grid_.columns;
@@ -58,9 +79,9 @@ class Plan {
 
  private:
   const std::vector<Step>& steps_;
-  int64_t batch_;
   Grid grid_;
   int64_t blocks_;
+  std::vector<int64_t> begin_;        // groups' first batch rows, and the batch size
   std::vector<int64_t> rows_before_;  // indexed by step and group
 };
 
