@@ -162,9 +162,9 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   }
   if (args.input->scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
-    // If rounding errors decay, float64 is not needed, and the blocked engine is faster for several
+    // If rounding errors decay, float64 is not needed, and the blocked engine is faster for many
     // rows.
-    const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
+    const bool few = !args.cell->forgets || shape.batch <= kMostProductRows;
     if (few) return run(few_rows_forward, args, schedule);
   }
   if (steps_of(args) == 1 && !prepacked) {
