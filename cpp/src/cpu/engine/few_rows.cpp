@@ -1,4 +1,4 @@
-// The small-batch engine: forward of float32 sequences with has_few_elements.
+// The small-batch engine: forward of float32 sequences with has_few_elements, and of short calls.
 //
 // c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
 // and z are float32. With packed weights and up to four rows, short chains are accumulated in
