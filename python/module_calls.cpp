@@ -85,33 +85,42 @@ PyObject* lookup(PyObject* dict, PyObject* name) {
 }
 
 // Equivalent to getattr(module, name). torch.nn.Module.__getattr__, which finds parameters and
-// buffers, is written in Python. If it would be called, this function searches the same places in
-// the same order.
-py::object attribute(PyObject* module, PyObject* name) {
-  static PyObject* const getattr = PyUnicode_InternFromString("__getattr__");
-  static PyObject* const getattribute = PyUnicode_InternFromString("__getattribute__");
-  static PyObject* const of_object = _PyType_Lookup(&PyBaseObject_Type, getattribute);
-  PyTypeObject* const type = Py_TYPE(module);
-  PyObject** const dict = _PyObject_GetDictPtr(module);
-  const bool usual = _PyType_Lookup(type, getattr) == module_getattr &&
-                     _PyType_Lookup(type, getattribute) == of_object &&
-                     _PyType_Lookup(type, name) == nullptr && dict != nullptr && *dict != nullptr;
-  if (usual) {
-    static PyObject* const places[] = {
-        PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
-    PyObject* value = lookup(*dict, name);
-    for (PyObject* const place : places) {
-      if (value != nullptr) break;
-      PyObject* const values = lookup(*dict, place);
-      if (values == nullptr || !PyDict_CheckExact(values)) break;
-      value = lookup(values, name);
-    }
-    if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
+// buffers, is written in Python. If it would be called, this class searches the same places in the
+// same order.
+class Attributes {
+ public:
+  explicit Attributes(PyObject* module) : module_(module), dict_(_PyObject_GetDictPtr(module)) {
+    static PyObject* const getattr = PyUnicode_InternFromString("__getattr__");
+    static PyObject* const getattribute = PyUnicode_InternFromString("__getattribute__");
+    static PyObject* const of_object = _PyType_Lookup(&PyBaseObject_Type, getattribute);
+    PyTypeObject* const type = Py_TYPE(module);
+    usual_ = dict_ != nullptr && _PyType_Lookup(type, getattr) == module_getattr &&
+             _PyType_Lookup(type, getattribute) == of_object;
   }
-  PyObject* const value = PyObject_GetAttr(module, name);
-  if (value == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
-}
+
+  py::object operator[](PyObject* name) const {
+    if (usual_ && *dict_ != nullptr && _PyType_Lookup(Py_TYPE(module_), name) == nullptr) {
+      static PyObject* const places[] = {
+          PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
+      PyObject* value = lookup(*dict_, name);
+      for (PyObject* const place : places) {
+        if (value != nullptr) break;
+        PyObject* const values = lookup(*dict_, place);
+        if (values == nullptr || !PyDict_CheckExact(values)) break;
+        value = lookup(values, name);
+      }
+      if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
+    }
+    PyObject* const value = PyObject_GetAttr(module_, name);
+    if (value == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(value);
+  }
+
+ private:
+  PyObject* const module_;
+  PyObject** const dict_;
+  bool usual_;
+};
 
 // ---- calls ------------------------------------------------------------------
 
@@ -171,16 +180,17 @@ struct Operator<
     const Tensor& input = to(As<const Tensor&>(), call.input);
     const Tensors states = states_of(call.hx);
     static PyObject* const cell_name = PyUnicode_InternFromString("_CELL");
-    const py::object cell = attribute(call.module, cell_name);
+    const Attributes attributes(call.module);
+    const py::object cell = attributes[cell_name];
     Tensors parameters;
     for (Py_ssize_t p = 0; p < PySequence_Fast_GET_SIZE(call.parameters); ++p) {
-      const py::object value = attribute(call.module, PySequence_Fast_GET_ITEM(call.parameters, p));
+      const py::object value = attributes[PySequence_Fast_GET_ITEM(call.parameters, p)];
       if (!value.is_none()) parameters.push_back(to(As<const Tensor&>(), value.ptr()));
     }
     const auto option = [&](size_t index) {
       const auto at = static_cast<Py_ssize_t>(index);
       if (at < PyTuple_GET_SIZE(call.options)) {
-        return attribute(call.module, PyTuple_GET_ITEM(call.options, at));
+        return attributes[PyTuple_GET_ITEM(call.options, at)];
       }
       const bool is_last = call.last != nullptr && index + 1 == sizeof...(Options);
       return py::reinterpret_borrow<py::object>(is_last ? call.last : Py_None);

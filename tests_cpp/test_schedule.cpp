@@ -167,11 +167,11 @@ TEST(Schedule, OfSmallBatches) {
     for (const bool prepacked : {false, true}) {
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
-          "forward: small batch, weights packed, accumulated in float64, threads 1 x 8 (rows x "
+          "forward: small batch, weights packed, threads 1 x 8 (rows x "
           "blocks), blocks of up to 16 units, chunks of 64 rows");
       EXPECT_EQ(
           to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
-          "forward: small batch, weights packed, accumulated in float64, threads 2 x 7 (rows x "
+          "forward: small batch, weights packed, threads 2 x 7 (rows x "
           "blocks), blocks of up to 48 units, chunks of 64 rows");
     }
   }

@@ -23,6 +23,7 @@ class Prepacked(Recurrent):
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
     _prepacked = True
+    _dropout_now = _recurrent_dropout_now = 0.0
     _quantized: bool  # True if the weights are int8
 
     dtype: torch.dtype

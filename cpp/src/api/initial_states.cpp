@@ -1,6 +1,8 @@
 #include "api/initial_states.h"
 
 #include "api/layer_checks.h"
+#include "cpu/memory.h"
+#include "op/interceptors.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
@@ -10,6 +12,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -110,7 +113,13 @@ std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
 JoinedState first_state(
     const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
   rows.emplace_back(hidden);
-  const Tensor zeros = input.new_zeros_symint(rows);
+  Interceptors interceptors;
+  interceptors.add(input);
+  // Noticeable in streaming.
+  const bool direct = input.is_cpu() && interceptors.none();
+  const Tensor zeros = direct ? cpu::new_tensor(C10_AS_INTARRAYREF_SLOW(rows), input.options())
+                              : input.new_zeros_symint(rows);
+  if (direct) std::fill_n(static_cast<char*>(zeros.mutable_data_ptr()), zeros.nbytes(), '\0');
   if (!cell.has_c()) return {zeros, Tensor()};
   if (cell.programs == nullptr) return {zeros, zeros};
   std::vector<Tensor> states;

@@ -4,8 +4,7 @@
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/kernel/elementwise.h"
-
-#include <ATen/ops/empty.h>
+#include "cpu/memory.h"
 
 namespace lltm::cpu {
 
@@ -16,15 +15,18 @@ Tensor slot_bias(
   if (!bias_ih.defined() && !bias_hh.defined()) return {};
   const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
   const at::ScalarType dtype = compute_dtype(any.scalar_type());
+  // Without the dispatcher, if possible.
+  const auto contiguous = [&](const Tensor& bias) {
+    if (!bias.defined() || (bias.scalar_type() == dtype && bias.is_contiguous())) return bias;
+    return bias.to(dtype).contiguous();
+  };
   if (!bias_hh.defined() && cell.x.count() == cell.slots) {
-    const Tensor bias = x_slots(biases_of(bias_ih, cell), cell);
-    return bias.scalar_type() == dtype && bias.is_contiguous() ? bias : bias.to(dtype).contiguous();
+    return contiguous(x_slots(biases_of(bias_ih, cell), cell));
   }
-  const Tensor sum = at::empty({cell.slots * hidden}, any.options().dtype(dtype));
+  const Tensor sum = new_tensor({cell.slots * hidden}, any.options().dtype(dtype));
+  const Tensor ih = contiguous(bias_ih), hh = contiguous(bias_hh);
   visit_dtype(any.scalar_type(), [&]<typename T>(T*) {
     using C = compute_t<T>;
-    const Tensor ih = bias_ih.defined() ? bias_ih.to(dtype).contiguous() : Tensor();
-    const Tensor hh = bias_hh.defined() ? bias_hh.to(dtype).contiguous() : Tensor();
     const C* const b_x = ih.defined() ? ih.const_data_ptr<C>() : nullptr;
     const C* const b_h = hh.defined() ? hh.const_data_ptr<C>() : nullptr;
     C* const to = sum.mutable_data_ptr<C>();

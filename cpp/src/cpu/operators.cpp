@@ -25,8 +25,10 @@ struct Cpu {
   static SequenceResult sequence_forward(const SequenceArgs& args) {
     if (!args.prepacked()) return cpu::sequence_forward(args);
     check_prepacked(args);
+    const Tensor weights = aligned(args.weight_ih);
+    if (weights.is_same(args.weight_ih)) return cpu::sequence_forward(args);
     SequenceArgs with_aligned = args;
-    with_aligned.weight_ih = aligned(args.weight_ih);
+    with_aligned.weight_ih = weights;
     return cpu::sequence_forward(with_aligned);
   }
 };

@@ -445,7 +445,7 @@ std::string to_string(const ForwardSchedule& s) {
 
 std::string to_string(const FewRowsSchedule& s) {
   std::ostringstream text;
-  const char* const weights = s.in_place ? "in place" : "packed, accumulated in float64";
+  const char* const weights = s.in_place ? "in place" : "packed";
   text << "forward: small batch, weights " << weights << ", " << to_string(s.grid) << ", "
        << to_string(s.blocks) << ", chunks of " << s.chunk_rows << " rows";
   return text.str();

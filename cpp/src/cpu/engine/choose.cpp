@@ -153,11 +153,18 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (logs_schedules()) log_schedule(args, "forward: stepwise");
     return stepwise_forward(args);
   }
-  if (args.input->scalar_type() == at::kFloat && has_few_elements(shape.batch, shape.hidden)) {
+  if (args.input->scalar_type() == at::kFloat) {
+    // If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
+    // threads and for many rows, but takes longer to set up.
+    constexpr int64_t kShortCall = 64;
+    const bool few_elements = has_few_elements(shape.batch, shape.hidden);
+    const bool is_short =
+        prepacked && shape.rows <= kShortCall && (few_elements || !machine.bf16x3);
     const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
-    // If rounding errors decay, float64 is not needed, and the blocked engine is faster for several
-    // rows.
-    const bool few = !args.cell->forgets || shape.batch == 1 || schedule.in_place;
+    const bool on_one_thread =
+        schedule.grid.slots() == 1 && (shape.batch <= kMostProductRows || is_short);
+    const bool few =
+        args.cell->forgets ? shape.batch == 1 || schedule.in_place || on_one_thread : few_elements;
     if (few) return run(few_rows_forward, args, schedule);
   }
   if (steps_of(args) == 1 && !prepacked) {

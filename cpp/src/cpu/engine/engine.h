@@ -23,8 +23,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// few_rows.cpp: the small-batch engine. Requires has_few_elements, and no weights prepacked in
-// bfloat16.
+// few_rows.cpp: the small-batch engine. Requires float32, and no weights prepacked in bfloat16.
 SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
 
 // blocked_forward.cpp, blocked_backward.cpp: the blocked engine, without float64 or empty sizes.

@@ -1,8 +1,8 @@
-// The small-batch engine: forward of float32 sequences with has_few_elements.
+// The small-batch engine: forward of float32 sequences with has_few_elements, and of short calls.
 //
 // c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
 // and z are float32. With packed weights and up to four rows, short chains are accumulated in
-// float64.
+// float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for several rows.
 //
 // Threads divide the batch rows or, with a barrier after each step, the blocks.
 #include "common/checkpoints.h"
@@ -28,33 +28,39 @@ using at::Tensor;
 
 class PackedFewRowsWeights {
  public:
-  explicit PackedFewRowsWeights(PackedWeights<F32Format> packed) : packed_(std::move(packed)) {}
+  PackedFewRowsWeights(PackedWeights<F32Format> packed, int64_t batch)
+      : packed_(std::move(packed)), batch_(batch) {}
 
   const Blocks& blocks() const { return packed_.blocks; }
   void project(int64_t rows, Matrix<const float> x, int64_t block, Matrix<float> z) const {
-    multiply(rows, x, packed_.x(block), z, /*accumulate=*/false);
+    multiply(rows, x, packed_.x(block), z, packed_.cell.forgets, /*accumulate=*/false);
     clear_slots_of_h(packed_.cell, packed_.slot_columns(block), rows, z);
   }
   void recur(int64_t rows, Matrix<const float> h, int64_t block, Matrix<float> z) const {
     if (packed_.cell.h.count() == 0) return;
     const int64_t first = packed_.cell.h.begin * packed_.slot_columns(block);
-    multiply(rows, h, packed_.h(block), z.from(0, first), /*accumulate=*/true);
+    const bool plain = packed_.cell.forgets && batch_ > 1;
+    multiply(rows, h, packed_.h(block), z.from(0, first), plain, /*accumulate=*/true);
   }
 
  private:
-  // Up to four rows are accumulated in float64: their errors are not averaged out.
+  // Unless `plain`, up to four rows are accumulated in float64: their errors are not averaged out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
       PackedB<const float> b,
       Matrix<float> c,
+      bool plain,
       bool accumulate) {
     constexpr int64_t kChain = 32;
-    if (rows <= kMostProductRows) return kernels().gemm_few_rows(rows, a, b, c, accumulate);
-    gemms_f32<float>().multiply(rows, a, b, c, kChain, accumulate);
+    const auto few_rows = plain ? kernels().gemm_few_rows_f32 : kernels().gemm_few_rows;
+    if (rows <= kMostProductRows) return few_rows(rows, a, b, c, accumulate);
+    const int64_t chain = plain ? longest_chain(rows) : kChain;
+    gemms_f32<float>().multiply(rows, a, b, c, chain, accumulate);
   }
 
   PackedWeights<F32Format> packed_;
+  int64_t batch_;
 };
 
 // Used for few steps: packing would dominate.
@@ -104,7 +110,9 @@ class FewRowsForward {
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
-        input_(args.input) {
+        input_(args.input),
+        input_in_place_(
+            args.input->is_contiguous() && grid_.rows == 1 && (!args.reverse || batch_ == 1)) {
     plan_.count_rows_before(chunks_, /*reverse=*/false);
     bias_ = slot_bias(args, hidden_);
     parameters_ = cell_parameters(cell_, args.bias_ih);
@@ -132,7 +140,8 @@ class FewRowsForward {
     return {
         output_,
         last_h(),
-        state_of(as_const(c_), state_columns_),
+        // The caller discards the c of a cell without c (states.h).
+        cell_.has_c() || !args_.prepacked() ? state_of(as_const(c_), state_columns_) : Tensor(),
         args_.saves_checkpoints() ? checkpoints_.tensor() : activations_};
   }
 
@@ -143,7 +152,7 @@ class FewRowsForward {
     const int64_t state = round_up(batch_ * hidden_, kLine);
     const int64_t c = round_up(batch_ * state_columns_, kLine);
     const int64_t rows = grid_.rows * chunk_rows_;  // for x and z; groups have separate rows
-    const int64_t x = round_up(rows * input_size_, kLine);
+    const int64_t x = input_in_place_ ? 0 : round_up(rows * input_size_, kLine);
     const int64_t z = round_up(rows * cell_.slots * hidden_, kLine);
     const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
     workspace_ = Workspace<double>(c + state + x + z + masked);
@@ -182,8 +191,10 @@ class FewRowsForward {
       for_each_block([&](const Part& part, int64_t block) { multiply_zeros(part, block); });
     }
     for (const Chunk& chunk : chunks_) {
-      for_each_slot([&](int64_t index) { copy_input(chunk, index); });
-      team.barrier();
+      if (!input_in_place_) {
+        for_each_slot([&](int64_t index) { copy_input(chunk, index); });
+        team.barrier();
+      }
       for_each_block([&](const Part& part, int64_t block) { project(chunk, part, block); });
       for (size_t k = chunk.first; k < chunk.last; ++k) {
         for_each_block([&](const Part& part, int64_t block) { step_block(k, part, block); });
@@ -223,7 +234,8 @@ class FewRowsForward {
     const int64_t rows =
         plan_.rows_before(last, own.group) + plan_.rows_of_step(last, own.group).size();
     if (rows == 0) return;
-    weights_.project(rows, as_const(x_of(own.group)), block, z_of(own.group, block));
+    const Matrix<const float> x = input_in_place_ ? input_rows(chunk) : as_const(x_of(own.group));
+    weights_.project(rows, x, block, z_of(own.group, block));
   }
 
   // The recurrent GEMM of a zero h: the block's columns.
@@ -286,6 +298,11 @@ class FewRowsForward {
     }
   }
 
+  // Reversed steps have one row.
+  Matrix<const float> input_rows(const Chunk& chunk) const {
+    const Matrix<const float> all = {input_.of(0).data, input_size_};
+    return {all.row(steps_[chunk.first].offset), args_.reverse ? -input_size_ : input_size_};
+  }
   // A group's input rows, and their pre-activations in a block.
   Matrix<float> x_of(int64_t group) const { return x_.from(group * chunk_rows_); }
   Matrix<float> z_of(int64_t group, int64_t block) const {
@@ -314,6 +331,7 @@ class FewRowsForward {
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
+  const bool input_in_place_;
   std::vector<float> zeros_, zero_products_;  // empty without resets
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
@@ -338,7 +356,7 @@ SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule&
   PackedWeights<F32Format> packed =
       args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)
                        : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
-  return run(PackedFewRowsWeights(std::move(packed)));
+  return run(PackedFewRowsWeights(std::move(packed), args.h_0->size(0)));
 }
 
 }  // namespace lltm::cpu

@@ -412,7 +412,8 @@ constexpr Kernels make_kernels(const char* name) {
       pair_rows,
       pair_columns,
       sum_rows,
-      gemm_few_rows,
+      gemm_few_rows<Float64Accumulators>,
+      gemm_few_rows<Float32Accumulators>,
       {load_array<Half>, store_array<Half>},
       {load_array<BFloat16>, store_array<BFloat16>},
   };

@@ -67,130 +67,160 @@ struct FewRowsGemm {
 
 // Products are summed in float32, in kChains chains of kChain, whose sum is added to float64
 // accumulators: rounding errors stay far below a float32 GEMM's, and widening takes little time.
-constexpr std::int64_t kChain = 8, kChains = 4;
+constexpr std::int64_t kChain = 8, kChains = 4, kRowsOfB = kChain * kChains;
 // Prefetch distance in B rows.
 constexpr std::int64_t kFetchedAhead = 16;
 
+// Columns from `column` on. The last vector begins at column + last_vector.
 template <int kRows, int kVectors>
-struct FewRowsAccumulators {
-  Doubles low[kRows][kVectors] = {};
-  Doubles high[kRows][kVectors] = {};
+struct FewRowsTile {
+  using Sums = Floats[kRows][kVectors];
 
-  // B rows [k, last), at most kChain * kChains.
-  LLTM_CELL_INLINE void add_chains(
-      const FewRowsGemm& p, std::int64_t column, std::int64_t k, std::int64_t last) {
+  const FewRowsGemm& p;
+  std::int64_t column, last_vector;
+
+  // Adds the products of B rows [k, last).
+  LLTM_CELL_INLINE void add_products(std::int64_t k, std::int64_t last, Sums& sums) const {
     const float* b = p.b.data + k * p.b.n + column;
-    Floats sums[kRows][kVectors] = {};
-    while (k < last) {
-      Floats chain[kRows][kVectors] = {};
-      const std::int64_t end = k + at_most(last - k, kChain);
 #pragma GCC unroll 8
-      for (; k < end; ++k, b += p.b.n) {
+    for (; k < last; ++k, b += p.b.n) {
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          const Floats weights = load_lanes(b + v * kLanes);
-          // A single row is limited by loads and gains nothing from prefetching.
-          if (kRows > 1 && v % kVectorsOfLine == 0) {
-            __builtin_prefetch(b + v * kLanes + kFetchedAhead * p.b.n);
-          }
+      for (int v = 0; v < kVectors; ++v) {
+        const float* const from = b + (v + 1 < kVectors ? v * kLanes : last_vector);
+        const Floats weights = load_lanes(from);
+        // A single row is limited by loads and gains nothing from prefetching.
+        if (kRows > 1 && v % kVectorsOfLine == 0) __builtin_prefetch(from + kFetchedAhead * p.b.n);
 #pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) chain[r][v] += p.a.row(r)[k] * weights;
-        }
+        for (int r = 0; r < kRows; ++r) sums[r][v] += p.a.row(r)[k] * weights;
       }
+    }
+  }
+
+  // Adds chains of at most `longest` products.
+  LLTM_CELL_INLINE void add_chains(
+      std::int64_t k, std::int64_t last, std::int64_t longest, Sums& sums) const {
+    while (k < last) {
+      Sums chain = {};
+      const std::int64_t end = k + at_most(last - k, longest);
+      add_products(k, end, chain);
+      k = end;
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[r][v] += chain[r][v];
       }
     }
+  }
+};
+
+template <int kRows, int kVectors>
+struct Float64Accumulators {
+  Doubles low[kRows][kVectors] = {};
+  Doubles high[kRows][kVectors] = {};
+
+  LLTM_CELL_INLINE void add_all(const FewRowsTile<kRows, kVectors>& tile) {
+    for (std::int64_t k = 0; k < tile.p.b.k; k += kRowsOfB) {
+      Floats sums[kRows][kVectors] = {};
+      tile.add_chains(k, k + at_most(tile.p.b.k - k, kRowsOfB), kChain, sums);
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        low[r][v] += widen_low(sums[r][v]);
-        high[r][v] += widen_high(sums[r][v]);
+        for (int v = 0; v < kVectors; ++v) {
+          low[r][v] += widen_low(sums[r][v]);
+          high[r][v] += widen_high(sums[r][v]);
+        }
       }
     }
   }
 
-  LLTM_CELL_INLINE void add_all(const FewRowsGemm& p, std::int64_t column) {
-    constexpr std::int64_t kRowsOfB = kChain * kChains;
-    for (std::int64_t k = 0; k < p.b.k; k += kRowsOfB) {
-      add_chains(p, column, k, k + at_most(p.b.k - k, kRowsOfB));
+  // Plus C, unless null.
+  LLTM_CELL_INLINE Floats total(int r, int v, const float* c) const {
+    Doubles first = low[r][v], second = high[r][v];
+    if (c != nullptr) {
+      first += widen_low(load_lanes(c));
+      second += widen_high(load_lanes(c));
     }
+    return narrow_halves(first, second);
   }
 };
 
-LLTM_CELL_INLINE void store_sums(
-    Doubles low, Doubles high, float* c, std::int64_t skip, bool accumulate) {
-  if (skip <= 0) {
-    if (accumulate) {
-      const Floats before = load_lanes(c);
-      low += widen_low(before);
-      high += widen_high(before);
-    }
-    store_lanes(narrow_halves(low, high), c);
-    return;
-  }
-  double sums[kLanes];
-  __builtin_memcpy(sums, &low, sizeof(low));
-  __builtin_memcpy(sums + kLanes / 2, &high, sizeof(high));
-  for (std::int64_t j = skip; j < kLanes; ++j) {
-    c[j] = static_cast<float>(accumulate ? c[j] + sums[j] : sums[j]);
-  }
-}
-
-// A tile from `column` on, without its first `skip` columns.
+// The chains of a float32 GEMM (formats.h).
 template <int kRows, int kVectors>
-LLTM_CELL_INLINE void gemm_few_rows_tile(
-    const FewRowsGemm& p, std::int64_t column, std::int64_t skip = 0) {
-  FewRowsAccumulators<kRows, kVectors> sums;
-  sums.add_all(p, column);
+struct Float32Accumulators {
+  Floats sums[kRows][kVectors] = {};
+
+  LLTM_CELL_INLINE void add_all(const FewRowsTile<kRows, kVectors>& tile) {
+    tile.add_chains(0, tile.p.b.k, kRowsOfB, sums);
+  }
+
+  LLTM_CELL_INLINE Floats total(int r, int v, const float* c) const {
+    return c != nullptr ? load_lanes(c) + sums[r][v] : sums[r][v];
+  }
+};
+
+// The last vector ends at the last column if the tile is wider than the rest.
+template <template <int, int> typename Accumulators, int kRows, int kVectors>
+LLTM_CELL_INLINE void gemm_few_rows_tile(const FewRowsGemm& p, std::int64_t column) {
+  constexpr int kLast = kVectors - 1;
+  const std::int64_t last_vector = at_most(kLast * kLanes, p.b.n - kLanes - column);
+  Accumulators<kRows, kVectors> sums;
+  sums.add_all({p, column, last_vector});
+  const std::int64_t skip = kLast * kLanes - last_vector;  // columns of the vector before
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
+    float* const c = p.c.row(r) + column;
+    const auto total = [&](int v, const float* to) __attribute__((always_inline)) {
+      return sums.total(r, v, p.accumulate ? to : nullptr);
+    };
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      float* const c = p.c.row(r) + column + v * kLanes;
-      store_sums(sums.low[r][v], sums.high[r][v], c, skip, p.accumulate);
+    for (int v = 0; v < kLast; ++v) store_lanes(total(v, c + v * kLanes), c + v * kLanes);
+    const Floats last = total(kLast, c + last_vector);
+    if (skip == 0) {
+      store_lanes(last, c + last_vector);
+    } else {
+      float values[kLanes];
+      store_lanes(last, values);
+      for (std::int64_t j = skip; j < kLanes; ++j) c[last_vector + j] = values[j];
     }
   }
 }
 
-template <int kRows>
+template <template <int, int> typename Accumulators, int kRows, int kVectors>
+LLTM_CELL_INLINE void gemm_few_rows_rest(const FewRowsGemm& p, std::int64_t column) {
+  if (p.b.n - column > (kVectors - 1) * kLanes) {
+    gemm_few_rows_tile<Accumulators, kRows, kVectors>(p, column);
+  } else if constexpr (kVectors > 1) {
+    gemm_few_rows_rest<Accumulators, kRows, kVectors - 1>(p, column);
+  }
+}
+
+template <template <int, int> typename Accumulators, int kRows>
 LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
   // At least eight sums hide the multiply-add latency.
   constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 ? 4 : kRows == 3 ? 3 : 2;
-  std::int64_t column = 0;
-  const auto cover = [&]<int kWidth>() __attribute__((always_inline)) {
-    for (; column + kWidth * kLanes <= p.b.n; column += kWidth * kLanes) {
-      gemm_few_rows_tile<kRows, kWidth>(p, column);
+  if (p.b.n >= kLanes) {
+    std::int64_t column = 0;
+    for (; p.b.n - column > kVectors * kLanes; column += kVectors * kLanes) {
+      gemm_few_rows_tile<Accumulators, kRows, kVectors>(p, column);
     }
-  };
-  cover.template operator()<kVectors>();
-  if constexpr (kVectors > 4) cover.template operator()<4>();
-  if constexpr (kVectors > 2) cover.template operator()<2>();
-  cover.template operator()<1>();
-  const std::int64_t rest = p.b.n - column;
-  if (rest == 0) return;
-  if (p.b.n >= kLanes) {  // a full vector that ends at the last column
-    gemm_few_rows_tile<kRows, 1>(p, p.b.n - kLanes, kLanes - rest);
-    return;
+    return gemm_few_rows_rest<Accumulators, kRows, kVectors>(p, column);
   }
   double sums[kRows][kLanes] = {};
   for (std::int64_t k = 0; k < p.b.k; ++k) {
     for (int r = 0; r < kRows; ++r) {
       const double x = p.a.row(r)[k];
-      for (std::int64_t j = 0; j < rest; ++j) sums[r][j] += x * p.b.data[k * p.b.n + j];
+      for (std::int64_t j = 0; j < p.b.n; ++j) sums[r][j] += x * p.b.data[k * p.b.n + j];
     }
   }
   for (int r = 0; r < kRows; ++r) {
     float* const c = p.c.row(r);
-    for (std::int64_t j = 0; j < rest; ++j) {
+    for (std::int64_t j = 0; j < p.b.n; ++j) {
       c[j] = static_cast<float>(p.accumulate ? c[j] + sums[r][j] : sums[r][j]);
     }
   }
 }
 
+template <template <int, int> typename Accumulators>
 void gemm_few_rows(
     std::int64_t m,
     Matrix<const float> a,
@@ -199,13 +229,13 @@ void gemm_few_rows(
     bool accumulate) {
   FewRowsGemm p = {a, b, c, accumulate};
   for (; m >= 4; m -= 4) {
-    gemm_few_rows_band<4>(p);
+    gemm_few_rows_band<Accumulators, 4>(p);
     p.a = p.a.from(4);
     p.c = p.c.from(4);
   }
-  if (m == 3) gemm_few_rows_band<3>(p);
-  if (m == 2) gemm_few_rows_band<2>(p);
-  if (m == 1) gemm_few_rows_band<1>(p);
+  if (m == 3) gemm_few_rows_band<Accumulators, 3>(p);
+  if (m == 2) gemm_few_rows_band<Accumulators, 2>(p);
+  if (m == 1) gemm_few_rows_band<Accumulators, 1>(p);
 }
 
 // Adds halves: rounding errors grow with the additions per element.
@@ -339,42 +369,72 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
 template <typename Page>
 using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
-// Units in a row.
-constexpr std::int64_t kSomeUnits = 64;
+// n values of kTile, in place or in `buffer`, which is zero.
+LLTM_CELL_INLINE const float* tile_of(const float* x, std::int64_t n, float (&buffer)[kTile]) {
+  if (n == kTile) return x;
+#pragma GCC unroll 4
+  for (std::int64_t j = 0; j < kTile; j += kLanes) {
+    const std::int64_t rest = n - j;
+    if (rest >= kLanes) store_lanes(load_lanes(x + j), buffer + j);
+    if (rest > 0 && rest < kLanes) store_lanes(load_first(x + j, rest), buffer + j);
+  }
+  return buffer;
+}
+
+// Units [first, first + n) of a row, at most kTile.
 template <typename Page>
-LLTM_CELL_INLINE void forward_few_rows_units(
+LLTM_CELL_INLINE void forward_few_rows_tile(
     const FewRowsArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
   using Number = FewRowsNumber<Page>;
-  const float* const z = a.gates.row(row) + first;
+  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  const bool save = a.activations.data != nullptr;
+  float in_z[kSlots][kTile] = {}, in_bias[kSlots][kTile] = {}, out_saved[kSaved][kTile],
+        out_h[kTile];
+  double tail_c[kTile] = {};
+  const float *z[kSlots], *bias[kSlots];
+  float* saved[kSaved];
+  LLTM_UNROLL
+  for (int k = 0; k < kSlots; ++k) {
+    z[k] = tile_of(a.gates.row(row) + first + k * a.gates_step, n, in_z[k]);
+    bias[k] = a.bias == nullptr ? in_bias[k]
+                                : tile_of(a.bias + first + k * a.layer_hidden, n, in_bias[k]);
+  }
   double* const c = a.c.row(row) + first;
   float* const h_next = a.h_next.row(row) + first;
-  float zeros[Page::kSlots * kSomeUnits] = {};
-  const float* const bias = a.bias == nullptr ? zeros : a.bias + first;
-  const std::int64_t bias_step = a.bias == nullptr ? kSomeUnits : a.layer_hidden;
-  float unused[Page::kSaved * kSomeUnits];
-  const bool save = a.activations.data != nullptr;
-  float* const saved = save ? a.activations.row(row) + first : unused;
-  const std::int64_t step = save ? a.layer_hidden : kSomeUnits;
+  const bool whole = n == kTile;
+  double* const c_next = whole ? c : tail_c;
+  if (!whole) __builtin_memcpy(tail_c, c, n * sizeof(double));
+  float* const h = whole ? h_next : out_h;
+  LLTM_UNROLL
+  for (int k = 0; k < kSaved; ++k) {
+    saved[k] = whole && save ? a.activations.row(row) + first + k * a.layer_hidden : out_saved[k];
+  }
   LLTM_INDEPENDENT
-  for (std::int64_t j = 0; j < n; ++j) {
-    Number z_j[Page::kSlots];
-#pragma GCC unroll 8
-    for (int k = 0; k < Page::kSlots; ++k) {
-      z_j[k] = Number{z[j + k * a.gates_step]} + bias[j + k * bias_step];
-    }
-    const auto y = Page::forward(z_j, static_cast<Number>(c[j]));
-    c[j] = y.c;
-    h_next[j] = static_cast<float>(y.h);
-#pragma GCC unroll 8
-    for (int k = 0; k < Page::kSaved; ++k) saved[j + k * step] = static_cast<float>(y.saved[k]);
+#pragma GCC unroll 1
+  for (std::int64_t j = 0; j < kTile; ++j) {
+    Number z_j[kSlots];
+    LLTM_UNROLL
+    for (int k = 0; k < kSlots; ++k) z_j[k] = Number{z[k][j]} + bias[k][j];
+    const auto y = Page::forward(z_j, static_cast<Number>(c_next[j]));
+    c_next[j] = y.c;
+    h[j] = static_cast<float>(y.h);
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) saved[k][j] = static_cast<float>(y.saved[k]);
+  }
+  if (whole) return;
+  __builtin_memcpy(c, tail_c, n * sizeof(double));
+  __builtin_memcpy(h_next, out_h, n * sizeof(float));
+  for (int k = 0; save && k < kSaved; ++k) {
+    float* const to = a.activations.row(row) + first + k * a.layer_hidden;
+    __builtin_memcpy(to, out_saved[k], n * sizeof(float));
   }
 }
 
 template <typename Page>
 void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t first = 0; first < a.hidden; first += kSomeUnits) {
-      forward_few_rows_units<Page>(a, row, first, at_most(a.hidden - first, kSomeUnits));
+    for (std::int64_t first = 0; first < a.hidden; first += kTile) {
+      forward_few_rows_tile<Page>(a, row, first, at_most(a.hidden - first, kTile));
     }
   }
 }

@@ -51,7 +51,7 @@ struct FewRowsArgs {
 using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
 
 // C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Sums of 32 products in
-// float32 are accumulated in float64.
+// float32 are accumulated in float64, or in float32 (`_f32`).
 using GemmFewRows = Gemm<float>*;
 
 // C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads B (n, k) in place;
@@ -118,7 +118,7 @@ struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   PairRows pair_rows_bf16;
   PairColumns pair_columns_bf16;
   SumRows sum_rows_f32;
-  GemmFewRows gemm_few_rows;
+  GemmFewRows gemm_few_rows, gemm_few_rows_f32;
   ArrayConvert<Half> convert_f16;
   ArrayConvert<BFloat16> convert_bf16;
 };
