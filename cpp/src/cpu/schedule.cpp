@@ -25,6 +25,9 @@ struct Costs {
   // Per byte of weights that L2 does not hold, from L3 or memory. A fifth of the shorter of reading
   // and computing does not overlap with the other.
   static constexpr double kL3Byte = 1.5, kMemoryByte = 12, kNotOverlapped = 0.2;
+  // Per byte of packed weights, once a call, if threads with different rows read what others
+  // packed.
+  static constexpr double kPackedByte = 12;
   // Per byte of the state that another thread has written, in the same or another L3.
   static constexpr double kNearByte = 40, kFarByte = 80;
   // A barrier of threads in one L3, for each of them, and of threads in several L3s.
@@ -71,8 +74,11 @@ struct Model {
   }
 
   double call(const Grid& grid) const {
-    return static_cast<double>(steps) * step(grid) +
-           (grid.slots() > 1 ? Costs::region(machine) : 0);
+    if (grid.slots() == 1) return static_cast<double>(steps) * step(grid);
+    const double foreign =
+        1 / static_cast<double>(grid.columns) - 1 / static_cast<double>(grid.slots());
+    return static_cast<double>(steps) * step(grid) + Costs::region(machine) +
+           Costs::kPackedByte * static_cast<double>(units * bytes) * foreign;
   }
 
   // Only the smallest grids of those with the same largest share.
@@ -219,7 +225,7 @@ ForwardSchedule forward_schedule(const Machine& machine, const LayerShape& shape
   schedule.grid = forward_model<Format>(machine, shape).best();
   schedule.blocks = forward_blocks<Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
-  schedule.merge_projection = 2 * divide_up(shape.batch, schedule.grid.rows) <= kMergedRows;
+  schedule.merge_projection = 2 * shape.batch <= kMergedRows;
   schedule.chunk_rows =
       schedule.merge_projection ? schedule.grid.rows * kMergedRows : kPackedInputRows;
   return schedule;
@@ -296,7 +302,7 @@ bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool
     };
     const double forward =
         saved(forward_model<Format>(machine, shape), forward_model<Format>(one, shape));
-    if (!training) return forward - Costs::region(machine);
+    if (!training) return forward;
     // The gradients of weights and input: two GEMMs as large as forward's, by all threads or two.
     const auto gradients =
         2.0 * static_cast<double>(shape.rows * shape.hidden) *
