@@ -17,12 +17,4 @@ struct Machine {
 // `threads` is for a parallel region that starts here: at most one per usable CPU.
 Machine current_machine();
 
-// CPUs that this thread may use: its affinity, and the quota of its container.
-int64_t usable_cpus();
-
-// Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
-// milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
-// if more threads are running than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
-int spins_of(int64_t running_threads);
-
 }  // namespace lltm::cpu

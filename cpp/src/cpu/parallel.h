@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cpu/barrier.h"
-#include "cpu/machine.h"
 #include "cpu/range.h"
 
 #include <ATen/Parallel.h>
@@ -9,9 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <type_traits>
+#include <utility>
 
 // libgomp's entry points, called directly as by GCC: Clang then uses libtorch's OpenMP runtime
 // instead of loading another.
@@ -23,19 +24,86 @@ int omp_get_num_threads() noexcept;
 
 namespace lltm::cpu {
 
-// 1 inside another region.
-inline int64_t available_threads() {
-  return at::in_parallel_region() ? 1 : at::get_num_threads();
-}
+// CPUs that this thread may use: its affinity, and the quota of its container.
+int64_t usable_cpus();
+
+// Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
+// milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
+// if more threads are running than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
+int spins_of(int64_t running_threads);
 
 // Threads in regions of this process, of all callers.
 inline std::atomic<int64_t> running_threads{0};
 
+// Threads of a region of run_crews that run the regions of a single call: the first one leads, the
+// others serve.
+class Crew {
+ public:
+  explicit Crew(int64_t threads)
+      : threads_(threads), barriers_(threads, threads, spins_of(running_threads)) {}
+
+  static Crew*& current() {
+    thread_local Crew* crew = nullptr;
+    return crew;
+  }
+  int64_t threads() const { return threads_; }
+
+  // Calls body(), whose regions the crew runs.
+  template <typename Body>
+  void lead(const Body& body) {
+    struct Leading {
+      explicit Leading(Crew* crew) { current() = crew; }
+      ~Leading() {
+        Crew* const crew = std::exchange(current(), nullptr);
+        crew->task_ = nullptr;
+        crew->meet(0, ++crew->round_);
+      }
+    } leading(this);
+    body();
+  }
+
+  // Runs regions until the leader has finished.
+  void serve(int64_t member) {
+    for (uint32_t round = 1;; round += 2) {
+      meet(member, round);
+      if (task_ == nullptr) return;
+      task_(data_, member, threads_);
+      meet(member, round + 1);
+    }
+  }
+
+  using Task = void (*)(void* data, int64_t thread, int64_t threads);
+  void run(Task task, void* data) {
+    task_ = task;
+    data_ = data;
+    meet(0, ++round_);
+    task(data, 0, threads_);
+    meet(0, ++round_);
+  }
+
+ private:
+  void meet(int64_t member, uint32_t round) {
+    barriers_.arrive(member, round);
+    barriers_.wait(member, round);
+  }
+
+  const int64_t threads_;
+  Barriers barriers_;
+  uint32_t round_ = 0;
+  Task task_ = nullptr;
+  void* data_ = nullptr;
+};
+
+// 1 inside another region.
+inline int64_t available_threads() {
+  if (const Crew* const crew = Crew::current()) return crew->threads();
+  return at::in_parallel_region() ? 1 : at::get_num_threads();
+}
+
 // The threads of a region share `slots` grid positions, of which groups of `sharing` have barriers.
 struct Region {
   Region(int64_t count, int64_t sharing)
-      : slots(count), barriers(count, sharing, spins_of(running_threads += slots)) {}
-  ~Region() { running_threads -= slots; }
+      : slots(count), barriers(count, sharing, spins_of(running_threads)) {}
 
   const int64_t slots;
   Barriers barriers;
@@ -50,23 +118,25 @@ class Team {
   Team(Region& region, int64_t thread, int64_t threads)
       : region_(region), thread_(thread), threads_(threads) {}
 
-  // Calls work(slot) for this thread's grid positions: several if OpenMP provides too few threads.
-  // `work` returns false if values are out of range.
+  // False if OpenMP provides fewer threads than grid positions: some threads have several.
+  bool is_complete() const { return threads_ >= region_.slots; }
+
+  // Calls work(slot) for this thread's grid positions. `work` returns false if values are out of
+  // range.
   //
   // After the first failure (an exception or values out of range), work is skipped, but every
   // thread still reaches every barrier.
   template <typename Work>
   void for_each_slot(const Work& work) {
-    if (region_.stopped.load(std::memory_order_relaxed)) return;
-    try {
-      visit([&](int64_t slot) {
-        if (!work(slot)) region_.stopped.store(true, std::memory_order_relaxed);
-      });
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(region_.mutex);
-      if (!region_.exception) region_.exception = std::current_exception();
-      region_.stopped.store(true, std::memory_order_relaxed);
-    }
+    visit([&](int64_t slot) {
+      if (!region_.stopped.load(std::memory_order_relaxed)) try_slot(slot, work);
+    });
+  }
+
+  // Also after a failure.
+  template <typename Work>
+  void for_every_slot(const Work& work) {
+    visit([&](int64_t slot) { try_slot(slot, work); });
   }
 
   // Waits for the grid positions of the same groups.
@@ -83,6 +153,17 @@ class Team {
     for (int64_t slot = thread_; slot < region_.slots; slot += threads_) visit(slot);
   }
 
+  template <typename Work>
+  void try_slot(int64_t slot, const Work& work) {
+    try {
+      if (!work(slot)) region_.stopped.store(true, std::memory_order_relaxed);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(region_.mutex);
+      if (!region_.exception) region_.exception = std::current_exception();
+      region_.stopped.store(true, std::memory_order_relaxed);
+    }
+  }
+
   Region& region_;
   const int64_t thread_, threads_;
   uint32_t round_ = 0;
@@ -95,23 +176,54 @@ bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
   struct Call {
     const Body& body;
     Region region;
-  } call = {body, Region(slots, sharing)};
-  const int64_t threads = slots > 1 ? available_threads() : 1;
-  if (threads == 1) {
-    Team team(call.region, 0, 1);
-    body(team);
-  } else {
-    const auto run = [](void* data) {
+    static void run(void* data, int64_t thread, int64_t threads) {
       auto* const call = static_cast<Call*>(data);
-      Team team(call->region, omp_get_thread_num(), omp_get_num_threads());
+      Team team(call->region, thread, threads);
       call->body(team);
-    };
+    }
+    static void run_by_openmp(void* data) {
+      run(data, omp_get_thread_num(), omp_get_num_threads());
+    }
+  };
+  const int64_t threads = slots > 1 ? available_threads() : 1;
+  Crew* const crew = Crew::current();
+  const int64_t running = threads > 1 && crew == nullptr ? slots : 0;
+  running_threads += running;
+  Call call = {body, Region(slots, sharing)};
+  if (threads == 1) {
+    Call::run(&call, 0, 1);
+  } else if (crew != nullptr) {
+    crew->run(Call::run, &call);
+  } else {
     // Always all threads, as in ATen's regions: libgomp ends those that a smaller region does not
     // need, and the next larger region creates them again.
-    GOMP_parallel(run, &call, static_cast<unsigned>(threads), /*flags=*/0);
+    GOMP_parallel(Call::run_by_openmp, &call, static_cast<unsigned>(threads), /*flags=*/0);
   }
+  running_threads -= running;
   if (call.region.exception) std::rethrow_exception(call.region.exception);
   return !call.region.stopped;
+}
+
+// Calls body(k) for k in [0, count) concurrently, each on a part of the threads.
+template <typename Body>
+void run_crews(int64_t count, const Body& body) {
+  const int64_t each = std::max<int64_t>(available_threads() / count, 1);
+  std::deque<Crew> crews;
+  for (int64_t k = 0; k < count; ++k) crews.emplace_back(each);
+  parallel_region(count * each, [&](Team& team) {
+    const bool alone = each == 1 || !team.is_complete();
+    team.for_every_slot([&](int64_t slot) {
+      const int64_t k = slot / each, member = slot % each;
+      if (member > 0) {
+        if (!alone) crews[k].serve(member);
+      } else if (alone) {
+        body(k);
+      } else {
+        crews[k].lead([&] { body(k); });
+      }
+      return true;
+    });
+  });
 }
 
 // Calls body(begin, end) for nearly equal parts of [0, n), on average at least `grain` long.

@@ -90,9 +90,11 @@ struct Model {
     for (int64_t columns = 1; columns <= std::min(machine.threads, parts); ++columns) {
       if (columns > 1 && divide_up(parts, columns) == divide_up(parts, columns - 1)) continue;
       const int64_t most = std::clamp<int64_t>(machine.threads / columns, 1, batch);
-      const Grid grid = {divide_up(batch, divide_up(batch, most)), columns};
-      const double cost = call(grid);
-      if (cost < least) least = cost, best = grid;
+      for (int64_t rows = most; rows > 0; rows /= 2) {
+        const Grid grid = {divide_up(batch, divide_up(batch, rows)), columns};
+        const double cost = call(grid);
+        if (cost < least) least = cost, best = grid;
+      }
     }
     return best;
   }
@@ -294,22 +296,17 @@ double predicted_time(
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
   if (machine.threads < 2) return false;
-  Machine one = machine;
-  one.threads = 1;
+  Machine half = machine;
+  half.threads /= 2;
   const auto gain = [&]<typename Format>(Format) {
     const auto saved = [](const Model& all, const Model& own) {
-      return 2 * all.call(all.best()) - own.call({});
+      return 2 * all.call(all.best()) - own.call(own.best());
     };
     const double forward =
-        saved(forward_model<Format>(machine, shape), forward_model<Format>(one, shape));
+        saved(forward_model<Format>(machine, shape), forward_model<Format>(half, shape));
     if (!training) return forward;
-    // The gradients of weights and input: two GEMMs as large as forward's, by all threads or two.
-    const auto gradients =
-        2.0 * static_cast<double>(shape.rows * shape.hidden) *
-        static_cast<double>(shape.slots.h * shape.hidden + shape.slots.x * shape.input);
     return forward +
-           saved(backward_model<Format>(machine, shape), backward_model<Format>(one, shape)) +
-           gradients / rate<Format>(machine) * (2.0 / static_cast<double>(machine.threads) - 1);
+           saved(backward_model<Format>(machine, shape), backward_model<Format>(half, shape));
   };
   return (shape.bf16 && machine.bf16 ? gain(Bf16Format{}) : gain(F32Format{})) > 0;
 }

@@ -101,8 +101,8 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 double predicted_time(
     const Machine& machine, const LayerShape& shape, bool backward, const Grid& grid);
 
-// Two directions run concurrently, each on one thread: no barriers, but each thread reads all
-// weights of its direction.
+// Two directions run concurrently, each on half of the threads: fewer threads wait for each other,
+// but read more weights.
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
 // For prepacking: the batch size, the blocks, and the largest block width on any CPU.

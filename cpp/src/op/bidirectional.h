@@ -1,9 +1,9 @@
-// Runs a layer's two directions concurrently on separate CPU threads.
+// Runs a layer's two directions concurrently, each on half of the CPU threads.
 #pragma once
 
 #include "common/operator_args.h"
+#include "cpu/parallel.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -15,10 +15,10 @@ namespace lltm {
 template <typename Run>
 void run_side_by_side(const Run& run) {
   const at::ThreadLocalState state;  // such as inference mode and profilers
-  at::parallel_for(0, 2, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  cpu::run_crews(2, [&](int64_t k) {
     const at::ThreadLocalStateGuard same(state);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (int64_t k = begin; k < end; ++k) run(k);
+    run(static_cast<size_t>(k));
   });
 }
 

@@ -299,7 +299,8 @@ class BlockedForward {
     const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
       if (part.size() == 0 || cell_.h.count() == 0) return;
       const auto z_part = z_h.from(part.begin);
-      Format::gemm(part.size(), h.from(part.begin), weights_.h(block), z_part, /*accumulate=*/true);
+      const auto w = weights_.h(block);
+      Format::gemm(part.size(), h.from(part.begin), w, z_part, /*accumulate=*/true, step.rows);
     };
     const int64_t unit = blocks_.begin(block);
     const RowSpan reset_rows = resets_.of(k, rows);

@@ -13,6 +13,7 @@
 #include "cpu/kernels.h"
 #include "cpu/schedule.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace lltm::cpu {
@@ -77,15 +78,18 @@ struct RowFormat {
     return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
   }
 
-  // C (m, b.n) = A (m, b.k) B, or += if `accumulate`. No size is 0.
+  // C (m, b.n) = A (m, b.k) B, or += if `accumulate`. No size is 0. If the m rows are a thread's
+  // share of more `rows`, these decide the rounding.
   static void gemm(
       int64_t m,
       Matrix<const Operand> a,
       PackedB<const Operand> b,
       Matrix<float> c,
-      bool accumulate) {
+      bool accumulate,
+      [[maybe_unused]] int64_t rows = 0) {
     if constexpr (kVnniFactor == 1) {
-      gemms_f32<float>().multiply(m, a, b, c, longest_chain(m), accumulate);
+      const int64_t chain = longest_chain(std::max(m, rows));
+      gemms_f32<float>().multiply(m, a, b, c, chain, accumulate);
     } else {
       kernels().gemm_bf16_operands(m, a, b, c, accumulate);
     }
@@ -140,7 +144,8 @@ struct Bf16x3Format : PackedFormat {
       Matrix<const Operand> a,
       PackedB<const Operand> b,
       Matrix<float> c,
-      bool accumulate) {
+      bool accumulate,
+      int64_t /*rows*/ = 0) {
     kernels().bf16x3.gemm(m, a, b, c, accumulate);
   }
 
@@ -177,7 +182,8 @@ struct Int8Format : PackedFormat {
       Matrix<const Operand> a,
       PackedB<const Operand> b,
       Matrix<float> c,
-      bool accumulate) {
+      bool accumulate,
+      int64_t /*rows*/ = 0) {
     kernels().int8.gemm(m, a, b, c, accumulate);
   }
 };
