@@ -45,10 +45,10 @@ int64_t usable_cpus() {
   return std::min(cpus, quota);
 }
 
-int spins_of(int64_t running_threads) {
+int spins_of(int64_t threads) {
   constexpr int kFew = 100;
   static const int requested = requested_spins();
-  return running_threads > usable_cpus() ? std::min(requested, kFew) : requested;
+  return threads > usable_cpus() ? std::min(requested, kFew) : requested;
 }
 
 }  // namespace lltm::cpu

@@ -11,6 +11,8 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -29,18 +31,46 @@ int64_t usable_cpus();
 
 // Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
 // milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
-// if more threads are running than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
-int spins_of(int64_t running_threads);
+// if there are more threads than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
+int spins_of(int64_t threads);
 
-// Threads in regions of this process, of all callers.
-inline std::atomic<int64_t> running_threads{0};
+// A region that a thread of the application has begun. Concurrent regions share the CPUs: their
+// number is the largest of late, because calls do other work between their regions.
+class Running {
+ public:
+  Running() {
+    const int64_t now = ++count * kMemory;
+    recent_ = std::max(now, recent.load(std::memory_order_relaxed) - 1);
+    recent.store(recent_, std::memory_order_relaxed);
+  }
+  // If the callers need all CPUs, they take turns: none waits for the time slices of the others.
+  ~Running() {
+    --count;
+    const int64_t regions = recent_regions();
+    if (regions > 1 && regions >= usable_cpus()) std::this_thread::yield();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  int64_t share_of(int64_t threads) const {
+    const int64_t regions = recent_regions();
+    return regions == 1 ? threads : std::clamp<int64_t>(usable_cpus() / regions, 1, threads);
+  }
+
+ private:
+  static constexpr int64_t kMemory = 64;  // regions until the number falls by one
+  static inline std::atomic<int64_t> count{0}, recent{0};
+  int64_t recent_regions() const { return (recent_ + kMemory - 1) / kMemory; }
+
+  int64_t recent_;
+};
 
 // Threads of a region of run_crews that run the regions of a single call: the first one leads, the
 // others serve.
 class Crew {
  public:
   explicit Crew(int64_t threads)
-      : threads_(threads), barriers_(threads, threads, spins_of(running_threads)) {}
+      : threads_(threads), barriers_(threads, threads, spins_of(threads)) {}
 
   static Crew*& current() {
     thread_local Crew* crew = nullptr;
@@ -103,7 +133,7 @@ inline int64_t available_threads() {
 // The threads of a region share `slots` grid positions, of which groups of `sharing` have barriers.
 struct Region {
   Region(int64_t count, int64_t sharing)
-      : slots(count), barriers(count, sharing, spins_of(running_threads)) {}
+      : slots(count), barriers(count, sharing, spins_of(count)) {}
 
   const int64_t slots;
   Barriers barriers;
@@ -176,30 +206,34 @@ bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
   struct Call {
     const Body& body;
     Region region;
+    int64_t threads;  // that have work
+
     static void run(void* data, int64_t thread, int64_t threads) {
       auto* const call = static_cast<Call*>(data);
       Team team(call->region, thread, threads);
       call->body(team);
     }
     static void run_by_openmp(void* data) {
-      run(data, omp_get_thread_num(), omp_get_num_threads());
+      const int64_t thread = omp_get_thread_num();
+      const int64_t threads =
+          std::min<int64_t>(static_cast<Call*>(data)->threads, omp_get_num_threads());
+      if (thread < threads) run(data, thread, threads);
     }
   };
-  const int64_t threads = slots > 1 ? available_threads() : 1;
   Crew* const crew = Crew::current();
-  const int64_t running = threads > 1 && crew == nullptr ? slots : 0;
-  running_threads += running;
-  Call call = {body, Region(slots, sharing)};
-  if (threads == 1) {
+  const int64_t all = slots > 1 ? available_threads() : 1;
+  std::optional<Running> running;
+  if (crew == nullptr) running.emplace();
+  Call call = {body, Region(slots, sharing), running ? running->share_of(all) : all};
+  if (call.threads == 1) {
     Call::run(&call, 0, 1);
   } else if (crew != nullptr) {
     crew->run(Call::run, &call);
   } else {
     // Always all threads, as in ATen's regions: libgomp ends those that a smaller region does not
     // need, and the next larger region creates them again.
-    GOMP_parallel(Call::run_by_openmp, &call, static_cast<unsigned>(threads), /*flags=*/0);
+    GOMP_parallel(Call::run_by_openmp, &call, static_cast<unsigned>(all), /*flags=*/0);
   }
-  running_threads -= running;
   if (call.region.exception) std::rethrow_exception(call.region.exception);
   return !call.region.stopped;
 }
