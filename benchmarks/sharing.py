@@ -97,10 +97,10 @@ def calls(case: Case, name: str, callers: int, seconds: float, processes: Any) -
             for _ in range(3):
                 run()
             threads.wait()
-            end = time.perf_counter() + seconds
-            while (begin := time.perf_counter()) < end:
+            end = (begin := time.perf_counter()) + seconds
+            while begin < end:
                 run()
-                times.append(time.perf_counter() - begin)
+                times.append(-begin + (begin := time.perf_counter()))
         return times
 
     if callers == 1:  # in the main thread, because a second team of threads changes the spinning

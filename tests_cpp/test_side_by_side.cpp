@@ -2,6 +2,8 @@
 #include "op/bidirectional.h"
 
 #include "cell_arguments.h"
+#include "cpu/parallel.h"
+#include "cpu/schedule.h"
 #include "op/operators.h"
 #include "testing.h"
 
@@ -9,7 +11,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
+#include <atomic>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 namespace lltm_test {
@@ -142,6 +146,46 @@ TEST_P(SideBySide, SecondDerivativesEqualThoseOfSeparateCalls) {
   const Tensors ours = second(loss_of(together(calls)));
   const Tensors expected = second(loss_of(alone(calls)));
   for (size_t k = 0; k < ours.size(); ++k) EXPECT_TRUE(at::allclose(ours[k], expected[k])) << k;
+}
+
+// Two calls with three threads each, or fewer.
+TEST(Crews, RunTheRegionsOfTheirCalls) {
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 5, 6}) {
+    at::set_num_threads(threads);
+    for (const bool fails : {false, true}) {
+      std::array<std::atomic<int>, 2> sums = {};
+      const auto call = [&](int64_t k) {
+        EXPECT_EQ(lltm::cpu::available_threads(), 3);
+        for (int region = 0; region < 50; ++region) {
+          lltm::cpu::parallel_region(3, [&](lltm::cpu::Team& team) {
+            team.for_each_slot([&](int64_t slot) {
+              sums[k] += static_cast<int>(slot);
+              return true;
+            });
+          });
+          if (fails && k == 1 && region == 20) throw std::runtime_error("the test asked for it");
+        }
+      };
+      if (fails) {
+        EXPECT_THROW(lltm::cpu::run_crews(2, 3, call), std::runtime_error);
+        EXPECT_EQ(sums[1], 21 * 3);
+      } else {
+        lltm::cpu::run_crews(2, 3, call);
+        EXPECT_EQ(sums[1], 50 * 3);
+      }
+      EXPECT_EQ(sums[0], 50 * 3);
+    }
+  }
+  at::set_num_threads(before);
+}
+
+// Positions of a layer without sequences.
+TEST(Crews, EmptyBatches) {
+  const lltm::cpu::LayerShape shape = {0, 3, 5, 0, /*bf16=*/false, {4, 4}};
+  lltm::cpu::Machine machine;
+  machine.threads = 2;
+  EXPECT_FALSE(schedule_side_by_side(machine, shape, /*training=*/true));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <limits>
 
+#include <pthread.h>
 #include <strings.h>
 
 extern "C" int omp_get_num_procs() noexcept;
@@ -12,7 +13,7 @@ extern "C" int omp_get_num_procs() noexcept;
 namespace lltm::cpu {
 namespace {
 
-// The CPUs that cgroup v2 or v1 allows, or the largest number.
+// The CPUs that a container's cgroup v2 or v1 allows, or the largest number.
 int64_t quota_cpus() {
   double quota = 0, period = 0;
   if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file >> quota >> period) {  // not for "max"
@@ -28,16 +29,19 @@ int64_t quota_cpus() {
 int requested_spins() {
   constexpr int kMost = 300000;
   if (const char* const count = std::getenv("GOMP_SPINCOUNT"); count != nullptr) {
-    // A number, or "infinite".
+    // A number, also with a suffix such as k, or "infinite".
     char* end = nullptr;
-    const double spins = std::strtod(count, &end);
-    if (end != count) return static_cast<int>(std::clamp(spins, 0.0, double{kMost}));
+    const unsigned long long spins = std::strtoull(count, &end, 10);
+    if (end != count) return *end == '\0' && spins < kMost ? static_cast<int>(spins) : kMost;
   }
   const char* const policy = std::getenv("OMP_WAIT_POLICY");
   return policy != nullptr && strcasecmp(policy, "passive") == 0 ? 0 : kMost;
 }
 
 }  // namespace
+
+// A thread of the parent that was in a region does not exist in a forked process.
+[[maybe_unused]] const int kAtFork = pthread_atfork(nullptr, nullptr, Running::reset);
 
 int64_t usable_cpus() {
   static const int64_t quota = quota_cpus();

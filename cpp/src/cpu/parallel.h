@@ -34,17 +34,18 @@ int64_t usable_cpus();
 // if there are more threads than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
 int spins_of(int64_t threads);
 
-// A region that a thread of the application has begun. Concurrent regions share the CPUs: their
-// number is the largest of late, because calls do other work between their regions.
+// Exists while a thread of the application is in a region. Concurrent regions share the CPUs. Their
+// number is the recent maximum, because calls do other work between their regions.
 class Running {
  public:
   Running() {
-    const int64_t now = ++count * kMemory;
-    recent_ = std::max(now, recent.load(std::memory_order_relaxed) - 1);
+    inside = true;
+    recent_ = std::max(++count * kMemory, recent.load(std::memory_order_relaxed) - 1);
     recent.store(recent_, std::memory_order_relaxed);
   }
   // If the callers need all CPUs, they take turns: none waits for the time slices of the others.
   ~Running() {
+    inside = false;
     --count;
     const int64_t regions = recent_regions();
     if (regions > 1 && regions >= usable_cpus()) std::this_thread::yield();
@@ -52,21 +53,26 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
+  static bool is_outermost() { return !inside && !at::in_parallel_region(); }
+  static void reset() { count = recent = 0; }  // in a forked process
+
   int64_t share_of(int64_t threads) const {
     const int64_t regions = recent_regions();
     return regions == 1 ? threads : std::clamp<int64_t>(usable_cpus() / regions, 1, threads);
   }
 
  private:
-  static constexpr int64_t kMemory = 64;  // regions until the number falls by one
+  static constexpr int64_t kMemory = 64;  // regions until the maximum falls by one
   static inline std::atomic<int64_t> count{0}, recent{0};
+  static inline thread_local bool inside = false;
   int64_t recent_regions() const { return (recent_ + kMemory - 1) / kMemory; }
 
   int64_t recent_;
 };
 
-// Threads of a region of run_crews that run the regions of a single call: the first one leads, the
-// others serve.
+// Threads of a region of run_crews that run the regions of a single call: member 0 leads, `active`
+// - 1 others serve. The call is divided as for `threads`, so that results do not depend on
+// `active`.
 class Crew {
  public:
   explicit Crew(int64_t threads)
@@ -80,44 +86,48 @@ class Crew {
 
   // Calls body(), whose regions the crew runs.
   template <typename Body>
-  void lead(const Body& body) {
+  void lead(int64_t active, const Body& body) {
     struct Leading {
       explicit Leading(Crew* crew) { current() = crew; }
-      ~Leading() {
-        Crew* const crew = std::exchange(current(), nullptr);
-        crew->task_ = nullptr;
-        crew->meet(0, ++crew->round_);
-      }
+      ~Leading() { std::exchange(current(), nullptr)->meet(nullptr, nullptr); }
     } leading(this);
+    active_ = active;
     body();
   }
 
   // Runs regions until the leader has finished.
-  void serve(int64_t member) {
+  void serve(int64_t member, int64_t active) {
     for (uint32_t round = 1;; round += 2) {
-      meet(member, round);
+      wait(member, round);
       if (task_ == nullptr) return;
-      task_(data_, member, threads_);
-      meet(member, round + 1);
+      task_(data_, member, active);
+      wait(member, round + 1);
     }
   }
 
   using Task = void (*)(void* data, int64_t thread, int64_t threads);
   void run(Task task, void* data) {
-    task_ = task;
-    data_ = data;
-    meet(0, ++round_);
-    task(data, 0, threads_);
-    meet(0, ++round_);
+    meet(task, data);
+    task(data, 0, active_);
+    meet(task, data);
   }
 
  private:
-  void meet(int64_t member, uint32_t round) {
+  void wait(int64_t member, uint32_t round) {
     barriers_.arrive(member, round);
     barriers_.wait(member, round);
   }
+  void meet(Task task, void* data) {
+    if (active_ == 1) return;
+    task_ = task;
+    data_ = data;
+    ++round_;
+    for (int64_t absent = active_; absent < threads_; ++absent) barriers_.arrive(absent, round_);
+    wait(0, round_);
+  }
 
   const int64_t threads_;
+  int64_t active_ = 1;
   Barriers barriers_;
   uint32_t round_ = 0;
   Task task_ = nullptr;
@@ -148,8 +158,8 @@ class Team {
   Team(Region& region, int64_t thread, int64_t threads)
       : region_(region), thread_(thread), threads_(threads) {}
 
-  // False if OpenMP provides fewer threads than grid positions: some threads have several.
-  bool is_complete() const { return threads_ >= region_.slots; }
+  int64_t thread() const { return thread_; }
+  int64_t threads() const { return threads_; }
 
   // Calls work(slot) for this thread's grid positions. `work` returns false if values are out of
   // range.
@@ -163,10 +173,15 @@ class Team {
     });
   }
 
-  // Also after a failure.
   template <typename Work>
-  void for_every_slot(const Work& work) {
-    visit([&](int64_t slot) { try_slot(slot, work); });
+  void try_slot(int64_t slot, const Work& work) {
+    try {
+      if (!work(slot)) region_.stopped.store(true, std::memory_order_relaxed);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(region_.mutex);
+      if (!region_.exception) region_.exception = std::current_exception();
+      region_.stopped.store(true, std::memory_order_relaxed);
+    }
   }
 
   // Waits for the grid positions of the same groups.
@@ -181,17 +196,6 @@ class Team {
   template <typename Visit>
   void visit(const Visit& visit) const {
     for (int64_t slot = thread_; slot < region_.slots; slot += threads_) visit(slot);
-  }
-
-  template <typename Work>
-  void try_slot(int64_t slot, const Work& work) {
-    try {
-      if (!work(slot)) region_.stopped.store(true, std::memory_order_relaxed);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(region_.mutex);
-      if (!region_.exception) region_.exception = std::current_exception();
-      region_.stopped.store(true, std::memory_order_relaxed);
-    }
   }
 
   Region& region_;
@@ -223,7 +227,7 @@ bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
   Crew* const crew = Crew::current();
   const int64_t all = slots > 1 ? available_threads() : 1;
   std::optional<Running> running;
-  if (crew == nullptr) running.emplace();
+  if (Running::is_outermost()) running.emplace();
   Call call = {body, Region(slots, sharing), running ? running->share_of(all) : all};
   if (call.threads == 1) {
     Call::run(&call, 0, 1);
@@ -238,30 +242,29 @@ bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
   return !call.region.stopped;
 }
 
-// Calls body(k) for k in [0, count) concurrently, each on a part of the threads.
+// Calls body(k) for k in [0, count) concurrently, each divided as for `each` threads.
 template <typename Body>
-void run_crews(int64_t count, const Body& body) {
-  const int64_t each = std::max<int64_t>(available_threads() / count, 1);
+void run_crews(int64_t count, int64_t each, const Body& body) {
   std::deque<Crew> crews;
   for (int64_t k = 0; k < count; ++k) crews.emplace_back(each);
   parallel_region(count * each, [&](Team& team) {
-    const bool alone = each == 1 || !team.is_complete();
-    team.for_every_slot([&](int64_t slot) {
-      const int64_t k = slot / each, member = slot % each;
+    const int64_t active = std::clamp<int64_t>(team.threads() / count, 1, each);
+    for (int64_t at = team.thread(); at < count * active; at += team.threads()) {
+      const int64_t k = at / active, member = at % active;
       if (member > 0) {
-        if (!alone) crews[k].serve(member);
-      } else if (alone) {
-        body(k);
+        crews[k].serve(member, active);
       } else {
-        crews[k].lead([&] { body(k); });
+        team.try_slot(at, [&](int64_t) {
+          crews[k].lead(active, [&] { body(k); });
+          return true;
+        });
       }
-      return true;
-    });
+    }
   });
 }
 
-// Calls body(begin, end) for nearly equal parts of [0, n), on average at least `grain` long.
-// Returns false if a call returned false.
+// Calls body(begin, end) for nearly equal parts of [0, n), at most one per `grain` begun. Returns
+// false if a call returned false.
 template <typename Body>
 bool parallel_for(int64_t n, int64_t grain, const Body& body) {
   const auto run = [&](Range part) {

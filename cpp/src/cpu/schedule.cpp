@@ -246,7 +246,11 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
                                     kBackwardChunkRows,
                                     kBackwardChunkRowsBf16);
   schedule.gradient_format = schedule.format;
-  schedule.gradient_threads = machine.threads;
+  // Weight and input gradients of a chunk.
+  const int64_t rows = std::min(schedule.chunk_rows, shape.rows);
+  const int64_t products =
+      rows * shape.hidden * (shape.slots.h * shape.hidden + shape.slots.x * shape.input);
+  schedule.gradient_threads = std::clamp<int64_t>(products / kGemmGrain, 1, machine.threads);
   return schedule;
 }
 
@@ -295,7 +299,7 @@ double predicted_time(
 }
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
-  if (machine.threads < 2) return false;
+  if (machine.threads < 2 || shape.rows == 0) return false;
   Machine half = machine;
   half.threads /= 2;
   const auto gain = [&]<typename Format>(Format) {

@@ -101,8 +101,8 @@ ForwardSchedule schedule_forward_int8(const Machine& machine, const LayerShape& 
 double predicted_time(
     const Machine& machine, const LayerShape& shape, bool backward, const Grid& grid);
 
-// Two directions run concurrently, each on half of the threads: fewer threads wait for each other,
-// but read more weights.
+// Two directions run concurrently, each on half of the threads: barriers have fewer threads, but
+// each thread reads more weights.
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training);
 
 // For prepacking: the batch size, the blocks, and the largest block width on any CPU.
@@ -172,6 +172,9 @@ constexpr int64_t kGemmBand = 64;
 
 // K rows of B that a thread packs are a multiple of it: pack_b writes zeros up to a multiple.
 constexpr int64_t kPackedRows = 32;
+
+// Minimum multiply-adds per thread.
+constexpr int64_t kGemmGrain = 1 << 18;
 
 // Minimum elements per thread.
 constexpr int64_t kElementwiseGrain = 2048;

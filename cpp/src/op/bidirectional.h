@@ -7,6 +7,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace lltm {
@@ -15,7 +16,8 @@ namespace lltm {
 template <typename Run>
 void run_side_by_side(const Run& run) {
   const at::ThreadLocalState state;  // such as inference mode and profilers
-  cpu::run_crews(2, [&](int64_t k) {
+  const int64_t threads = std::min(cpu::available_threads(), cpu::usable_cpus());
+  cpu::run_crews(2, std::max<int64_t>(threads / 2, 1), [&](int64_t k) {
     const at::ThreadLocalStateGuard same(state);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     run(static_cast<size_t>(k));

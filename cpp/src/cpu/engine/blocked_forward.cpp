@@ -180,7 +180,7 @@ class BlockedForward {
     }
   }
 
-  int64_t slot_rows() const { return chunk_steps_ * plan_.most_rows_of_group(); }
+  int64_t slot_rows() const { return plan_.most_rows_in_chunk(); }
 
   Slot slot_of(int64_t index) const {
     return {

@@ -44,13 +44,8 @@ class Plan {
   Range rows_of_step(size_t k, int64_t group) const {
     return intersect(rows_of_group(group), {0, steps_[k].rows});
   }
-  int64_t most_rows_of_group() const {
-    int64_t most = 0;
-    for (int64_t group = 0; group < grid_.rows; ++group) {
-      most = std::max(most, rows_of_group(group).size());
-    }
-    return most;
-  }
+  // After count_rows_before: of a group.
+  int64_t most_rows_in_chunk() const { return most_rows_in_chunk_; }
 
   Part part_of(int64_t slot) const {
     const int64_t group = slot / grid_.columns;
@@ -67,6 +62,7 @@ class Plan {
           const size_t k = reverse ? chunk.last - 1 - i : chunk.first + i;
           rows_before_[k * grid_.rows + group] = rows;
           rows += rows_of_step(k, group).size();
+          most_rows_in_chunk_ = std::max(most_rows_in_chunk_, rows);
         }
       }
     }
@@ -83,6 +79,7 @@ class Plan {
   int64_t blocks_;
   std::vector<int64_t> begin_;        // groups' first batch rows, and the batch size
   std::vector<int64_t> rows_before_;  // indexed by step and group
+  int64_t most_rows_in_chunk_ = 0;
 };
 
 // Zeroes columns of z (rows, S * width) without a term in x, because the recurrent GEMM

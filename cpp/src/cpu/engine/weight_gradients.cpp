@@ -83,7 +83,8 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
       int64_t height,
       const int* blocks) override {
     if (c_.size(0) > 1) c_ = c_.sum(0, /*keepdim=*/true);
-    parallel_for(bands_.count, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = divide_up(kPackGrain, m_ * kGemmBand);
+    parallel_for(bands_.count, grain, [&](int64_t begin, int64_t end) {
       for (int64_t band = begin; band < end; ++band) {
         const float* const c = c_.const_data_ptr<float>() + bands_.begin(band) * m_;
         for (int64_t n = 0, count; n < bands_.size(band); n += count) {

@@ -135,8 +135,9 @@ class PackedGemmOf {
     const int64_t rows = a.size(0);
     if (rows == 0) return true;
     const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
+    const int64_t grain = divide_up(kGemmGrain, std::min(rows, kMaxRows) * kGemmBand * padded_k_);
     const bool wide = out.scalar_type() == at::kFloat;
-    return fits_ && parallel_for(tiers * bands_.count, 1, [&](int64_t begin, int64_t end) {
+    return fits_ && parallel_for(tiers * bands_.count, grain, [&](int64_t begin, int64_t end) {
              const Range own = {begin, end};
              return wide ? run_tasks<float>(out, a, own) : run_tasks<Source>(out, a, own);
            });
