@@ -40,7 +40,8 @@ class Running {
  public:
   Running() {
     inside = true;
-    recent_ = std::max(++count * kMemory, recent.load(std::memory_order_relaxed) - 1);
+    const int64_t before = recent.load(std::memory_order_relaxed);
+    recent_ = std::max(++count * kMemory, before - before / 32);
     recent.store(recent_, std::memory_order_relaxed);
   }
   // If the callers need all CPUs, they take turns: none waits for the time slices of the others.
@@ -62,7 +63,7 @@ class Running {
   }
 
  private:
-  static constexpr int64_t kMemory = 64;  // regions until the maximum falls by one
+  static constexpr int64_t kMemory = 64;  // units per region; the maximum falls by 1/32 per region
   static inline std::atomic<int64_t> count{0}, recent{0};
   static inline thread_local bool inside = false;
   int64_t recent_regions() const { return (recent_ + kMemory - 1) / kMemory; }
