@@ -3,6 +3,7 @@
 //
 //     lltm_threads
 //     lltm_threads simulate
+#include "cpu/parallel.h"
 #include "cpu/schedule.h"
 #include "problems.h"
 
@@ -54,7 +55,12 @@ struct Prediction {
 
 Prediction predict(const Machine& machine, const Sizes& sizes, bool backward) {
   const LayerShape shape = {
-      sizes.B, sizes.I, sizes.H, sizes.T * sizes.B, /*bf16=*/false, slots_of(lltm::Lltm::kCell)};
+      sizes.B,
+      sizes.I,
+      sizes.H,
+      sizes.T * sizes.B,
+      /*bf16=*/false,
+      lltm::cpu::slots_of(lltm::Lltm::kCell)};
   const Grid grid =
       backward ? schedule_backward(machine, shape).grid : schedule_forward(machine, shape).grid;
   return {grid, predicted_time(machine, shape, backward, grid)};
