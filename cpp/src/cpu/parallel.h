@@ -235,8 +235,8 @@ bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
   } else if (crew != nullptr) {
     crew->run(Call::run, &call);
   } else {
-    // Always all threads, as in ATen's regions: libgomp ends those that a smaller region does not
-    // need, and the next larger region creates them again.
+    // Always all threads, as in ATen's regions: libgomp ends threads that a smaller region does
+    // not need, and the next larger region creates them again.
     GOMP_parallel(Call::run_by_openmp, &call, static_cast<unsigned>(all), /*flags=*/0);
   }
   if (call.region.exception) std::rethrow_exception(call.region.exception);

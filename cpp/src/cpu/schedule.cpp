@@ -81,7 +81,7 @@ struct Model {
            Costs::kPackedByte * static_cast<double>(units * bytes) * foreign;
   }
 
-  // Only the smallest grids of those with the same largest share.
+  // Skips grids with more threads but the same largest share.
   Grid best() const {
     Grid best;
     double least = call(best);

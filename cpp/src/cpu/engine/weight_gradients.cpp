@@ -14,8 +14,8 @@ using at::Tensor;
 namespace {
 
 // Split-K GEMM: accumulators, copies of C, share the rows of all steps. The threads of an
-// accumulator split its columns into panels and its rows into tiles. They pack A together, slice by
-// slice, and each its own panels of B.
+// accumulator split its columns into panels and its rows into tiles. If they are many, they pack A
+// together, slice by slice. Each packs its own panels of B.
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
