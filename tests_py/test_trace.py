@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
-from lltm.custom.program import EXPENSIVE, OPERATIONS, Program, evaluate
+from lltm.custom.program import CUTS, EXPENSIVE, OPERATIONS, Program, evaluate
 from lltm.custom.trace import Gates, trace
 
 ROWS, UNITS = 5, 7
@@ -152,6 +152,46 @@ def zoo(z: Any, c: Tensor) -> Any:
     return tanh(c_next) * e, torch.lerp(c_next, e, 0.25)
 
 
+def keras_gru(z: Any, h: Tensor) -> Any:
+    r, u = sigmoid(z.r), sigmoid(z.u)
+    n = tanh(z.n(r * h))
+    return u * h + (1 - u) * n
+
+
+def layernorm_lstm(z: Any, c: Tensor, scale: Tensor, shift: Tensor) -> Any:
+    i, f, g, o = (F.layer_norm(gate, gate.shape[-1:]) for gate in z)
+    c_next = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    normalized = F.layer_norm(c_next, c_next.shape[-1:], scale, shift, 1e-3)
+    return sigmoid(o) * tanh(normalized), c_next
+
+
+def dreamer_gru(z: Any, h: Tensor) -> Any:
+    r, c, u = lltm.layer_norm((z.r, z.c, z.u), 1e-3)
+    u = sigmoid(u - 1)
+    return u * tanh(sigmoid(r) * c) + (1 - u) * h
+
+
+def two_products(z: Any, h: Tensor, c: Tensor) -> Any:
+    """Gates a and b share an operand, gate d multiplies a value of theirs, gate e a state."""
+    v = sigmoid(z.r) * h
+    a, b = tanh(z.a(v)), sigmoid(z["b"](sigmoid(z.r) * h))
+    d = tanh(z.d(a * b.detach()))
+    return b * d + (1 - b) * h, F.relu(z.e(c)) * d
+
+
+def zoneout(z: Any, h: Tensor, c: Tensor) -> Any:
+    c_next = sigmoid(z.f) * c + sigmoid(z.i) * tanh(z.g)
+    h_next = sigmoid(z.o) * tanh(c_next)
+    return torch.where(z.m > 0, h_next, h), torch.where(z.m > 0, c_next, c)
+
+
+def means(z: Any, h: Tensor, p: Tensor) -> Any:
+    a = z[0] - torch.mean(p * z[0], 1, keepdim=True)
+    b = F.rms_norm(z[1], z[1].shape[-1:], p, eps=1e-4)
+    scale = torch.rsqrt(h.var(-1, keepdim=True, unbiased=False) + 0.1)
+    return a * b.mean((-1,), keepdim=True).mean(-1, keepdim=True) * scale + p.mean(-1, keepdim=True)
+
+
 PEEPHOLES = {"p_i": 0.1, "p_f": torch.nn.init.zeros_, "p_o": -0.5}
 
 # Cells with the minimal number of saved values.
@@ -169,6 +209,24 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "lif": (lif, {"gates": 1}, 1),
     "elman": (elman, {"gates": 1}, 1),
     "zoo": (zoo, {"gates": 8}, 18),
+    "keras_gru": (keras_gru, {"gates": [*"run"], "reads": {"n": ("x", "product")}}, 5),
+    "layernorm_lstm": (
+        layernorm_lstm,
+        {"gates": [*"ifgo"], "parameters": {"scale": 1, "shift": 0}},
+        16,
+    ),
+    "dreamer_gru": (dreamer_gru, {"gates": [*"rcu"]}, 8),
+    "two_products": (
+        two_products,
+        {
+            "gates": [*"rabde"],
+            "reads": {"a": ("x", "product"), "b": "product", "d": ("input", "product")}
+            | {"e": ["product"]},
+        },
+        9,
+    ),
+    "zoneout": (zoneout, {"gates": [*"mifgo"], "reads": {"m": "input"}}, 7),
+    "means": (means, {"gates": 2, "parameters": {"p": 0.5}}, 7),
 }
 
 
@@ -179,11 +237,13 @@ def check(
     program = trace(function, **options)
     names = [*inspect.signature(function).parameters][1:]
     z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
+    weights = {g: randn(UNITS, UNITS, dtype=torch.float64) for g in program.products}
+    called = {g: lambda v, g=g: z[g] + v @ weights[g].T for g in weights}
     arguments = {
         k: randn(*[ROWS][k in program.parameters :], UNITS, dtype=torch.float64, requires_grad=True)
         for k in names
     }
-    found = (reference or function)(Gates(z), *arguments.values())
+    found = (reference or function)(Gates(z | called), *arguments.values())
     found = found if isinstance(found, tuple) else (found,)
     results = {f"{k}'": x for k, x in zip(("h", *program.states), found, strict=True)}
     tangents = {f"d.{k}": randn(ROWS, UNITS, dtype=torch.float64) for k in results}
@@ -193,10 +253,10 @@ def check(
         total, tuple(inputs.values()), allow_unused=True, materialize_grads=True
     )
     plain = {k: x.detach() for k, x in inputs.items()}
-    forward = evaluate(program.text, "forward", plain)
+    forward = evaluate(program.text, "forward", plain, weights)
     known = {k: (plain | forward)[k] for k in program.saved}
     known |= {k: plain[k] for k in program.parameters} | tangents
-    backward = evaluate(program.text, "backward", known)
+    backward = evaluate(program.text, "backward", known, weights)
     for k, x in results.items():
         torch.testing.assert_close(forward[k], x.detach(), rtol=1e-12, atol=1e-12)
     for k, expected in zip(inputs, gradients, strict=True):
@@ -211,26 +271,29 @@ def check_names(program: Program) -> None:
     """Names are assigned once, before use; backward calls no expensive function."""
     inputs = {*(f"z.{gate}" for gate in program.gates), *program.states, *["h"] * program.reads_h}
     results = {f"{name}'" for name in ("h", *program.states)}
+    products = {f"z.{gate}" for gate in program.products}
     sections = program.text.partition("\nforward\n")[2].removesuffix("\nend\n")
     forward, _, backward = sections.partition("\nbackward\n")
     *forward_lines, save = forward.split("\n")
     for lines, given, assigned in (
-        (forward_lines, inputs, results),
+        (forward_lines, inputs - products, results | products),
         (backward.split("\n"), {*program.saved, *(f"d.{name}" for name in results)}, inputs),
     ):
-        known, there = given | set(program.parameters), set(OPERATIONS)
+        known, there = given | set(program.parameters), set(OPERATIONS) | CUTS
         if assigned is inputs:
             there, assigned = there - EXPENSIVE, {f"d.{x}" for x in {*inputs, *program.parameters}}
         for line in lines:
             name, equals, op, *operands = line.split(" ")
             assert equals == "=", line
             assert op in there, line
-            assert name not in known | {"h", "z"} | inputs | set(program.parameters), line
+            assert name not in known | {"h", "z"} | inputs - products | {*program.parameters}, line
+            if op == "product":
+                assert (name in products and operands[0] in program.saved) or assigned is not inputs
             for operand in operands:
                 assert operand in known or repr(float(operand)) == operand, line
             known.add(name)
         assert known >= assigned
-        if assigned is results:
+        if lines is forward_lines:
             assert save.split(" ") == ["save", *program.saved]
             assert known - set(program.parameters) >= set(program.saved)
 

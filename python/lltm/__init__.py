@@ -9,6 +9,7 @@
     @lltm.cell                 creates a custom cell, lltm.Cell, from a function
     lltm.CustomLayer, lltm.CustomCell
                                base classes of its modules
+    lltm.layer_norm            layer norm of gates in a custom cell's function, also joint
     lltm.functional            steps and sequences as functions
     lltm.reference             readable definitions in eager PyTorch operations
     lltm.testing               tests of custom cells
@@ -39,6 +40,7 @@ from . import testing as testing
 from ._C import ArgumentError
 from ._replace import Replaced, replace_
 from .custom.cell import Cell, cell
+from .custom.means import layer_norm
 from .custom.modules import CustomCell, CustomLayer
 from .integrations import flops as flops
 from .integrations.decompositions import decompositions
@@ -62,6 +64,7 @@ __all__ = [
     "functional",
     "include_dir",
     "inductor_decomposed",
+    "layer_norm",
     "reference",
     "replace_",
     "testing",

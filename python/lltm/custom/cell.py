@@ -15,7 +15,7 @@ from .._C import ArgumentError
 from . import explanation
 from .cpp_source import cpp_source
 from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
-from .program import Program
+from .program import Program, Reads
 from .trace import call, trace
 
 Initial = float | Callable[[Tensor], object]
@@ -25,7 +25,7 @@ Path = str | os.PathLike[str]
 def cell(
     gates: int | Sequence[str],
     *,
-    reads: Mapping[str, str] | None = None,
+    reads: Reads | None = None,
     states: int | Mapping[str, float] | None = None,
     parameters: Mapping[str, Initial] | None = None,
     bounded: bool = False,

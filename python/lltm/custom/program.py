@@ -10,7 +10,7 @@ import math
 import numbers
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, TypeAlias
@@ -22,9 +22,11 @@ from torch import Tensor
 from .._C import ArgumentError
 
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
-MOST_BYTES, LONGEST_NAME = 65_536, 64
+MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
 
 Parameters = Mapping[str, float | Callable[[Tensor], Any]]
+SOURCES = ("x", "h", "product", "input")  # the terms of a pre-activation
+Reads = Mapping[str, str | Sequence[str]]
 
 
 def expect(right: bool, where: str, expected: str, got: object) -> None:
@@ -64,6 +66,8 @@ EXPENSIVE = {"sqrt", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "elu", "
 COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "and", "or"}
 COMPARISONS = {"greater", "greater_equal", "equal", "not_equal"}
 CONDITIONS = COMPARISONS | {"and", "or", "not"}
+# Operations that combine hidden units: between them, a step is element-wise.
+CUTS = {"product", "mean"}
 
 
 def _operators(op: str) -> tuple[Callable[[Value, Operand], Any], ...]:
@@ -80,6 +84,8 @@ class Value:
     args: tuple[Operand, ...]
     rank: int  # position in the trace
     name: str = ""  # the local variable of the user's function
+    # In backward, a product has the gates of one operand: args are the gradients of these gates.
+    gates: tuple[str, ...] = ()
 
     __add__, __radd__ = _operators("add")
     __sub__, __rsub__ = _operators("subtract")
@@ -128,6 +134,8 @@ def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
             return apply(op, -a, b) if isinstance(a, float) else -apply(op, a, b)
         case ("detach", (Value(op=op) as a,)) if op in {*CONDITIONS, "sign", "detach"}:
             return a
+        case ("mean", (Value(op="mean") as a,)):
+            return a
         case ("greater", (Value(op="maximum", args=(a, 0.0)), 0.0)):
             return apply(op, a, 0.0)
         case ("where", (float(k), a, b)):
@@ -166,27 +174,44 @@ class Program:
     reads_h: bool  # True if the element-wise functions read h
     states: Mapping[str, float]  # initial values
     parameters: Parameters  # initial values, or functions that fill a tensor
+    gates_input: tuple[str, ...] = ()  # the gates that read columns of the input as they are
+    products: tuple[str, ...] = ()  # the gates of gates_h that multiply another value than h
     saved: tuple[str, ...] = ()
     own_gradient: bool = False  # True if backward may differ from forward's derivative
     text: str = ""
 
+    @property
+    def reads(self) -> dict[str, tuple[str, ...]]:
+        """Terms of each gate's pre-activation."""
+        of_h = tuple(gate for gate in self.gates_h if gate not in self.products)
+        by_source = zip(SOURCES, (self.gates_x, of_h, self.products, self.gates_input), strict=True)
+        by_source = [*by_source]
+        return {g: tuple(name for name, known in by_source if g in known) for g in self.gates}
+
     @staticmethod
     def read(text: str) -> Program:
         words: dict[str, list[list[str]]] = {}
+        products = set[str]()
         for line in text.split("\n"):
             first, *rest = line.split(" ")
             if rest[:1] != ["="]:
                 words.setdefault(first, []).append(rest)
+            elif rest[1:2] == ["product"] and first.startswith("z."):
+                products.add(first[2:])
 
         def numbers(key: str) -> dict[str, float]:
             return {name: float(value) for name, value in words.get(key, [])}
 
-        gates_x, gates_h = (tuple(words[key][0]) for key in ("weight_ih", "weight_hh"))
+        gates_x, gates_h, gates_input = kinds = [
+            tuple(words.get(key, [[]])[0]) for key in ("weight_ih", "weight_hh", "input")
+        ]
         return Program(
             name=words["name"][0][0],
-            gates=(*gates_x, *(gate for gate in gates_h if gate not in gates_x)),
+            gates=tuple(dict.fromkeys(chain(*kinds))),
             gates_x=gates_x,
             gates_h=gates_h,
+            gates_input=gates_input,
+            products=tuple(gate for gate in gates_h if gate in products),
             bounded="bounded" in words,
             reads_h="reads_h" in words,
             states=numbers("state"),
@@ -207,11 +232,15 @@ def is_name(name: Any) -> bool:
     )
 
 
+def _words(source: Any) -> tuple[Any, ...]:
+    return tuple(source) if isinstance(source, (tuple, list)) else (source,)
+
+
 def _check_names(
     where: str,
     gates: Sequence[str],
     names: Sequence[str],
-    reads: Mapping[str, str],
+    reads: Reads,
     states: Mapping[str, float],
     parameters: Parameters,
 ) -> None:
@@ -226,8 +255,14 @@ def _check_names(
     expect("z" not in names, where, "arguments after the first not named z", "z")
     for gate, source in reads.items():
         expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
-        expect(source in ("x", "h"), where, f'"x" or "h" in reads of {gate}', repr(source))
-    expect({*map(reads.get, gates)} != {"h"}, where, "a gate that reads x", 'only "h" in reads')
+        words = _words(source)
+        expected = f'"x", "h", "product", "input" or a tuple of these in reads of {gate}'
+        expect(bool(words) and all(w in SOURCES for w in words), where, expected, repr(source))
+        for one, other in (("x", "input"), ("h", "product")):
+            both = one in words and other in words
+            expect(not both, where, f'"{one}" or "{other}" in reads of {gate}', "both")
+    some = any({"x", "input"} & {*_words(reads.get(gate, "x"))} for gate in gates)
+    expect(some, where, "a gate that reads x or input", f"reads={dict(reads)}")
     for name in (*states, *parameters):
         there = name in names and name != "h"
         got = f"{name!r}: its arguments are ({', '.join(names)})"
@@ -256,7 +291,7 @@ def declared(
     function: Callable[..., Any],
     where: str,
     gates: int | Sequence[str],
-    reads: Mapping[str, str],
+    reads: Reads,
     states: int | Mapping[str, float],
     parameters: Parameters,
     bounded: bool,
@@ -300,11 +335,18 @@ def declared(
         expect(False, where, expected, f"an argument {name}")
     _check_names(where, gates, names, reads, states, parameters)
     _check_numbers(where, len(state_names), states, parameters)
+
+    def reading(*sources: str) -> tuple[str, ...]:
+        default = ("x", "h")
+        return tuple(g for g in gates if not {*sources}.isdisjoint(_words(reads.get(g, default))))
+
     program = Program(
         name=where,
         gates=gates,
-        gates_x=tuple(gate for gate in gates if reads.get(gate) != "h"),
-        gates_h=tuple(gate for gate in gates if reads.get(gate) != "x"),
+        gates_x=reading("x"),
+        gates_h=reading("h", "product"),
+        gates_input=reading("input"),
+        products=reading("product"),
         bounded=bounded,
         reads_h="h" in names,
         states={name: float(states.get(name, 0.0)) for name in state_names},
@@ -324,15 +366,20 @@ def declared(
 class Expressions:
     """Results of the function and its derivative, by their names in the serialized cell."""
 
-    inputs: dict[str, Value]  # z, states, h, parameters
+    inputs: dict[str, Value]  # z, also of products; states, h, parameters
     tangents: dict[str, Value]  # gradients of h' and states'
     results: dict[str, Operand]  # h' and states'
     gradients: dict[str, Operand]  # gradients of the inputs
     own_gradient: bool  # True if the function defines its own gradient
 
+    @property
+    def products(self) -> dict[str, Value]:
+        """Pre-activations that the function computes by a product, by their names."""
+        return {name: v for name, v in self.inputs.items() if v.op == "product"}
+
     def written_out(self) -> list[Any]:
         """Returns a form in which two traces can be compared."""
-        results = [*self.results.values(), *self.gradients.values()]
+        results = [*self.products.values(), *self.results.values(), *self.gradients.values()]
         rows: list[tuple[Any, ...]] = [("results", *results)]
         rows += [(v.op, *v.args) for v in needed(results)]
         return [[f"value {a.rank}" if isinstance(a, Value) else a for a in row] for row in rows]
@@ -340,24 +387,25 @@ class Expressions:
 
 def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     """Returns the fewest values from which backward can compute the gradients without an expensive
-    function.
+    function, a product or a mean of forward's, and the operands of products.
 
     Saved values may be rounded to 16 bits. A rounded operand could change the result of a
     comparison, so comparisons with inexact operands are themselves saved. Comparing a saved value
     with zero remains exact.
     """
-    order = needed(list(made.gradients.values()))
+    operands = {a for v in made.products.values() for a in v.args}
+    order = needed([*made.gradients.values(), *operands])
     derived = set(made.tangents.values())  # values that depend on tangents
     exact, as_is = set(parameters), set(made.inputs.values()) - parameters
     for v in order:
-        operands = [a for a in v.args if isinstance(a, Value)]
-        if not derived.isdisjoint(operands):
+        args = [a for a in v.args if isinstance(a, Value)]
+        if not derived.isdisjoint(args):
             derived.add(v)
         decides = v.op in COMPARISONS or v.op == "sign"
-        if decides and not exact.issuperset(operands):
-            as_is.add(_same_sign(operands[0]) if v.op == "sign" or 0.0 in v.args else v)
+        if decides and not exact.issuperset(args):
+            as_is.add(_same_sign(args[0]) if v.op == "sign" or 0.0 in v.args else v)
         is_whole = v.op in CONDITIONS or v.op == "sign"
-        if is_whole or (v.args and v.op not in EXPENSIVE and exact.issuperset(operands)):
+        if is_whole or (v.args and v.op not in EXPENSIVE | CUTS and exact.issuperset(args)):
             exact.add(v)
     # Minimum cut: each value is an edge, and saving the value cuts it. A path from source to sink
     # means that backward would need something that it does not have. It has the parameters.
@@ -368,11 +416,12 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
         # to detach x again.
         before = [a.rank - 0.5 for a in v.args if v.op == "detach" and isinstance(a, Value)]
         edges[v, "in"][v, "out"] = 10**6 + (before[0] if before else v.rank)
-        if v in as_is or v.op in EXPENSIVE:
+        if v in as_is or v in operands or v.op in EXPENSIVE | CUTS:
             edges["source"][v, "in"] = math.inf
         for a in v.args:
             edges[a, "out"][v, "in"] = math.inf
-    for a in (*(a for v in order if v in derived for a in v.args), *made.gradients.values()):
+    used = [a for v in order if v in derived for a in v.args]
+    for a in (*used, *made.gradients.values(), *operands):
         if a in kept:
             edges[a, "out"]["sink"] = math.inf
     near = _near_source(edges)
@@ -431,7 +480,14 @@ def _assignments(
         if isinstance(result, Value):
             names.setdefault(result, name)
     order = needed([*results.values(), *others], known)
-    used, hints, lines = taken | set(names.values()), {v.name for v in order}, []
+    used, hints, lines = taken | set(names.values()), {v.name for v in order}, list[str]()
+    copied = set[str]()
+
+    def copy(name: str) -> None:
+        result = results[name]
+        if name not in copied and not (isinstance(result, Value) and names[result] == name):
+            copied.add(name)
+            lines.append(f"{name} = copy {text(result)}")
 
     def text(operand: Operand) -> str:
         return names[operand] if isinstance(operand, Value) else repr(operand)
@@ -443,27 +499,32 @@ def _assignments(
             numbered = (f"t{k}" for k in count(1) if f"t{k}" not in hints)
             names[v] = next(n for n in chain(stems, numbered) if n not in used)
             used.add(names[v])
-        lines.append(" ".join([names[v], "=", v.op, *map(text, v.args)]))
-    for name, result in results.items():
-        if not isinstance(result, Value) or names[result] != name:
-            lines.append(f"{name} = copy {text(result)}")
+        gradients = [f"d.z.{gate}" for gate in v.gates]
+        for name in gradients:
+            copy(name)
+        lines.append(" ".join([names[v], "=", v.op, *(gradients or map(text, v.args))]))
+    for name in results:
+        copy(name)
     return lines, names
 
 
 def written(program: Program, made: Expressions) -> Program:
     """Returns the program with its serialized form."""
     parameters = {made.inputs[name] for name in program.parameters}
-    taken, inputs = RESERVED | set(made.inputs), {v: name for name, v in made.inputs.items()}
+    taken, products = RESERVED | set(made.inputs), made.products
+    inputs = {v: name for name, v in made.inputs.items() if name not in products}
     saved = choose_saved(made, parameters)
-    forward, names = _assignments(made.results, inputs, saved, taken)
+    forward, names = _assignments(products | made.results, inputs, saved, taken)
     known = {v: names[v] for v in (*saved, *parameters)}
     known |= {v: name for name, v in made.tangents.items()}
     backward, _ = _assignments(made.gradients, known, (), taken)
+    has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
     lines = [
-        "lltm-cell 1",
+        f"lltm-cell {2 if has_cuts or program.gates_input else 1}",
         f"name {program.name}",
         " ".join(["weight_ih", *program.gates_x]),
         " ".join(["weight_hh", *program.gates_h]),
+        *[" ".join(["input", *program.gates_input])] * bool(program.gates_input),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
@@ -484,6 +545,7 @@ def written(program: Program, made: Expressions) -> Program:
         ("instructions of forward", len(forward), MOST_INSTRUCTIONS),
         ("instructions of backward", len(backward), MOST_INSTRUCTIONS),
         ("bytes in the serialized cell", len(text), MOST_BYTES),
+        ("products and means in a row", max(map(parts, (forward, backward))), MOST_CUTS),
     ):
         expect(number <= most, program.name, f"at most {most} {what}", number)
     program = replace(program, text=text, saved=tuple(names[v] for v in saved))
@@ -501,12 +563,13 @@ def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bo
     an in-place change under torch.no_grad()."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw() -> Tensor:
-        return torch.randn(64, generator=generator, dtype=torch.float64)
+    def draw(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, 64, generator=generator, dtype=torch.float64)
 
+    weights = {gate: draw(64) / 8 for gate in program.products}
     given = {name: draw().requires_grad_() for name in inputs}
     with torch.enable_grad():
-        made = {**given, **evaluate(program.text, "forward", given)}
+        made = {**given, **evaluate(program.text, "forward", given, weights)}
         results = [made[f"{name}'"] for name in ("h", *program.states)]
         tangents = [draw() for _ in results]
         total = torch.stack([(y * t).sum() for y, t in zip(results, tangents, strict=True)]).sum()
@@ -515,7 +578,8 @@ def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bo
             derived = torch.autograd.grad(total, list(given.values()), allow_unused=True)
     known = {name: made[name].detach() for name in (*program.saved, *program.parameters)}
     names = (f"d.{name}'" for name in ("h", *program.states))
-    own = evaluate(program.text, "backward", {**known, **dict(zip(names, tangents, strict=True))})
+    known |= dict(zip(names, tangents, strict=True))
+    own = evaluate(program.text, "backward", known, weights)
     return any(
         not torch.allclose(
             own[f"d.{name}"],
@@ -542,8 +606,26 @@ def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]
         yield name, words[1], words[2:]
 
 
-def evaluate(text: str, section: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Evaluates forward or backward with tensors by name. Returns the assigned values."""
+def parts(lines: Iterable[str]) -> int:
+    """Returns the largest number of products and means that depend on each other in a row."""
+    depth: dict[str, int] = {}
+    for line in lines:
+        name, _, op, *words = line.split(" ")
+        depth[name] = max([0, *(depth.get(word, 0) for word in words)]) + (op in CUTS)
+    return max(depth.values(), default=0)
+
+
+def evaluate(
+    text: str,
+    section: str,
+    inputs: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Evaluates forward or backward with tensors by name. Returns the assigned values.
+
+    weights are the recurrent weights (H, H) of gates that are products. Their z in inputs is what
+    forward adds the product to.
+    """
     values, assigned = dict(inputs), dict[str, Tensor]()
     shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
     dtype = next(iter(inputs.values())).dtype
@@ -551,6 +633,14 @@ def evaluate(text: str, section: str, inputs: Mapping[str, Tensor]) -> dict[str,
         operands = [
             values[w] if w in values else torch.tensor(float(w), dtype=dtype) for w in words
         ]
-        result = OPERATIONS[op](*operands).to(dtype).expand(shape)
-        values[name] = assigned[name] = result
+        if op == "mean":
+            result = operands[0].mean(-1, keepdim=True)
+        elif op == "product" and section == "forward":
+            result = values[name] + operands[0] @ (weights or {})[name.removeprefix("z.")].T
+        elif op == "product":
+            of = [(weights or {})[word.removeprefix("d.z.")] for word in words]
+            result = torch.stack([x @ u for x, u in zip(operands, of, strict=True)]).sum(0)
+        else:
+            result = OPERATIONS[op](*operands)
+        values[name] = assigned[name] = result.to(dtype).expand(shape)
     return assigned

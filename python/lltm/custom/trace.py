@@ -31,12 +31,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from .._C import ArgumentError
+from .means import OVER_UNITS, Own, layer_norm
 from .program import (
     EXPENSIVE,
     Expressions,
     Operand,
     Parameters,
     Program,
+    Reads,
     Value,
     apply,
     declared,
@@ -185,8 +187,14 @@ FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
 OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
 NO_NAN = "expected constants other than NaN, got NaN"
-_PRODUCT = "expected no matrix multiplications in addition to weight_ih and weight_hh of the step"
-_OVER_UNITS = "expected element-wise operations, which do not combine hidden units"
+_PRODUCT = (
+    "expected no matrix multiplications in addition to weight_ih and weight_hh of the step (z.n(v)"
+    ' multiplies v by the recurrent weights of gate n, with reads={"n": ("x", "product")})'
+)
+_OVER_UNITS = (
+    "expected v.mean(-1, keepdim=True), layer_norm, rms_norm, z.n(v), or operations that do not"
+    " combine hidden units"
+)
 WHY_NOT = {
     **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
     **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where instead of Python's `if`"),
@@ -217,18 +225,15 @@ class NoSuchGate(ArgumentError, AttributeError):
 
 
 class NotATensor(TypeError):
-    """Raised if z itself is used as a tensor, as in z + 1 and torch.tanh(z)."""
+    """Raised if z or a product gate is used as a tensor, as in z + 1 and torch.tanh(z)."""
 
 
-def _not_a_tensor(z: Gates, *_: Any) -> NoReturn:
-    first = next(iter(z._tensors))
-    raise NotATensor(
-        f"lltm::cell: expected a gate, such as z[0] or z.{first}, got z, the tuple of all gates"
-    )
+def _not_a_tensor(x: _NoTensor, *_: Any) -> NoReturn:
+    raise NotATensor(f"lltm::cell: expected {x._expected()}")
 
 
-class Gates:
-    """The argument z of the function: z[0], z["i"] and z.i, and `i, o, g = z`."""
+class _NoTensor:
+    """An object that users may take for a tensor."""
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
@@ -236,10 +241,48 @@ class Gates:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _not_a_tensor(next(x for x in tree_leaves((args, kwargs)) if isinstance(x, Gates)))
+        leaves = tree_leaves((args, kwargs))
+        return _not_a_tensor(next(x for x in leaves if isinstance(x, _NoTensor)))
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def _expected(self) -> str:
+        raise NotImplementedError
+
+
+class Product(_NoTensor):
+    """A gate that reads a product, such as z.n. Call it once, with the value that its recurrent
+    weights multiply: z.n(v) is the pre-activation."""
+
+    def __init__(self, gate: str, function: Callable[[Tensor], Tensor]) -> None:
+        self.gate, self.function, self.called = gate, function, False
+
+    def __call__(self, v: Any) -> Tensor:
+        if self.called:
+            _not_a_tensor(self)
+        self.called = True
+        return self.function(v)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _not_a_tensor(self)
+
+    def _expected(self) -> str:
+        gate, got = self.gate, "a second call" if self.called else "no call"
+        return (
+            f"one call of z.{gate}, which reads a product, such as z.{gate}(v) with the value v that"
+            f" its recurrent weights multiply, got {got}"
+        )
+
+
+class Gates(_NoTensor):
+    """The argument z of the function: z[0], z["i"] and z.i, and `i, o, g = z`."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors
+
+    def _expected(self) -> str:
+        first = next(iter(self._tensors))
+        return f"a gate, such as z[0] or z.{first}, got z, the tuple of all gates"
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -249,12 +292,12 @@ class Gates:
         except IndexError:
             raise self._no(f"z[{key}]") from None
 
-    def __getattr__(self, name: str) -> Tensor:
+    def __getattr__(self, name: str) -> Any:
         if name not in self.__dict__["_tensors"]:
             raise self._no(f"z.{name}")
         return self._tensors[name]
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._tensors.values())
 
     def __len__(self) -> int:
@@ -289,6 +332,33 @@ class _Total(torch.autograd.Function):
         return grad.expand(ctx.shape)
 
 
+class _Operand(Own):
+    """The value that gates multiply. Its gradient is a product of all their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, tracer: Tracer, gates: list[str]) -> Tensor:
+        ctx.tracer, ctx.gates = tracer, gates
+        return v.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.tracer.product_of_gradients(grad, ctx.gates), None, None
+
+
+class _Product(Own):
+    """The pre-activation z of a gate, with the operand of its product."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, z: Tensor, gradients: dict[str, Tensor], gate: str) -> Tensor:
+        ctx.gradients, ctx.gate = gradients, gate
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.gradients[ctx.gate] = grad
+        return torch.zeros_like(grad), None, None, None
+
+
 class Tracer(TorchDispatchMode):
     def __init__(
         self, function: Callable[..., Any], where: str, shape: tuple[int, int], number: float
@@ -303,6 +373,10 @@ class Tracer(TorchDispatchMode):
         self.known: dict[int, Operand] = {}
         self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
+        self.parameters: set[Value] = set()
+        self.products: dict[str, Tensor] = {}  # by name of the pre-activation
+        self.operands: dict[Value, tuple[Tensor, list[str]]] = {}  # their gates
+        self.gradients: dict[str, Tensor] = {}  # of products, by gate
         self.detached: set[int] = set()
         self.deriving = False
         self.without_grad = False  # True inside the function's torch.no_grad()
@@ -314,20 +388,31 @@ class Tracer(TorchDispatchMode):
 
     def run(self, program: Program, positional: list[str], by_name: list[str]) -> Expressions:
         """Traces the function, called with z and the arguments, and its derivative."""
-        gates = {f"z.{gate}": self.input(f"z.{gate}") for gate in program.gates}
+        gates = {
+            gate: Product(gate, partial(self.product, gate))
+            if gate in program.products
+            else self.input(f"z.{gate}")
+            for gate in program.gates
+        }
         arguments = {name: self.input(name) for name in (*positional, *by_name)}
+        self.parameters = {self.trace[name] for name in program.parameters}
         states = [f"{state}'" for state in ("h", *program.states)]
         tangents = {f"d.{state}": self.input(f"d.{state}") for state in states}
-        z = Gates(dict(zip(program.gates, gates.values(), strict=True)))
-        inputs = gates | arguments
         with self:
             try:
                 results = self.checked(
                     self.call(
-                        z, *map(arguments.get, positional), **{k: arguments[k] for k in by_name}
+                        Gates(gates),
+                        *map(arguments.get, positional),
+                        **{k: arguments[k] for k in by_name},
                     ),
                     states,
                 )
+                for z in gates.values():
+                    if isinstance(z, Product) and not z.called:
+                        _not_a_tensor(z)
+                gates = {f"z.{gate}": z for gate, z in gates.items()}
+                inputs: dict[str, Tensor] = gates | self.products | arguments
                 values = [self.operand(x) for x in results]
                 self.own_gradient |= _calls_functions(results)
                 self.deriving = True
@@ -340,7 +425,9 @@ class Tracer(TorchDispatchMode):
                 said = str(error).removeprefix("lltm::cell: ")
                 message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
                 raise type(error)(message) from None
-            except (RuntimeError, OverflowError, ValueError) as error:  # PyTorch's
+            except (RuntimeError, OverflowError, ValueError, TypeError) as error:  # PyTorch's
+                if isinstance(error, TypeError) and str(error) != _NOT_CALLABLE:
+                    raise
                 if isinstance(error, ArgumentError):
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
@@ -361,6 +448,48 @@ class Tracer(TorchDispatchMode):
         self.inputs.add(tensor.data_ptr())
         self.keep(tensor, value)
         return tensor
+
+    def product(self, gate: str, v: Any) -> Tensor:
+        """Returns the pre-activation of a gate whose recurrent weights multiply v."""
+        expected = f"expected a value with the shape and dtype of a gate in z.{gate}(...)"
+        if not isinstance(v, Tensor):
+            self.fail(f"{expected}, got {type(v).__name__}")
+        if v.shape != self.shape or v.dtype != torch.float64:
+            self.fail(f"{expected} (here {[*self.shape]}), got {[*v.shape]}, {v.dtype}")
+        operand = self.known.get(v.data_ptr())
+        if not isinstance(operand, Value) or operand in self.parameters:
+            got = "a parameter" if operand in self.parameters else "a constant"
+            self.fail(f"expected a value of the step in z.{gate}(...), got {got}")
+        if operand not in self.operands:
+            gates: list[str] = []
+            self.operands[operand] = _Operand.apply(v, self, gates), gates  # type: ignore[no-untyped-call]
+        known, gates = self.operands[operand]
+        gates.append(gate)
+        z = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
+        made: Tensor = _Product.apply(known, z, self.gradients, gate)  # type: ignore[no-untyped-call]
+        self.products[f"z.{gate}"] = made
+        self.inputs.add(made.data_ptr())
+        self.calls.append((f"z.{gate}(...)", [], self.line()))
+        value = Value(self.trace, "product", (operand,), len(self.trace))
+        self.trace[f"z.{gate}"] = value
+        return self.keep(made, value)  # type: ignore[no-any-return]
+
+    def product_of_gradients(self, like: Tensor, gates: Sequence[str]) -> Tensor:
+        """Returns the gradient of an operand."""
+        found = [self.operand(self.gradients[g]) if g in self.gradients else 0.0 for g in gates]
+        result = torch.zeros_like(like)
+        if not any(found):
+            return result
+        value = Value(self.trace, "product", tuple(found), len(self.trace), gates=tuple(gates))
+        self.trace["product", *gates] = value
+        return self.keep(result, value)  # type: ignore[no-any-return]
+
+    def mean(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            self.fail(f"expected a mean of floating-point values, got {x.dtype}")
+        y = x.clone()
+        operand = self.operand(y)
+        return self.keep(y, apply("mean", operand) if isinstance(operand, Value) else None)  # type: ignore[no-any-return]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, and names values after its local variables."""
@@ -559,8 +688,13 @@ class Tracer(TorchDispatchMode):
         return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
 
 
+_NOT_CALLABLE = "'Tensor' object is not callable"
+
+
 def _in_our_words(error: Exception) -> str:
     """Replaces PyTorch's message about NumPy, which advises detach(): it has no derivative."""
+    if str(error) == _NOT_CALLABLE:
+        return 'expected calls only of gates with "product" in reads, got a call of a tensor'
     of_numpy = "tensor.detach().numpy()" in str(error)
     return "expected torch functions instead of NumPy functions" if of_numpy else str(error)
 
@@ -570,7 +704,8 @@ def _calls_functions(results: Iterable[Tensor]) -> bool:
     found, todo = set(), [x.grad_fn for x in results]
     while todo:
         if (node := todo.pop()) is not None and node not in found:
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
+            applied = getattr(node, "_forward_cls", None)
+            if applied is not None and not issubclass(applied, Own):
                 return True
             found.add(node)
             todo += [following for following, _ in node.next_functions]
@@ -591,6 +726,9 @@ class _Detaching(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         is_product = name.strip("_") in ("linear", "bilinear", "matmul", "rmatmul", "einsum")
+        of_units = OVER_UNITS.get(func if func is layer_norm else name)
+        if of_units and self.tracer.knows((args, kwargs)):
+            return of_units(self.tracer, *args, **(kwargs or {}))
         if (is_product or name.endswith("_norm")) and self.tracer.knows((args, kwargs)):
             why = _PRODUCT if is_product else _OVER_UNITS
             self.tracer.fail(f"{why}, got {name.strip('_')}")
@@ -652,7 +790,7 @@ def trace(
     function: Callable[..., Any],
     *,
     gates: int | Sequence[str],
-    reads: Mapping[str, str] | None = None,
+    reads: Reads | None = None,
     states: int | Mapping[str, float] | None = None,
     parameters: Parameters | None = None,
     bounded: bool = False,
@@ -685,9 +823,12 @@ def trace(
 
 
 def call(
-    function: Callable[..., Any], z: dict[str, Tensor], others: Mapping[str, Tensor]
+    function: Callable[..., Any], z: Mapping[str, Any], others: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Calls the function itself. Returns h' and the next states. `others` are by name."""
+    """Calls the function itself. Returns h' and the next states. `others` are by name.
+
+    z[gate] of a gate that reads a product is a function of the operand.
+    """
     _, *arguments = inspect.signature(function).parameters.values()
     by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
     positional = (others[a.name] for a in arguments if a.name not in by_name)
