@@ -287,8 +287,8 @@ def check_names(program: Program) -> None:
             assert equals == "=", line
             assert op in there, line
             assert name not in known | {"h", "z"} | inputs - products | {*program.parameters}, line
-            if op == "product":
-                assert (name in products and operands[0] in program.saved) or assigned is not inputs
+            if op == "product" and lines is forward_lines:
+                assert operands[0] in program.saved, line
             for operand in operands:
                 assert operand in known or repr(float(operand)) == operand, line
             known.add(name)
@@ -556,7 +556,12 @@ def in_place(z: Any, c: Tensor) -> Any:
 
 # Functions with one gate, by reported operation.
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
-    "do not combine hidden units, got layer_norm": lambda z: F.layer_norm(z[0], (1,)),
+    r"layer_norm\(v, v.shape\[-1:\]\).*got the shape": lambda z: F.layer_norm(z[0], (1,)),
+    "a number as eps, got eps=None": lambda z: F.rms_norm(z[0], z[0].shape[-1:]),
+    r"mean\(-1, keepdim=True\), got dim=None, keepdim=False": lambda z: z[0].mean(),
+    "got dim=0, keepdim=True": lambda z: z[0].mean(0, keepdim=True),
+    "a mean of floating-point values": lambda z: (z[0] > 0).mean(-1, keepdim=True),
+    'calls only of gates with "product" in reads': lambda z, h: z[0](h),
     "no matrix multiplications in addition to.*matmul": lambda z: (
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
@@ -565,7 +570,7 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "aten::randn": lambda z: z[0] + torch.randn(()),
     "aten::_softmax": lambda z: torch.softmax(z[0], -1),
     "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
-    "do not combine hidden units, got aten::var": lambda z: z[0] / z[0].var(-1, keepdim=True),
+    "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
     "do not combine hidden units, got aten::logsumexp": lambda z: z[0].logsumexp(-1, keepdim=True),
     "do not combine hidden units, got aten::prod": lambda z: z[0].prod(),
     "do not combine hidden units, got aten::topk": lambda z: z[0].topk(1)[0],
@@ -618,8 +623,38 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("match", UNSUPPORTED)
 def test_unsupported_operations(match: str) -> None:
     function = UNSUPPORTED[match]
-    with pytest.raises(TypeError, match=f"(?s)^lltm::cell: wrong: .*{match}.*\n  .*test_trace.py:"):
+    expected = f"(?s)^lltm::cell: wrong: .*{match}.*\n  .*test_trace.py:"
+    with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
         trace(function, gates=1, name="wrong")
+
+
+# Functions with a gate g0 that reads a product, by message.
+MISUSED: dict[str, Callable[..., Any]] = {
+    "one call of z.g0, which reads a product.*got no call": lambda z, h: z[0] * h,
+    "one call of z.g0.*no call": lambda z, h: tanh(z["g0"]),
+    "got no call": lambda z, h: z.g0.sigmoid(),
+    "no call": lambda z, h: z.g1 * h,
+    "z.g0.*a second call": lambda z, h: z.g0(h) + z.g0(h),
+    r"dtype of a gate in z.g0\(...\), got float": lambda z, h: z.g0(0.5),
+    r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
+    "a value of the step in z.g0.*got a constant": lambda z, h: z.g0(torch.zeros_like(h)),
+    "a value of the step in z.g0.*got a parameter": lambda z, p: z.g0(p),
+    "no in-place change of an argument": lambda z, h: z.g0(h).add_(1),
+}
+
+
+@pytest.mark.parametrize("match", MISUSED)
+def test_misused_products(match: str) -> None:
+    expected = f"(?s)^lltm::cell: wrong: .*expected .*{match}.*\n  .*test_trace.py:"
+    parameters = {"p": 0.0} if "parameter" in match else {}
+    with pytest.raises(TypeError, match=expected):
+        trace(
+            MISUSED[match],
+            gates=2,
+            reads={"g0": ("x", "product")},
+            parameters=parameters,
+            name="wrong",
+        )
 
 
 OF_SIZES: dict[str, Callable[..., Any]] = {
@@ -741,10 +776,13 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("a name of .* got 'a{65}'", ValueError, unit, {"name": "a" * 65}),
     ("a name of .* got 'ä'", ValueError, unit, {"name": "ä"}),
     (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
-    ('"x" or "h" in reads of g0, got \'both\'', ValueError, unit, {"reads": {"g0": "both"}}),
+    ("a tuple of these in reads of g0, got 'both'", ValueError, unit, {"reads": {"g0": "both"}}),
+    ("a tuple of these in reads of g0, got ()", ValueError, unit, {"reads": {"g0": ()}}),
+    ('"x" or "input" in reads of g0', ValueError, unit, {"reads": {"g0": ("x", "input")}}),
+    ('"h" or "product" in reads of g0', ValueError, unit, {"reads": {"g0": ("h", "product")}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
     ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
-    ('a gate that reads x, got only "h" in reads', ValueError, unit, {"reads": {"g0": "h"}}),
+    ("a gate that reads x or input, got reads={'g0'", ValueError, unit, {"reads": {"g0": "h"}}),
     ("in z, and states={'x': 0} if x is a state", ValueError, lambda z, x: (x, x), {}),
     ("states={'t': 0} if t is a state, got an argument t", ValueError, lambda z, t: t, {}),
     ("0 states, got 1 in its arguments \\(c\\)", ValueError, lambda z, c: c, {"states": 0}),
@@ -791,6 +829,7 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("runs the same operations in each call", ValueError, lambda z: z[0] * random.random(), {}),
     ("whatever the values", ValueError, lambda z: z[0] * z[0].tolist()[0][0], {}),
     ("at most 32 values to save, got 33", ValueError, lambda z: many(z[0]), {}),
+    ("16 products and means in a row, got 17", ValueError, lambda z: several_means(z[0]), {}),
     ("512 instructions of forward", ValueError, lambda z: sum(z[0] * k for k in range(260)), {}),
 ]
 
@@ -798,6 +837,12 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
 def many(x: Tensor) -> Tensor:
     for k in range(33):
         x = tanh(x * (k + 2))
+    return x
+
+
+def several_means(x: Tensor) -> Tensor:
+    for _ in range(17):
+        x = tanh(x - x.mean(-1, keepdim=True))
     return x
 
 

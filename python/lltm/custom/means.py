@@ -66,7 +66,8 @@ class _Normalized(Own):
     def forward(
         ctx: Any, tracer: Tracer, centered: bool, eps: float, *values: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.mean = lambda terms: tracer.mean(functools.reduce(torch.add, terms) / len(values))
+        part = 1 / len(values)
+        ctx.mean = lambda terms: tracer.mean(functools.reduce(torch.add, terms) * part)
         ctx.centered, differences = centered, values
         if centered:
             center = ctx.mean(values)
@@ -110,8 +111,9 @@ def _var(
     *,
     correction: Any = None,
 ) -> Tensor:
-    if (unbiased if correction is None else correction) != 0:
-        tracer.fail("expected a variance with correction=0, as in v.var(-1, correction=0, keepdim=True)")
+    correction = int(unbiased) if correction is None else correction
+    if correction != 0:
+        tracer.fail(f"expected v.var(-1, correction=0, keepdim=True), got correction={correction}")
     difference = input - _mean(tracer, input, dim, keepdim)
     return _apply(_Mean, difference * difference, tracer)  # type: ignore[no-any-return]
 

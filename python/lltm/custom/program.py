@@ -183,10 +183,10 @@ class Program:
     @property
     def reads(self) -> dict[str, tuple[str, ...]]:
         """Terms of each gate's pre-activation."""
-        of_h = tuple(gate for gate in self.gates_h if gate not in self.products)
-        by_source = zip(SOURCES, (self.gates_x, of_h, self.products, self.gates_input), strict=True)
-        by_source = [*by_source]
-        return {g: tuple(name for name, known in by_source if g in known) for g in self.gates}
+        of_h = {*self.gates_h}.difference(self.products)
+        by_source = {"x": self.gates_x, "h": of_h, "product": self.products}
+        by_source["input"] = self.gates_input
+        return {g: tuple(k for k, gates in by_source.items() if g in gates) for g in self.gates}
 
     @staticmethod
     def read(text: str) -> Program:
@@ -410,12 +410,16 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     # Minimum cut: each value is an edge, and saving the value cuts it. A path from source to sink
     # means that backward would need something that it does not have. It has the parameters.
     edges: dict[Any, dict[Any, float]] = defaultdict(dict)
-    kept = [v for v in order if v not in derived]
+    kept, after = [v for v in order if v not in derived], set[Value]()
     for v in kept:
-        # Prefer the earlier of two possible values. Prefer detach(x) to x, or backward would have
-        # to detach x again.
+        # Prefer the earlier of two possible values, but the later of two values after a mean: then
+        # backward need not repeat the norm. Prefer detach(x) to x, or backward would have to detach
+        # x again.
+        if v.op == "mean" or not after.isdisjoint(v.args):
+            after.add(v)
         before = [a.rank - 0.5 for a in v.args if v.op == "detach" and isinstance(a, Value)]
-        edges[v, "in"][v, "out"] = 10**6 + (before[0] if before else v.rank)
+        rank = before[0] if before else v.rank
+        edges[v, "in"][v, "out"] = 10**6 + (-rank if v in after else rank)
         if v in as_is or v in operands or v.op in EXPENSIVE | CUTS:
             edges["source"][v, "in"] = math.inf
         for a in v.args:

@@ -237,7 +237,7 @@ class _NoTensor:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
-    __lt__ = __le__ = __gt__ = __ge__ = _not_a_tensor
+    __matmul__ = __lt__ = __le__ = __gt__ = __ge__ = _not_a_tensor
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -261,16 +261,18 @@ class Product(_NoTensor):
         self.called = True
         return self.function(v)
 
+    __iter__ = __getitem__ = _not_a_tensor
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _not_a_tensor(self)
 
     def _expected(self) -> str:
-        gate, got = self.gate, "a second call" if self.called else "no call"
+        z, got = f"z.{self.gate}", "a second call" if self.called else "no call"
         return (
-            f"one call of z.{gate}, which reads a product, such as z.{gate}(v) with the value v that"
-            f" its recurrent weights multiply, got {got}"
+            f"one call of {z}, which reads a product, such as {z}(v) with the value v that its"
+            f" recurrent weights multiply, got {got}"
         )
 
 
@@ -400,19 +402,17 @@ class Tracer(TorchDispatchMode):
         tangents = {f"d.{state}": self.input(f"d.{state}") for state in states}
         with self:
             try:
-                results = self.checked(
-                    self.call(
-                        Gates(gates),
-                        *map(arguments.get, positional),
-                        **{k: arguments[k] for k in by_name},
-                    ),
-                    states,
+                found = self.call(
+                    Gates(gates),
+                    *map(arguments.get, positional),
+                    **{k: arguments[k] for k in by_name},
                 )
                 for z in gates.values():
                     if isinstance(z, Product) and not z.called:
                         _not_a_tensor(z)
-                gates = {f"z.{gate}": z for gate, z in gates.items()}
-                inputs: dict[str, Tensor] = gates | self.products | arguments
+                results = self.checked(found, states)
+                named: dict[str, Any] = {f"z.{gate}": z for gate, z in gates.items()}
+                inputs: dict[str, Tensor] = named | self.products | arguments
                 values = [self.operand(x) for x in results]
                 self.own_gradient |= _calls_functions(results)
                 self.deriving = True
@@ -466,13 +466,13 @@ class Tracer(TorchDispatchMode):
         known, gates = self.operands[operand]
         gates.append(gate)
         z = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
-        made: Tensor = _Product.apply(known, z, self.gradients, gate)  # type: ignore[no-untyped-call]
-        self.products[f"z.{gate}"] = made
+        with torch.enable_grad():
+            made: Tensor = _Product.apply(known, z, self.gradients, gate)  # type: ignore[no-untyped-call]
+        name = f"z.{gate}"
+        self.trace[name] = Value(self.trace, "product", (operand,), len(self.trace))
+        self.products[name] = self.keep(made, self.trace[name])
         self.inputs.add(made.data_ptr())
-        self.calls.append((f"z.{gate}(...)", [], self.line()))
-        value = Value(self.trace, "product", (operand,), len(self.trace))
-        self.trace[f"z.{gate}"] = value
-        return self.keep(made, value)  # type: ignore[no-any-return]
+        return made if torch.is_grad_enabled() else made.clone()
 
     def product_of_gradients(self, like: Tensor, gates: Sequence[str]) -> Tensor:
         """Returns the gradient of an operand."""
@@ -481,7 +481,7 @@ class Tracer(TorchDispatchMode):
         if not any(found):
             return result
         value = Value(self.trace, "product", tuple(found), len(self.trace), gates=tuple(gates))
-        self.trace["product", *gates] = value
+        self.trace["product", tuple(gates)] = value
         return self.keep(result, value)  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor) -> Tensor:
