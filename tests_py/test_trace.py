@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
+from lltm.custom.cpp_source import cpp_source
 from lltm.custom.program import CUTS, EXPENSIVE, OPERATIONS, Program, evaluate
 from lltm.custom.trace import Gates, trace
 
@@ -263,6 +264,7 @@ def check(
         got = backward[f"d.{k}"]
         got = got.sum(0) if k in program.parameters else got
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
+    assert Program.read(program.text).reads == program.reads
     check_names(program)
     return program
 
@@ -303,6 +305,12 @@ def test_the_program_computes_the_same_as_the_function(name: str) -> None:
     function, options, saved = CELLS[name]
     program = check(function, **options)
     assert len(program.saved) == saved, program.text
+
+
+def test_cells_with_products_have_no_cpp_source() -> None:
+    function, options, _ = CELLS["keras_gru"]
+    with pytest.raises(lltm.ArgumentError, match=r"keras_gru: expected a cell without products"):
+        cpp_source(trace(function, **options).text)
 
 
 @torch.jit.script

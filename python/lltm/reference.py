@@ -65,15 +65,18 @@ def _rnn_relu(z: Sequence[Tensor], h: Tensor) -> tuple[Tensor]:
 
 
 class Equations(NamedTuple):
-    """Definition of a cell: the gates that depend on x, the gates that depend on h, and a function.
+    """Definition of a cell: gates with rows in weight_ih and in weight_hh, and a function.
 
-    The function accepts the gates that depend on x, then the gates that depend only on h.
+    The function accepts the gates of weight_ih, then the others of weight_hh and gates_input. A
+    gate of products is a function of the value that its recurrent weights multiply.
     """
 
     gates_x: Sequence[str]
     gates_h: Sequence[str]
     function: Callable[..., Sequence[Tensor]]
     joined: bool = False  # True if the parameters are a matrix [W_hh, W_ih] and one bias
+    gates_input: Sequence[str] = ()  # gates that read the last columns of the input, H columns each
+    products: Sequence[str] = ()  # gates of weight_hh that multiply another value than h
 
 
 _EQUATIONS = {
@@ -96,12 +99,15 @@ def _after(
 
     The cell's own parameters follow weights and biases, and are passed to the function.
     """
-    gates_x, gates_h, function, joined = equations
+    gates_x, gates_h, function, joined, gates_input, products = equations
     if joined:
         z = F.linear(torch.cat([read, x], dim=1), *parameters).chunk(len(gates_x), dim=1)
         return function(z, *states)
     weight_ih, weight_hh, *rest = parameters
     bias_ih, bias_hh = rest[:2] or (None, None)
+    if gates_input or products:
+        separate = _separate_gates(equations, x, read, parameters)
+        return function([*separate.values()], *states, *rest[2:])
     z_x, z_h = F.linear(x, weight_ih, bias_ih), F.linear(read, weight_hh, bias_hh)
     if gates_x == gates_h:
         return function((z_x + z_h).chunk(len(gates_x), dim=1), *states, *rest[2:])
@@ -109,6 +115,31 @@ def _after(
     gates = zip(gates_x, z_x.chunk(len(gates_x), dim=1), strict=True)
     parts = [part + from_h.pop(gate) if gate in from_h else part for gate, part in gates]
     return function((*parts, *from_h.values()), *states, *rest[2:])
+
+
+def _separate_gates(
+    equations: Equations, x: Tensor, read: Tensor, parameters: Sequence[Any]
+) -> dict[str, Any]:
+    """Computes each gate's pre-activation, or the function that computes it."""
+    gates_x, gates_h, _, _, gates_input, products = equations
+    weight_ih, weight_hh, *rest = parameters
+    bias_ih, bias_hh = rest[:2] or (None, None)
+    size, count = read.shape[1], len(gates_input)
+    x, *given = x.split([x.shape[1] - count * size, *[size] * count], dim=1)
+    z_x = F.linear(x, weight_ih, bias_ih).split(size, dim=1)
+    z: dict[str, Any] = dict.fromkeys((*gates_x, *gates_h, *gates_input), 0)
+    z |= {**dict(zip(gates_x, z_x, strict=False)), **dict(zip(gates_input, given, strict=True))}
+
+    def product(v: Tensor, k: int, others: Any) -> Tensor:
+        rows = slice(k * size, (k + 1) * size)
+        bias = None if bias_hh is None else bias_hh[rows]
+        added: Tensor = others + F.linear(v.expand_as(read), weight_hh[rows], bias)
+        return added
+
+    for k, gate in enumerate(gates_h):
+        of_gate = partial(product, k=k, others=z[gate])
+        z[gate] = of_gate if gate in products else of_gate(read)
+    return z
 
 
 def _steps(

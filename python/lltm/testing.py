@@ -35,16 +35,16 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
         hx: initial state, as for the layer. Default: None
     """
     header = cell.Layer._HEADER
-    gates = (*header.gates_x, *(gate for gate in header.gates_h if gate not in header.gates_x))
     names = ("h", *cell.states, *cell.parameters)
 
     def function(z: Sequence[Tensor], *others: Tensor) -> list[Tensor]:
         known = dict(zip(names, others, strict=True))
-        after = cell._called(dict(zip(gates, z, strict=True)), known)
+        after = cell._called(dict(zip(header.gates, z, strict=True)), known)
         # A condition may have another dtype, and a parameter has no batch.
         return [new.to(others[0].dtype).expand_as(others[0]) for new in after]
 
-    equations = reference.Equations(header.gates_x, header.gates_h, function)
+    of_gates = (header.gates_x, header.gates_h, function, False)
+    equations = reference.Equations(*of_gates, header.gates_input, header.products)
     run = partial(reference._layer, equations=equations, training=False)
     return _recurrent.layer_of(layer, input, hx, None, run)
 
@@ -81,7 +81,8 @@ def check_cell(
 
     Args:
         cell: custom cell, with its function
-        shapes: sizes (T, B, I, H) to test. Default: four shapes
+        shapes: sizes (T, B, I, H) to test, where I counts only columns of weight_ih. Default: four
+            shapes
         dtypes: dtypes to test. Default: float64, float32, bfloat16 and float16
         scale: factor for the random inputs and initial states. Default: 1
         verbose: if True, prints the largest errors. Default: True
@@ -125,13 +126,20 @@ def _problem(
     seed: int,
 ) -> tuple[CustomLayer, Any, Any]:
     steps, batch, inputs, hidden = shape
+    header = cell.Layer._HEADER
+    given = len(header.gates_input)
+    inputs = inputs * bool(header.gates_x) + given * hidden
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*sizes: int) -> Tensor:
         return (scale * torch.randn(sizes, generator=generator, dtype=torch.float64)).to(dtype)
 
     options: dict[str, Any] = {
-        "two directions": {"num_layers": 2, "bidirectional": True},
+        # A second layer has 2 H columns.
+        "two directions": {
+            "num_layers": 2 if given <= 2 * bool(header.gates_x) or given == 2 else 1,
+            "bidirectional": True,
+        },
         "checkpointed": {"checkpoint_steps": 2},
     }.get(form, {})
     with torch.random.fork_rng([]):

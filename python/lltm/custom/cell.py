@@ -38,16 +38,25 @@ def cell(
     name, ``h`` (used element-wise), a parameter, or else a state. States have the order in which
     the function returns them and modules accept them.
 
-    The function is element-wise and uses only the operations listed on the page about custom cells.
-    It is called only here, for tracing. Layers run the traced operations and their derivatives
-    between the GEMMs.
+    The function uses only the operations listed on the page about custom cells. They are
+    element-wise, except for means and norms over the hidden units, such as
+    ``v.mean(-1, keepdim=True)`` and :func:`lltm.layer_norm`, and products ``z.n(v)``. The function
+    is called only here, for tracing. Layers run the traced operations and their derivatives between
+    the GEMMs.
 
     Args:
         gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as
             z["i"] or z.i. At most 8
-        reads: dict with the gates that depend only on x or only on h, such as
-            ``{"n_x": "x", "n_h": "h"}``. They have rows only in weight_ih or only in weight_hh.
-            Default: every gate depends on both
+        reads: dict with the terms of pre-activations, such as ``{"n_x": "x", "n_h": "h"}``, each
+            a string or a tuple of strings. Default: ``("x", "h")`` for every gate
+
+            - ``"x"``: ``W_ih x + b_ih``. The gate has rows in weight_ih
+            - ``"h"``: ``W_hh h + b_hh``. The gate has rows in weight_hh
+            - ``"product"`` instead of ``"h"``: the rows in weight_hh multiply a value of the step.
+              The function calls the gate once: ``z.n(v)`` is ``W_ih x + b_ih + W_hh v + b_hh``.
+              Gates called with the same value share a GEMM
+            - ``"input"`` instead of ``"x"``: H columns of the input, without weights. The last
+              columns of the input are those of these gates, in their order
         states: dict with initial values, or the number of states, as a check. At most 3 states.
             Default: 0 for each state
         parameters: dict with the learned parameters among the function's arguments, at most 8. A
@@ -194,7 +203,10 @@ class Cell:
         return cpp_source(self.text)
 
     def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
-        """Calls the Python function. Returns h' and the next states. `others` are by name."""
+        """Calls the Python function. Returns h' and the next states. `others` are by name.
+
+        z[gate] of a gate that reads a product is a function of its operand.
+        """
         if self.function is None:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"

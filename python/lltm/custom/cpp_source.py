@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..reference import _EQUATIONS as BUILT_IN
-from .program import OPERATIONS, Program, assignments
+from .program import OPERATIONS, Program, assignments, expect
 
 # Reserved names: C++ keywords, names in the cell definition, types that its struct would hide.
 CPP = """
@@ -37,9 +37,12 @@ def cpp_source(text: str) -> str:
     """Returns a C++ cell definition that computes the same as the program.
 
     Built-in cells have no parameters and at most one state besides h, and with such a state they
-    do not read h. Other cells use arrays and declare their result types.
+    do not read h. Other cells use arrays and declare their result types. Raises ArgumentError for
+    cells with products, means or gates that read the input.
     """
     cell = _Cell(Program.read(text))
+    expected = "a cell without products, means and gates that read the input, for C++ source"
+    expect(text.startswith("lltm-cell 1\n"), cell.header.name, expected, "a cell with them")
     forward, of_c = _forward(text, cell)
     backward, of_dc = _backward(text, cell)
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .._C import ArgumentError
 from . import cpp_source as source_of
-from .program import EXPENSIVE, Program, assignments
+from .program import EXPENSIVE, Program, assignments, parts
 from .trace import call, plain_torch, trace
 
 UNITS = 64
@@ -59,15 +60,8 @@ def interface(cell: Described) -> str:
     parameters (one value per hidden unit), and whether |h'| <= 1 is declared, which int8 weights
     require."""
     header = cell.header
-
-    def reads(gate: str) -> str:
-        of = [
-            name for name, gates in (("x", header.gates_x), ("h", header.gates_h)) if gate in gates
-        ]
-        return f"{gate} ({', '.join(of)})"
-
     lines = {
-        "gates": ", ".join(map(reads, cell.gates)),
+        "gates": ", ".join(f"{gate} ({', '.join(header.reads[gate])})" for gate in cell.gates),
         "states": ", ".join(f"{k} = {v!r}" for k, v in header.states.items()),
         "parameters": ", ".join(header.parameters),
         "bounded": "yes" if header.bounded else "no",
@@ -95,7 +89,7 @@ def saved(cell: Described) -> str:
 def forward(cell: Described) -> str:
     """Instructions of forward between the GEMMs, for each hidden unit. An executed instruction may
     combine several, such as a multiplication and an addition, or a result and its copy to
-    the saved values."""
+    the saved values. Products and means combine hidden units: they divide a step into parts."""
     return _instructions(cell, "forward")
 
 
@@ -125,11 +119,10 @@ def hints(cell: Described) -> str:
             )
     if cell.function is not None:
         header = cell.header
-        x, h = set(header.gates_x), set(header.gates_h)
         without = trace(
             _with_detached_maxima(cell.function),
             gates=cell.gates,
-            reads={**dict.fromkeys(x - h, "x"), **dict.fromkeys(h - x, "h")},
+            reads=header.reads,
             states=header.states,
             parameters=dict.fromkeys(header.parameters, 0.0),
             name=header.name,
@@ -146,7 +139,10 @@ def hints(cell: Described) -> str:
 def cpp_source(cell: Described) -> str:
     """C++ cell definition in the form of cpp/src/cell/lltm.h, for a new built-in cell
     (CONTRIBUTING, "Add a built-in cell"). cell.cpp_source returns this text."""
-    return source_of.cpp_source(cell.text).rstrip()
+    try:
+        return source_of.cpp_source(cell.text).rstrip()
+    except ArgumentError as error:
+        return wrapped(f"none: {error}")
 
 
 STAGES = {
@@ -162,7 +158,27 @@ STAGES = {
 def _instructions(cell: Described, section: str) -> str:
     lines = [" ".join([y, "=", op, *words]) for y, op, words in assignments(cell.text, section)]
     executed = torch.ops.lltm._instructions(cell.text)[section == "backward"]
-    return "\n".join([*lines, f"{len(lines)} instructions, {executed} executed"])
+    (_, shown), *others = parts(lines)
+    for k, (cuts, part) in enumerate(others):
+        shown += [f"---- between parts {k + 1} and {k + 2}", *map(_with_cost, cuts)]
+        shown += [f"---- part {k + 2}", *part]
+    elementwise = len(lines) - sum(len(cuts) for cuts, _ in others)
+    total = f"{elementwise} instructions, {executed} executed"
+    if others:
+        total += (
+            f", in {len(others) + 1} parts. If threads share sequences, they wait for each other"
+            " between parts."
+        )
+    return "\n".join([*shown, wrapped(total)])
+
+
+def _with_cost(line: str) -> str:
+    """Returns a product or mean with its cost."""
+    _, _, op, *words = line.split(" ")
+    if op == "mean":
+        return f"{line}  # sum over the hidden units"
+    gates = "" if line.startswith("z.") else f"{len(words)} "
+    return f"{line}  # GEMM with recurrent weights, ({gates}H, H)"
 
 
 def _is_number(word: str) -> bool:
@@ -182,13 +198,15 @@ def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
         return torch.full((1, UNITS), 0.5).requires_grad_()
 
     def keep(x: Tensor) -> Tensor:
-        if x.dim() == 2:
+        if x.dim() == 2 and x is not weight:
             kept[x.data_ptr()] = x
         return x
 
     with plain_torch(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         parameters = {p: torch.full((UNITS,), 0.5).requires_grad_() for p in header.parameters}
-        z = {gate: number(gate) for gate in cell.gates}
+        weight = torch.zeros(UNITS, UNITS)
+        z: dict[str, Any] = {gate: number(gate) for gate in cell.gates}
+        z |= {gate: lambda v: v @ weight + number("") for gate in header.products}
         states = {state: number(state) for state in ("h", *header.states)}
         results = call(function, z, states | parameters)  # keeps the saved tensors alive
     assert results

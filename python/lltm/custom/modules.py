@@ -51,6 +51,18 @@ class _Custom(Recurrent):
     _HEADER: Program
     _INITIAL: Mapping[str, Any]  # by parameter: an Initial, or a Pickled function
 
+    def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        """Parameter shapes of a direction. Gates that read the input have its last columns."""
+        gates, shapes = self._HEADER.gates_input, super()._shapes(columns)
+        rows, needed = shapes["weight_ih"][0], len(gates) * self.hidden_size
+        if columns < needed or (columns > needed and rows == 0):
+            raise ArgumentError(
+                f"lltm::{self._where}: expected {'at least ' * (rows > 0)}{needed} input features,"
+                f" hidden_size for each gate that reads the input ({', '.join(gates)}), got"
+                f" {columns}"
+            )
+        return shapes | {"weight_ih": (rows, columns - needed)}
+
     def reset_parameters(self) -> None:
         """Initializes weights and biases uniformly in ±1/sqrt(H), the cell's parameters with their
         initial values."""
@@ -141,7 +153,7 @@ class CustomCell(_Custom, Step[Any]):
 
     Parameters, with G_x gates that depend on x and G_h gates that depend on h::
 
-        weight_ih  (G_x * H, I)
+        weight_ih  (G_x * H, I), or (G_x * H, I - K * H) if K gates read the input
         weight_hh  (G_h * H, H)
         bias_ih    (G_x * H), or None
         bias_hh    (G_h * H), or None
@@ -181,7 +193,8 @@ class CustomLayer(_Custom, Layer[Any]):
     Parameters of layer k (suffix ``_reverse``: second direction), with G_x gates that depend on x
     and G_h gates that depend on h::
 
-        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H
+        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H; if K gates read the input, I is reduced
+                        by K * H, the last columns of the input
         weight_hh_l{k}  (G_h * H, H)
         bias_ih_l{k}    (G_x * H)
         bias_hh_l{k}    (G_h * H)

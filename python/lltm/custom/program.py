@@ -549,7 +549,11 @@ def written(program: Program, made: Expressions) -> Program:
         ("instructions of forward", len(forward), MOST_INSTRUCTIONS),
         ("instructions of backward", len(backward), MOST_INSTRUCTIONS),
         ("bytes in the serialized cell", len(text), MOST_BYTES),
-        ("products and means in a row", max(map(parts, (forward, backward))), MOST_CUTS),
+        (
+            "products and means in a row",
+            max(len(parts(x)) - 1 for x in (forward, backward)),
+            MOST_CUTS,
+        ),
     ):
         expect(number <= most, program.name, f"at most {most} {what}", number)
     program = replace(program, text=text, saved=tuple(names[v] for v in saved))
@@ -610,13 +614,16 @@ def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]
         yield name, words[1], words[2:]
 
 
-def parts(lines: Iterable[str]) -> int:
-    """Returns the largest number of products and means that depend on each other in a row."""
-    depth: dict[str, int] = {}
+def parts(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:
+    """Divides assignments into element-wise parts. Returns for each part the products and means
+    before it, and its assignments."""
+    depth, divided = dict[str, int](), [(list[str](), list[str]())]
     for line in lines:
         name, _, op, *words = line.split(" ")
-        depth[name] = max([0, *(depth.get(word, 0) for word in words)]) + (op in CUTS)
-    return max(depth.values(), default=0)
+        depth[name] = k = max([0, *(depth.get(word, 0) for word in words)]) + (op in CUTS)
+        divided += [([], [])] * (k == len(divided))
+        divided[k][op not in CUTS].append(line)
+    return divided
 
 
 def evaluate(
