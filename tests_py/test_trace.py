@@ -648,6 +648,7 @@ MISUSED: dict[str, Callable[..., Any]] = {
     "a value of the step in z.g0.*got a constant": lambda z, h: z.g0(torch.zeros_like(h)),
     "a value of the step in z.g0.*got a parameter": lambda z, p: z.g0(p),
     "no in-place change of an argument": lambda z, h: z.g0(h).add_(1),
+    "one tensor for z.g0.* and z.g1": lambda z, h: z.g0(spike(h)) + z.g1(spike(h).detach() + 0),
 }
 
 
@@ -659,7 +660,7 @@ def test_misused_products(match: str) -> None:
         trace(
             MISUSED[match],
             gates=2,
-            reads={"g0": ("x", "product")},
+            reads={"g0": ("x", "product"), **({"g1": "product"} if "z.g1" in match else {})},
             parameters=parameters,
             name="wrong",
         )

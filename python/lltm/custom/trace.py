@@ -377,7 +377,8 @@ class Tracer(TorchDispatchMode):
         self.inputs: set[int] = set()
         self.parameters: set[Value] = set()
         self.products: dict[str, Tensor] = {}  # by name of the pre-activation
-        self.operands: dict[Value, tuple[Tensor, list[str]]] = {}  # their gates
+        # For each value that gates multiply: its tensor, the result of _Operand and the gates.
+        self.operands: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
         self.gradients: dict[str, Tensor] = {}  # of products, by gate
         self.detached: set[int] = set()
         self.deriving = False
@@ -426,9 +427,9 @@ class Tracer(TorchDispatchMode):
                 message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
                 raise type(error)(message) from None
             except (RuntimeError, OverflowError, ValueError, TypeError) as error:  # PyTorch's
-                if isinstance(error, TypeError) and str(error) != _NOT_CALLABLE:
-                    raise
                 if isinstance(error, ArgumentError):
+                    raise
+                if isinstance(error, TypeError) and str(error) != _NOT_CALLABLE:
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
                 message = f"lltm::cell: {self.where}: {_in_our_words(error)}{self.line(frames)}"
@@ -462,8 +463,12 @@ class Tracer(TorchDispatchMode):
             self.fail(f"expected a value of the step in z.{gate}(...), got {got}")
         if operand not in self.operands:
             gates: list[str] = []
-            self.operands[operand] = _Operand.apply(v, self, gates), gates  # type: ignore[no-untyped-call]
-        known, gates = self.operands[operand]
+            self.operands[operand] = v, _Operand.apply(v, self, gates), gates  # type: ignore[no-untyped-call]
+        first, known, gates = self.operands[operand]
+        if first is not v and _calls_functions((first, v)):  # their gradients may differ
+            self.fail(
+                f"expected one tensor for z.{gates[0]}(...) and z.{gate}(...), got equal tensors"
+            )
         gates.append(gate)
         z = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
