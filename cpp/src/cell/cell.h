@@ -7,6 +7,10 @@
 // GEMM write contiguous columns. Slot s of hidden unit j is column s * H + j of z (rows, S * H),
 // likewise for saved values.
 //
+// In a custom cell, weight_hh may multiply a value computed in the step (an operand of products)
+// instead of h, and a pre-activation may have H columns of the input as a term (a given gate), the
+// last ones. Between the parts of such a step (stages, program.h) are GEMMs or means over units.
+//
 // A parameter, such as a peephole weight, is (H,). The P parameters follow the biases in bias_ih,
 // and their gradients those of z: the same code sums both over rows.
 //
@@ -21,17 +25,10 @@
 
 namespace lltm {
 
-struct SlotRange {
-  int begin = 0, end = 0;
-
-  constexpr int count() const { return end - begin; }
-  constexpr bool contains(int slot) const { return begin <= slot && slot < end; }
-  friend constexpr bool operator==(const SlotRange&, const SlotRange&) = default;
-};
-
 struct CellInfo {
   static constexpr int kMostSlots = 8;
   static constexpr int kMostStates = 3, kMostParameters = 8, kMostSaved = 32;
+  static constexpr int kMostValues = 64;  // of a kind (Place)
 
   const char* name;  // the operators' cell argument: a name or serialized cell
   const char *layer_class, *step_class;
@@ -41,8 +38,9 @@ struct CellInfo {
   // Pre-activations, and their blocks of H rows, in weight_ih and in weight_hh.
   SlotRange x, h;
   int x_blocks[kMostSlots], h_blocks[kMostSlots];
-  int states;    // in addition to h: 0 to 3
-  bool reads_h;  // element-wise; always true without other states
+  SlotRange direct = h;  // those of h whose weights multiply h itself: all, without products
+  int states;            // in addition to h: 0 to 3
+  bool reads_h;          // element-wise; always true without other states
   // weight is [weight_hh, weight_ih], with a single bias.
   bool joined = false;
   int parameters = 0;
@@ -52,7 +50,12 @@ struct CellInfo {
   bool forgets = false;                    // rounding errors in the states are known to decay
   const CellPrograms* programs = nullptr;  // of a custom cell, else null
   bool own_gradient = false;               // backward is not the derivative of forward
+  int given = 0;                           // given gates
+  int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
+  const CellStages* stages = nullptr;      // of a step with products or means, else null
 
+  // False for steps with stages or given gates, which some engines do not run.
+  constexpr bool is_plain() const { return stages == nullptr && given == 0; }
   constexpr const char* title() const { return programs == nullptr ? name : programs->name; }
   constexpr bool has_c() const { return states > 0; }
   // Widths in multiples of H. Zeros pad the smaller weight in a concatenated matrix.

@@ -81,6 +81,56 @@ struct Program {
   constexpr int first_temporary() const { return first_constant() + constant_count; }
 };
 
+struct SlotRange {
+  int begin = 0, end = 0;
+
+  constexpr int count() const { return end - begin; }
+  constexpr bool contains(int slot) const { return begin <= slot && slot < end; }
+  friend constexpr bool operator==(const SlotRange&, const SlotRange&) = default;
+};
+
+// Stages: the programs of a step with products or means, one after the other. Between two stages
+//     product    z += v W^T for the gates W of an operand v, or, backward, dv = dz W
+//     mean       over the H units of each row
+// A stage reads only the registers that it needs, from and to `ports`.
+enum class Place : unsigned char {
+  kGate,       // forward: a pre-activation; backward: its gradient
+  kParameter,  // forward: its value; backward: its value (input) or gradient (output)
+  kState,      // column of the engines' c; backward: its gradient
+  kH,          // forward: h'; backward: the gradient of h'
+  kSaved,
+  kOperand,  // forward: v; backward: dv
+  kMean,     // as an output: the values to average
+  kKept,     // written by an earlier stage
+};
+constexpr int kPlaces = 8;
+struct Port {
+  Place place;
+  unsigned char index;
+};
+struct Stage {
+  Program program;
+  const Port* ports;  // of inputs, then of outputs
+  unsigned operands;  // bit p: the product of operand p follows this stage
+  SlotRange means;    // that follow this stage
+};
+struct Pass {
+  const Stage* stages;
+  int count;
+  int kept, means;
+};
+struct Operand {
+  SlotRange gates[2];  // its gates: also of x, only of h
+  int saved;           // index of the saved value
+};
+struct CellStages {
+  static constexpr int kMost = 16, kMostMeans = 64, kMostKept = 64;
+
+  Pass forward, backward;
+  Operand operands[8];
+  int operand_count;
+};
+
 struct CellPrograms {
   Program forward, backward;
   const char* name;

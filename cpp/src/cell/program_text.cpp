@@ -149,17 +149,46 @@ int operands_of(Op op) {
 
 using Names = std::set<string, std::less<>>;
 
+// An operand of products, and its gates with their ports.
+struct Product {
+  string operand;
+  std::vector<string> gates;
+  std::vector<Port> ports;
+};
+
+// Of the lines `z.GATE = product OPERAND`.
+std::vector<Product> products_of(string_view text) {
+  std::vector<Product> products;
+  for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    const std::vector<string_view> words = words_of(text.substr(begin, end - begin));
+    if (words.size() != 4 || !words[0].starts_with("z.") || words[2] != "product") continue;
+    auto found = std::find_if(products.begin(), products.end(), [&](const Product& product) {
+      return product.operand == words[3];
+    });
+    if (found == products.end()) found = products.insert(found, {string(words[3]), {}, {}});
+    found->gates.emplace_back(words[0].substr(2));
+  }
+  return products;
+}
+
 class Section {
  public:
   // Begins at the section's name. Local values must not have a name in `taken`.
-  Section(TextLines& lines, const string& name, const Names& taken)
-      : lines_(lines), name_(name), taken_(taken), begin_(lines.number()) {
+  Section(
+      TextLines& lines,
+      const string& name,
+      const Names& taken,
+      const std::vector<Product>* products)
+      : lines_(lines), name_(name), taken_(taken), begin_(lines.number()), products_(products) {
     lines.expect(name);
   }
 
   // In the order of registers. The text cannot use an input without a name.
-  void input(const string& name = "") { known_[name] = compiler_.input(); }
-  void output(const string& name) { outputs_.push_back(name); }
+  void input(const string& name, Port port) {
+    known_[name] = {compiler_.input(), graph_.input(port)};
+  }
+  void output(const string& name, Port port) { outputs_.emplace_back(name, port); }
 
   void assignments(const string& last) {
     const auto is_assignment = [&] {
@@ -172,24 +201,26 @@ class Section {
       assign();
     }
     if (!lines_.begins_with(last)) lines_.fail("'NAME = OPERATION OPERANDS' or '" + last + "'");
-    for (const string& output : outputs_) {
+    for (const auto& [output, port] : outputs_) {
       if (!knows(output)) lines_.fail("an assignment of " + output + " in " + name_);
     }
   }
 
   bool knows(string_view name) const { return known_.contains(name); }
+  int stages() const { return graph_.stages(); }
 
   // CellInfo::forgets (program_text.h).
   bool forgets(const std::vector<string>& states) const {
     std::vector<std::vector<bool>> reaches;  // [k][n]: next state n depends on k
     for (const string& state : states) {
-      const auto [ranges, factors] = compiler_.ranges_and_factors(known_.at(state));
-      const Factor& factor = factors[known_.at(state + "'")];
+      const auto [ranges, factors] = compiler_.ranges_and_factors(known_.at(state).compiled);
+      const Factor& factor = factors[known_.at(state + "'").compiled];
       if (!factor || factor->low < -1 || factor->high > 1) return false;
       if (factor->is(1) || factor->is(-1)) return false;
       reaches.emplace_back();
       for (const string& other : states) {
-        reaches.back().push_back(other != state && depends(factors[known_.at(other + "'")]));
+        reaches.back().push_back(
+            other != state && depends(factors[known_.at(other + "'").compiled]));
       }
     }
     // Dependences over several steps.
@@ -207,24 +238,31 @@ class Section {
   }
   bool is_bounded(const string& name) const {
     const ValueRange range =
-        compiler_.ranges_and_factors(ProgramCompiler::kNone).first[known_.at(name)];
+        compiler_.ranges_and_factors(ProgramCompiler::kNone).first[known_.at(name).compiled];
     return std::isfinite(range.low) && std::isfinite(range.high);
   }
 
-  void assign_zero(const string& name) {
-    output(name);
-    known_[name] = compiler_.constant(0);
+  void assign_zero(const string& name, Port port) {
+    output(name, port);
+    known_[name] = constant(0);
   }
 
   Program compile(ProgramCode& code) {
     std::vector<int> outputs;
-    for (const string& name : outputs_) outputs.push_back(known_.at(name));
+    for (const auto& [name, port] : outputs_) outputs.push_back(known_.at(name).compiled);
     const Program program = compiler_.compile(outputs, code);
-    if (program.registers > Program::kMostRegisters) {
-      const string expected = name_ + " to use " + at_most(Program::kMostRegisters, "registers");
-      wrong_text(begin_, expected, std::to_string(program.registers));
-    }
+    check_registers(program);
     return program;
+  }
+
+  Pass divide(StageGraph::Code& code) {
+    for (const auto& [name, port] : outputs_) graph_.output(known_.at(name).node, port);
+    const Pass pass = graph_.divide(code);
+    for (int k = 0; k < pass.count; ++k) check_registers(pass.stages[k].program);
+    check(pass.count, CellStages::kMost, "products and means in a row");
+    check(pass.means, CellStages::kMostMeans, "means");
+    check(pass.kept, CellStages::kMostKept, "values for later parts of the step");
+    return pass;
   }
 
  private:
@@ -232,10 +270,13 @@ class Section {
     const std::vector<string_view>& words = lines_.words();
     const string_view name = words[0];
     if (knows(name) || taken_.contains(name)) lines_.fail("an unused name", name);
-    if (std::find(outputs_.begin(), outputs_.end(), name) == outputs_.end()) {
-      check_name(lines_, name);
-    }
+    if (!may_assign(name)) check_name(lines_, name);
     if (words.size() < 3) lines_.fail("'NAME = OPERATION OPERANDS'");
+    if (products_ != nullptr && words[2] == "mean" && words.size() == 4) {
+      known_[string(name)] = {compiler_.input(), graph_.mean(value(words[3]).node)};
+      return;
+    }
+    if (products_ != nullptr && words[2] == "product" && words.size() > 3) return multiply();
     const std::optional<Op> op = op_of(words[2]);
     if (!op) lines_.fail("an operation", words[2]);
     const size_t count = operands_of(*op);
@@ -244,14 +285,79 @@ class Section {
           string(words[2]) + " of " + std::to_string(count) +
           (count == 1 ? " operand" : " operands"));
     }
-    ProgramCompiler::Operands operands = {
+    ProgramCompiler::Operands compiled = {
         ProgramCompiler::kNone, ProgramCompiler::kNone, ProgramCompiler::kNone};
-    std::transform(words.begin() + 3, words.end(), operands.begin(), [&](string_view word) {
-      const auto known = known_.find(word);
-      if (known != known_.end()) return known->second;
-      return compiler_.constant(number_of(lines_, word, "a known name or a number"));
+    ProgramCompiler::Operands nodes = compiled;
+    for (size_t k = 0; k < count; ++k) {
+      const Value operand = value(words[3 + k]);
+      compiled[k] = operand.compiled;
+      nodes[k] = operand.node;
+    }
+    known_[string(name)] = {compiler_.result(*op, compiled), graph_.result(*op, nodes)};
+  }
+
+  struct Value {
+    int compiled, node;  // in compiler_ and graph_
+  };
+
+  bool may_assign(string_view name) const {
+    return std::any_of(
+               outputs_.begin(),
+               outputs_.end(),
+               [&](const auto& output) { return output.first == name; }) ||
+           (products_ != nullptr && name.starts_with("z.") && lines_.words().size() == 4 &&
+            lines_.words()[2] == "product");
+  }
+
+  Value constant(double number) { return {compiler_.constant(number), graph_.constant(number)}; }
+  Value value(string_view word) {
+    const auto known = known_.find(word);
+    if (known != known_.end()) return known->second;
+    return constant(number_of(lines_, word, "a known name or a number"));
+  }
+
+  void check_registers(const Program& program) const {
+    check(program.registers, Program::kMostRegisters, "registers");
+  }
+  void check(int count, int most, const string& what) const {
+    if (count <= most) return;
+    wrong_text(begin_, name_ + " to use " + at_most(most, what), std::to_string(count));
+  }
+
+  // z.GATE = product OPERAND, or NAME = product d.z.GATES
+  void multiply() {
+    const std::vector<string_view>& words = lines_.words();
+    const bool backward = words[3].starts_with("d.z.");
+    const string gate(backward ? words[3].substr(4) : words[0].substr(words[0].find('.') + 1));
+    const auto found = std::find_if(products_->begin(), products_->end(), [&](const Product& p) {
+      return std::find(p.gates.begin(), p.gates.end(), gate) != p.gates.end();
     });
-    known_.emplace(name, compiler_.result(*op, operands));
+    if (found == products_->end())
+      lines_.fail("a gate whose weights multiply a product's operand", gate);
+    const auto index = static_cast<unsigned char>(found - products_->begin());
+    std::vector<int>& results = results_[index];
+    std::vector<int> values;
+    for (size_t k = 3; k < words.size(); ++k) {
+      if (!knows(words[k])) lines_.fail("a known name", words[k]);
+      values.push_back(known_.find(words[k])->second.node);
+    }
+    const Port operand = {Place::kOperand, index};
+    if (backward) {
+      std::set<string> gates(found->gates.begin(), found->gates.end());
+      for (size_t k = 3; k < words.size(); ++k) {
+        gates.erase(string(words[k].substr(std::min<size_t>(4, words[k].size()))));
+      }
+      if (words.size() - 3 != found->gates.size() || !gates.empty() || !results.empty()) {
+        lines_.fail("a single product of all gates of " + found->operand);
+      }
+      results = graph_.product(index, values, nullptr, {operand});
+      known_[string(words[0])] = {compiler_.input(), results[0]};
+      return;
+    }
+    if (results.empty()) results = graph_.product(index, values, &operand, found->ports);
+    for (size_t k = 0; k < found->gates.size(); ++k) {
+      if (found->gates[k] == gate) known_["z." + gate] = {compiler_.input(), results[k]};
+    }
   }
 
   TextLines& lines_;
@@ -259,8 +365,11 @@ class Section {
   const Names& taken_;
   const int begin_;  // first line
   ProgramCompiler compiler_;
-  std::map<string, int, std::less<>> known_;
-  std::vector<string> outputs_;
+  StageGraph graph_;
+  const std::vector<Product>* products_;     // null in version 1
+  std::map<int, std::vector<int>> results_;  // by operand
+  std::map<string, Value, std::less<>> known_;
+  std::vector<std::pair<string, Port>> outputs_;
 };
 
 // FNV-1a, the same on every system: packed weights are saved with the hash.
@@ -286,34 +395,74 @@ std::vector<string> gates_of(TextLines& lines, const string& weight) {
   return gates;
 }
 
-void read_gates(TextLines& lines, CellText& cell) {
+int block_of(const std::vector<string>& gates, const string& gate) {
+  const auto found = std::find(gates.begin(), gates.end(), gate);
+  return found == gates.end() ? -1 : static_cast<int>(found - gates.begin());
+}
+
+// The order of pre-activations: x only | x and operands | x and h | h only | operands only | given.
+void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products) {
   const std::vector<string> of_x = gates_of(lines, "weight_ih");
-  if (of_x.empty()) lines.fail("a gate in weight_ih");
+  if (of_x.empty() && products == nullptr) lines.fail("a gate in weight_ih");
   lines.next();
   const std::vector<string> of_h = gates_of(lines, "weight_hh");
-  const auto block_of = [](const std::vector<string>& gates, const string& gate) {
-    const auto found = std::find(gates.begin(), gates.end(), gate);
-    return found == gates.end() ? -1 : static_cast<int>(found - gates.begin());
-  };
-  for (const bool both : {false, true}) {
-    for (const string& gate : of_x) {
-      if ((block_of(of_h, gate) >= 0) == both) cell.gates.push_back(gate);
-    }
-    if (!both) cell.info.h.begin = static_cast<int>(cell.gates.size());
-  }
-  for (const string& gate : of_h) {
-    if (block_of(of_x, gate) < 0) cell.gates.push_back(gate);
-  }
-  if (cell.gates.size() > CellInfo::kMostSlots) {
-    lines.fail(at_most(CellInfo::kMostSlots, "different gates in weight_ih and weight_hh"));
-  }
-  cell.info.x.end = static_cast<int>(of_x.size());
-  cell.info.h.end = static_cast<int>(cell.gates.size());
-  for (size_t slot = 0; slot < cell.gates.size(); ++slot) {
-    cell.info.x_blocks[slot] = block_of(of_x, cell.gates[slot]);
-    cell.info.h_blocks[slot] = block_of(of_h, cell.gates[slot]);
-  }
   lines.next();
+  std::vector<string> given;
+  if (products != nullptr && lines.begins_with("input")) {
+    given = gates_of(lines, "input");
+    lines.next();
+  }
+  if (of_x.empty() && given.empty()) lines.fail("a gate in weight_ih or input");
+  CellInfo& info = cell.info;
+  const auto add = [&](const std::vector<string>& gates, const auto& belongs) {
+    const auto begin = static_cast<int>(cell.gates.size());
+    for (const string& gate : gates) {
+      if (block_of(cell.gates, gate) < 0 && belongs(gate)) cell.gates.push_back(gate);
+    }
+    return SlotRange{begin, static_cast<int>(cell.gates.size())};
+  };
+  const auto is_of_x = [&](const string& gate) { return block_of(of_x, gate) >= 0; };
+  const auto is_of_h = [&](const string& gate) { return block_of(of_h, gate) >= 0; };
+  const auto multiplies = [&](const string& gate) {
+    return products != nullptr &&
+           std::any_of(products->begin(), products->end(), [&](const Product& product) {
+             return block_of(product.gates, gate) >= 0;
+           });
+  };
+  CellStages& stages = cell.stages;
+  const auto add_operands = [&](int part, const auto& belongs) {
+    for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
+      stages.operands[p].gates[part] = add((*products)[p].gates, belongs);
+    }
+  };
+  info.h.begin = add(of_x, [&](const string& gate) { return !is_of_h(gate); }).end;
+  add_operands(0, is_of_x);
+  info.direct.begin = static_cast<int>(cell.gates.size());
+  info.x.end = add(of_x, [&](const string& gate) { return !multiplies(gate); }).end;
+  info.direct.end = add(of_h, [&](const string& gate) { return !multiplies(gate); }).end;
+  add_operands(1, [](const string&) { return true; });
+  info.h.end = static_cast<int>(cell.gates.size());
+  add(given, [](const string&) { return true; });
+  if (cell.gates.size() > CellInfo::kMostSlots) {
+    lines.fail(at_most(CellInfo::kMostSlots, "different gates"));
+  }
+  info.given = static_cast<int>(given.size());
+  for (size_t slot = 0; slot < cell.gates.size(); ++slot) {
+    const string& gate = cell.gates[slot];
+    info.x_blocks[slot] = block_of(of_x, gate);
+    info.h_blocks[slot] = block_of(of_h, gate);
+    info.given_blocks[slot] = 1 + block_of(given, gate);
+    if (is_of_x(gate) && info.given_blocks[slot] > 0) {
+      lines.fail("gates in weight_ih or input, not in both", gate);
+    }
+    if (multiplies(gate) && !is_of_h(gate)) lines.fail("product gates in weight_hh", gate);
+  }
+  for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
+    for (const string& gate : (*products)[p].gates) {
+      const auto slot = static_cast<unsigned char>(block_of(cell.gates, gate));
+      (*products)[p].ports.push_back({Place::kGate, slot});
+    }
+  }
 }
 
 // Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored.
@@ -347,8 +496,9 @@ void read_saved(TextLines& lines, Section& forward, CellText& cell) {
     if (std::find(cell.saved.begin(), cell.saved.end(), word) != cell.saved.end()) {
       lines.fail("each value once", word);
     }
+    const auto index = static_cast<unsigned char>(cell.saved.size());
     cell.saved.emplace_back(word);
-    forward.output(cell.saved.back());
+    forward.output(cell.saved.back(), {Place::kSaved, index});
   }
   lines.next();
 }
@@ -359,12 +509,22 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   auto cell = std::make_unique<CellText>();
   CellInfo& info = cell->info;
   TextLines lines(text);
-  lines.expect("lltm-cell 1");
+  std::vector<Product> products;
+  const bool second = lines.take("lltm-cell 2");
+  if (second) {
+    products = products_of(text);
+    if (products.size() > std::size(cell->stages.operands)) {
+      lines.fail(at_most(std::size(cell->stages.operands), "operands of products"));
+    }
+  } else {
+    lines.expect("lltm-cell 1");
+  }
+  std::vector<Product>* const of_products = second ? &products : nullptr;
   if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");
   check_name(lines, lines.words()[1]);
   cell->name = lines.words()[1];
   lines.next();
-  read_gates(lines, *cell);
+  read_gates(lines, *cell, of_products);
   info.bounded = lines.take("bounded");
   const bool reads_h = lines.take("reads_h");
   info.own_gradient = lines.take("own_gradient");
@@ -378,33 +538,77 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
         "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");
   }
 
-  Section forward(lines, "forward", taken);
-  for (const string& gate : cell->gates) forward.input("z." + gate);
-  if (info.reads_h) forward.input(reads_h ? "h" : "");
-  for (const auto& state : cell->states) forward.input(state.name);
-  for (const auto& parameter : cell->parameters) forward.input(parameter.name);
-  forward.output("h'");
-  for (const auto& state : cell->states) forward.output(state.name + "'");
+  const auto port = [](Place place, size_t index) {
+    return Port{place, static_cast<unsigned char>(index)};
+  };
+  const size_t own = info.reads_h ? 1 : 0;
+  Section forward(lines, "forward", taken, of_products);
+  for (size_t k = 0; k < cell->gates.size(); ++k) {
+    const bool is_product = std::any_of(products.begin(), products.end(), [&](const Product& p) {
+      return block_of(p.gates, cell->gates[k]) >= 0;
+    });
+    if (!is_product) forward.input("z." + cell->gates[k], port(Place::kGate, k));
+  }
+  if (info.reads_h) forward.input(reads_h ? "h" : "", port(Place::kState, 0));
+  for (size_t k = 0; k < cell->states.size(); ++k) {
+    forward.input(cell->states[k].name, port(Place::kState, own + k));
+  }
+  for (size_t k = 0; k < cell->parameters.size(); ++k) {
+    forward.input(cell->parameters[k].name, port(Place::kParameter, k));
+  }
+  forward.output("h'", port(Place::kH, 0));
+  for (size_t k = 0; k < cell->states.size(); ++k) {
+    forward.output(cell->states[k].name + "'", port(Place::kState, own + k));
+  }
   forward.assignments("save");
   std::vector<string> all_states;
   if (reads_h) all_states.emplace_back("h");
   for (const auto& state : cell->states) all_states.push_back(state.name);
   info.forgets = all_states.empty() ? forward.is_bounded("h'") : forward.forgets(all_states);
   read_saved(lines, forward, *cell);
-  cell->programs.forward = forward.compile(cell->forward);
+  for (size_t p = 0; p < products.size(); ++p) {
+    const auto found = std::find(cell->saved.begin(), cell->saved.end(), products[p].operand);
+    if (found == cell->saved.end()) {
+      lines.fail("the operand of a product among the saved values", products[p].operand);
+    }
+    for (const string& gate : products[p].gates) {
+      if (!forward.knows("z." + gate)) lines.fail("a product of z." + gate, products[p].operand);
+    }
+    cell->stages.operands[p].saved = static_cast<int>(found - cell->saved.begin());
+  }
 
-  Section backward(lines, "backward", taken);
-  for (const string& saved : cell->saved) backward.input(saved);
-  for (const auto& parameter : cell->parameters) backward.input(parameter.name);
-  backward.input("d.h'");
-  for (const auto& state : cell->states) backward.input("d." + state.name + "'");
-  for (const string& gate : cell->gates) backward.output("d.z." + gate);
-  for (const auto& parameter : cell->parameters) backward.output("d." + parameter.name);
-  if (reads_h) backward.output("d.h");
-  for (const auto& state : cell->states) backward.output("d." + state.name);
+  Section backward(lines, "backward", taken, of_products);
+  for (size_t k = 0; k < cell->saved.size(); ++k) {
+    backward.input(cell->saved[k], port(Place::kSaved, k));
+  }
+  for (size_t k = 0; k < cell->parameters.size(); ++k) {
+    backward.input(cell->parameters[k].name, port(Place::kParameter, k));
+  }
+  backward.input("d.h'", port(Place::kH, 0));
+  for (size_t k = 0; k < cell->states.size(); ++k) {
+    backward.input("d." + cell->states[k].name + "'", port(Place::kState, own + k));
+  }
+  for (size_t k = 0; k < cell->gates.size(); ++k) {
+    backward.output("d.z." + cell->gates[k], port(Place::kGate, k));
+  }
+  for (size_t k = 0; k < cell->parameters.size(); ++k) {
+    backward.output("d." + cell->parameters[k].name, port(Place::kParameter, k));
+  }
+  if (reads_h) backward.output("d.h", port(Place::kState, 0));
+  for (size_t k = 0; k < cell->states.size(); ++k) {
+    backward.output("d." + cell->states[k].name, port(Place::kState, own + k));
+  }
   backward.assignments("end");
-  if (info.reads_h && !reads_h) backward.assign_zero("d.h");  // the last output
-  cell->programs.backward = backward.compile(cell->backward);
+  if (info.reads_h && !reads_h) backward.assign_zero("d.h", port(Place::kState, 0));  // the last
+  if (forward.stages() > 1 || backward.stages() > 1) {
+    cell->stages.forward = forward.divide(cell->forward_stages);
+    cell->stages.backward = backward.divide(cell->backward_stages);
+    cell->stages.operand_count = static_cast<int>(products.size());
+    info.stages = &cell->stages;
+  } else {
+    cell->programs.forward = forward.compile(cell->forward);
+    cell->programs.backward = backward.compile(cell->backward);
+  }
   lines.expect("end");
   if (!lines.words().empty()) lines.fail("the end of the cell");
 

@@ -20,6 +20,15 @@
 //     ...                       d.z.GATE, d.PARAMETER, d.STATE and, with reads_h, d.h
 //     end
 //
+// Version 2 (`lltm-cell 2`) adds
+//
+//     input m                   after weight_hh, optional: given gates, which are columns of the
+//                               input; not in weight_ih
+//     z.n = product v           in forward: instead of h, the weights of gate n multiply v, a saved
+//                               value. z.n can be used after this line
+//     d = product d.z.n d.z.o   in backward: the gradient of v, from all gates that multiply it
+//     m = mean v                mean over the hidden units, the same value for each
+//
 // Single spaces separate words; each line ends with \n. Operations are those of Op up to kWhere,
 // operands are names or numbers as Python prints floats.
 //
@@ -28,6 +37,7 @@
 
 #include "cell/cell.h"
 #include "cell/program_compiler.h"
+#include "cell/stages.h"
 
 #include <memory>
 #include <string>
@@ -64,6 +74,9 @@ struct CellText {
   CellInfo info = {};
   CellPrograms programs = {};
   ProgramCode forward, backward;
+  // Of a step with products or means, instead of the programs.
+  CellStages stages = {};
+  StageGraph::Code forward_stages, backward_stages;
 };
 
 // Throws std::invalid_argument:

@@ -91,6 +91,12 @@ inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
+// (H, H): a pre-activation's rows of weight_hh in pre-activation order.
+inline at::Tensor rows_of_slot(const CellInfo& cell, const at::Tensor& weight_h, int slot) {
+  const c10::SymInt hidden = weight_h.sym_size(1);
+  return weight_h.narrow_symint(0, (slot - cell.h.begin) * hidden, hidden);
+}
+
 inline at::Tensor in_blocks(const at::Tensor& tensor, SlotRange range, const int* blocks) {
   int slots[CellInfo::kMostSlots];
   for (int k = 0; k < range.count(); ++k) slots[blocks[range.begin + k]] = k;

@@ -228,8 +228,8 @@ void check_prepacked(const SequenceArgs& args) {
       dtype_text(dtype),
       ", the dtype of the input, got ",
       is_int8 ? "int8" : dtype_text(static_cast<at::ScalarType>(header.dtype)));
-  const int64_t input_size = args.input->size(-1);
   const int64_t hidden = args.h_0->size(1);
+  const int64_t input_size = args.input->size(-1) - cell.given * hidden;
   TORCH_CHECK_VALUE(
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
@@ -343,6 +343,10 @@ Tensor quantize(const CellInfo& cell, const Weights& weights) {
   TORCH_CHECK_VALUE(
       cell.bounded,
       "lltm::prepack: expected a cell that is bounded (|h'| <= 1) to quantize, got ",
+      cell.title());
+  TORCH_CHECK_VALUE(
+      cell.is_plain(),
+      "lltm::prepack: expected a cell without products, means and given gates to quantize, got ",
       cell.title());
   TORCH_CHECK_VALUE(
       weights.hh.size(1) <= kInt8MostK && weights.ih.size(1) <= kInt8MostK,

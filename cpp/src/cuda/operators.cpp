@@ -23,7 +23,8 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
 
 template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
-  const char* why_not = why_no_nvrtc_for(*args.cell);
+  const char* why_not =
+      args.cell->is_plain() ? why_no_nvrtc_for(*args.cell) : "products, means or given gates";
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
   if (logs_schedules())

@@ -39,11 +39,12 @@ bool equal(const SymInt& a, const SymInt& b) {
 enum Letter : uint8_t { kSteps, kBatch, kRows, kInput, kHidden, kCheckpoints, kLetters };
 constexpr char kLetterTexts[] = "TBNIHK";
 
-// A size: a symbol, a multiple of a symbol, or H + I.
+// A size: a symbol, a multiple of a symbol, H + I, or I without the columns of given gates.
 struct Size {
   Letter letter;
   int64_t times = 1;
   bool plus_input = false;
+  int64_t given = 0;
 };
 using Shape = std::span<const Size>;
 
@@ -57,8 +58,8 @@ constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
 struct CellShapes {
   explicit CellShapes(const CellInfo& cell)
-      : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true}},
-        weight_ih{{kHidden, cell.x.count()}, {kInput}},
+      : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true, cell.given}},
+        weight_ih{{kHidden, cell.x.count()}, {kInput, 1, /*plus_input=*/false, cell.given}},
         weight_hh{{kHidden, cell.h.count()}, {kHidden}},
         bias_ih{{kHidden, cell.x.count() + cell.parameters}},
         bias_hh{{kHidden, cell.h.count()}},
@@ -77,10 +78,11 @@ std::string text_of(Shape shape) {
   std::ostringstream text;
   text << '(';
   for (size_t d = 0; d < shape.size(); ++d) {
-    const auto& [letter, times, plus_input] = shape[d];
+    const auto& [letter, times, plus_input, given] = shape[d];
     if (d > 0) text << ", ";
     if (times != 1) text << times;
     text << kLetterTexts[letter] << (plus_input ? "+I" : "");
+    if (given > 0) text << '-' << (given > 1 ? std::to_string(given) : "") << 'H';
   }
   text << (shape.size() == 1 ? ",)" : ")");
   return text.str();
@@ -93,7 +95,9 @@ class Sizes {
 
   SymInt of(const Size& size) const {
     const SymInt& value = values_[size.letter];
-    if (size.plus_input) return value + values_[kInput];
+    const SymInt whole = size.plus_input ? value + values_[kInput] : value;
+    if (size.given > 0) return whole - values_[kHidden] * size.given;
+    if (size.plus_input) return whole;
     return size.times == 1 ? value : value * size.times;
   }
 
@@ -311,8 +315,8 @@ class Checker {
       if (!a.has_rank()) report_shape(a, text_of(a.shape));
       const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
       for (size_t d = 0; d < a.shape.size(); ++d) {
-        const auto& [letter, times, plus_input] = a.shape[d];
-        if (plus_input) continue;
+        const auto& [letter, times, plus_input, given] = a.shape[d];
+        if (plus_input || given > 0 || times == 0) continue;
         if (times > 1 && !equal(actual[d] % times, 0)) report_shape(a, text_of(a.shape));
         sizes[letter] = times > 1 ? actual[d] / times : actual[d];
       }
@@ -342,7 +346,7 @@ class Checker {
         if (letter != kHidden && !fits(a, kHidden, sizes)) continue;
         for (size_t d = 0; d < a.shape.size(); ++d) {
           const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
-          const auto& [of, times, plus_input] = a.shape[d];
+          const auto& [of, times, plus_input, given] = a.shape[d];
           if (of != letter || plus_input || times == 0) continue;
           if (equal(size % times, 0)) stated.push_back(size / times);
         }
@@ -375,8 +379,9 @@ class Checker {
       for (size_t d = 0; d < a.shape.size(); ++d) {
         const Size& of = a.shape[d];
         const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
-        if (of.plus_input) {
-          stated = size - sizes[of.letter];
+        if (of.plus_input || of.given > 0) {
+          const SymInt given = sizes[kHidden] * of.given;
+          stated = size + given - (of.plus_input ? sizes[of.letter] : 0);
         } else if (of.letter == kInput) {
           stated = size;
         } else {
@@ -646,15 +651,18 @@ void check_prepack(
     const Tensor& weight_hh,
     std::optional<at::ScalarType> dtype) {
   constexpr const char* kOp = "lltm::prepack";
-  const CellShapes shapes(get_cell(kOp, name));
+  const CellInfo& cell = get_cell(kOp, name);
+  const CellShapes shapes(cell);
   const bool joined = !weight_hh.defined();
   const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Argument arguments[] = {
       {weight_ih, "weight_ih", shape, kDecides},
-      {weight_hh, "weight_hh", shapes.weight_hh, kOptional}};
+      {weight_hh, "weight_hh", shapes.weight_hh, cell.x.count() > 0 ? kOptional : kDecides}};
   const Checker check(kOp, arguments);
   const Sizes sizes = check.sizes([&](Sizes& s) {
-    if (joined) s[kInput] = weight_ih.sym_size(1) - s[kHidden];
+    if (joined || cell.given > 0) {
+      s[kInput] = weight_ih.sym_size(1) + s[kHidden] * (cell.given - (joined ? 1 : 0));
+    }
   });
   if (sizes[kInput] < 0) check.report_shape(arguments[0], text_of(shape));
   TORCH_CHECK_TYPE(

@@ -12,8 +12,11 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lltm::composite {
@@ -55,13 +58,53 @@ struct Operands {
   Tensor parameters;  // (P * H)
 };
 
+// The columns of x (rows, I) that weight_ih multiplies, and those of the given gates.
+std::pair<Tensor, Tensor> parts_of_input(
+    const CellInfo& cell, const Tensor& x, c10::SymInt hidden) {
+  const c10::SymInt own = x.sym_size(1) - hidden * cell.given;
+  return {x.slice_symint(1, 0, own), x.slice_symint(1, own)};
+}
+
+// With the columns of the given gates, after those of the pre-activations with x.
 Tensor project_x(const Operands& operands, const Tensor& x) {
-  return at::linear(widened(x), operands.weight_x, or_nullopt(operands.bias_x));
+  const CellInfo& cell = operands.cell;
+  const auto project = [&](const Tensor& own) {
+    return at::linear(widened(own), operands.weight_x, or_nullopt(operands.bias_x));
+  };
+  if (cell.given == 0) return project(x);
+  const auto [own, given] = parts_of_input(cell, x, operands.weight_h.sym_size(1));
+  return at::cat({project(own), widened(given)}, 1);
+}
+
+// Of a cell with stages or given gates. Products add to the result.
+Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, const Tensor& h) {
+  const CellInfo& cell = operands.cell;
+  const c10::SymInt hidden = h.sym_size(-1);
+  std::vector<Tensor> slots;
+  for (int slot = 0; slot < cell.slots; ++slot) {
+    Tensor z;
+    const auto add = [&](const Tensor& term) { z = z.defined() ? z + term : term; };
+    const auto columns_of_x = [&](int64_t k) { return z_x.narrow_symint(1, k * hidden, hidden); };
+    if (cell.x.contains(slot)) add(columns_of_x(slot));
+    const int given = cell.given_blocks[slot];
+    if (given > 0) add(columns_of_x(cell.x.count() + given - 1));
+    if (cell.direct.contains(slot)) {
+      add(at::linear(h, rows_of_slot(cell, operands.weight_h, slot)));
+    }
+    if (cell.h.contains(slot) && operands.bias_h.defined()) {
+      const c10::SymInt first = (slot - cell.h.begin) * hidden;
+      add(operands.bias_h.narrow_symint(0, first, hidden));
+    }
+    // With all rows: terms may be a bias, or missing.
+    slots.push_back(z.defined() ? z.expand_symint(h.sym_sizes()) : at::zeros_like(h));
+  }
+  return at::cat(slots, 1);
 }
 
 // (rows, S * H), from the input projection z_x and h.
 Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
+  if (!cell.is_plain()) return pre_activations_by_slot(operands, z_x, h);
   const Tensor z_h = at::linear(h, operands.weight_h, or_nullopt(operands.bias_h));
   if (cell.x == cell.h) return z_x + z_h;
   const c10::SymInt hidden = h.sym_size(-1);
@@ -108,7 +151,7 @@ StepResult forward_of_step(
     c = restarted_c(operands.cell, c, reset);
   }
   const Tensor z = pre_activations(operands, z_x, masked_h(widened(h), recurrent_mask));
-  return run_forward(operands.cell, z, c, operands.parameters, save);
+  return run_forward(operands.cell, z, c, operands.parameters, operands.weight_h, save);
 }
 
 // Gradients of pre-activations and parameters, (rows, (S + P) * H), and of the previous h and c,
@@ -121,9 +164,13 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
     const Tensor& reset,
     const Tensor& recurrent_mask) {
   const auto [dz, dc_before] =
-      run_backward(operands.cell, activations, dh, dc, operands.parameters);
-  const Tensor dz_h = columns(operands.cell, dz, operands.cell.h);
-  const Tensor dh_before = masked_h(at::matmul(dz_h, operands.weight_h), recurrent_mask);
+      run_backward(operands.cell, activations, dh, dc, operands.parameters, operands.weight_h);
+  const CellInfo& cell = operands.cell;
+  const Tensor dz_h = columns(cell, dz, cell.direct);
+  const c10::SymInt hidden = operands.weight_h.sym_size(1);
+  const Tensor weight_h = operands.weight_h.narrow_symint(
+      0, (cell.direct.begin - cell.h.begin) * hidden, cell.direct.count() * hidden);
+  const Tensor dh_before = masked_h(at::matmul(dz_h, weight_h), recurrent_mask);
   return {dz, cut(dh_before, reset), cut(dc_before, reset)};
 }
 
@@ -156,6 +203,14 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
+// The saved values, which include the operands of products.
+const Tensor& operands_of(const StepBackwardArgs& args) {
+  return args.activations;
+}
+const Tensor& operands_of(const SequenceBackwardArgs& args) {
+  return args.saved;
+}
+
 template <typename Args>
 Gradients gradients_of(
     const Args& args,
@@ -167,14 +222,39 @@ Gradients gradients_of(
   const CellInfo& cell = operands.cell;
   const bool joined = !args.weight_hh.defined();
   const Tensor dz_x = columns(cell, dz, cell.x), dz_h = columns(cell, dz, cell.h);
+  const c10::SymInt hidden = operands.weight_h.sym_size(1);
   const auto of_input = [&] {
-    return at::matmul(dz_x, operands.weight_x).view_symint(args.input->sym_sizes());
+    std::vector<Tensor> parts = {at::matmul(dz_x, operands.weight_x)};
+    parts.resize(1 + cell.given);
+    for (int slot = 0; slot < cell.slots; ++slot) {
+      const int given = cell.given_blocks[slot];
+      if (given > 0) parts[given] = columns(cell, dz, {slot, slot + 1});
+    }
+    return (cell.given == 0 ? parts[0] : at::cat(parts, 1)).view_symint(args.input->sym_sizes());
   };
   const auto of_weight_x = [&] {
-    return x_blocks(at::matmul(dz_x.t(), widened(flat_rows(args.input))), cell);
+    const Tensor x = parts_of_input(cell, flat_rows(args.input), hidden).first;
+    return x_blocks(at::matmul(dz_x.t(), widened(x)), cell);
   };
   const auto of_weight_h = [&] {
-    return h_blocks(at::matmul(dz_h.t(), recurrent_rows(args)), cell);
+    if (cell.stages == nullptr) {
+      return h_blocks(at::matmul(dz_h.t(), recurrent_rows(args)), cell);
+    }
+    std::vector<std::pair<int, Tensor>> parts;  // in pre-activation order
+    const auto add = [&](SlotRange slots, const Tensor& rows) {
+      if (slots.count() == 0) return;
+      parts.emplace_back(slots.begin, at::matmul(columns(cell, dz, slots).t(), rows));
+    };
+    add(cell.direct, recurrent_rows(args));
+    for (const Operand& operand : std::span(cell.stages->operands, cell.stages->operand_count)) {
+      const Tensor v = widened(operands_of(args).narrow_symint(1, operand.saved * hidden, hidden));
+      for (const SlotRange slots : operand.gates) add(slots, v);
+    }
+    std::sort(
+        parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Tensor> gradients;
+    for (const auto& [slot, gradient] : parts) gradients.push_back(gradient);
+    return h_blocks(at::cat(gradients), cell);
   };
   const auto of_bias_x = [&] {
     const Tensor biases = x_blocks(dz_x.sum(0), cell);
@@ -368,8 +448,19 @@ describe(std::string_view name) {
 }
 
 std::tuple<int64_t, int64_t> instructions(std::string_view name) {
-  const CellPrograms& programs = programs_of(get_cell("lltm::_instructions", name));
-  return {programs.forward.size, programs.backward.size};
+  const CellInfo& cell = get_cell("lltm::_instructions", name);
+  if (cell.stages == nullptr) {
+    const CellPrograms& programs = programs_of(cell);
+    return {programs.forward.size, programs.backward.size};
+  }
+  const auto size = [](const Pass& pass) {
+    const std::span stages(pass.stages, pass.count);
+    return std::accumulate(
+        stages.begin(), stages.end(), int64_t{0}, [](int64_t sum, const Stage& stage) {
+          return sum + stage.program.size;
+        });
+  };
+  return {size(cell.stages->forward), size(cell.stages->backward)};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
@@ -436,6 +527,7 @@ Gradients sequence_gradients(
     const std::optional<Tensor>& reset,
     const std::optional<Tensor>& recurrent_mask,
     const Tensor& output,
+    const Tensor& saved,
     const Tensor& dz,
     const Tensor& dh,
     const Tensor& dc,
@@ -455,7 +547,7 @@ Gradients sequence_gradients(
        /*checkpoint_steps=*/0,
        recurrent_mask},
       output,
-      /*saved=*/{}};
+      saved};
   args.output_mask = output_mask;
   want_gradients_of_given(args);
   return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {

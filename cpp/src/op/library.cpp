@@ -78,8 +78,9 @@ TORCH_LIBRARY(lltm, m) {
   m.def("_instructions(str cell) -> (int forward, int backward)");
   // For external loops, in ATen operations. _sequence_operands returns the weights as the steps
   // read them. _sequence_step uses the input projection z_x and the states in the compute dtype;
-  // its c begins with h if the cell reads h. _sequence_gradients returns sequence_backward's
-  // results, from dz of all steps and the initial states' gradients.
+  // its c begins with h if the cell reads h; z_x ends with the input's columns of given gates.
+  // _sequence_gradients returns sequence_backward's results, from dz of all steps and the initial
+  // states' gradients.
   m.def(
       "_sequence_operands(str cell, Tensor weight_ih, Tensor? weight_hh, Tensor? bias_ih,"
       " Tensor? bias_hh)"
@@ -95,7 +96,7 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "_sequence_gradients(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, bool reverse, Tensor? reset,"
-      " Tensor? recurrent_mask, Tensor output, Tensor dz, Tensor dh, Tensor dc,"
+      " Tensor? recurrent_mask, Tensor output, Tensor saved, Tensor dz, Tensor dh, Tensor dc,"
       " bool[7] output_mask)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 

@@ -1,10 +1,13 @@
 #include "op/run_program.h"
 
 #include "common/tensor_views.h"
+#include "common/weights.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -140,6 +143,116 @@ Tensor pack_states(
   return tensors[first].is_same(argument) ? tensors[first].clone() : tensors[first];
 }
 
+// The values of a pass by port: `in` for stages to read, `out` written.
+struct PassValues {
+  std::array<std::vector<Tensor>, kPlaces> in, out;
+
+  std::vector<Tensor>& read(Place place) { return in[static_cast<size_t>(place)]; }
+  std::vector<Tensor>& written(Place place) { return out[static_cast<size_t>(place)]; }
+
+  // Calls multiply(p) for each product.
+  template <typename Multiply>
+  void run_stages(const Pass& pass, const Tensor& like, const Multiply& multiply) {
+    read(Place::kMean).resize(pass.means);
+    read(Place::kKept).resize(pass.kept);
+    for (auto& values : out) values.resize(CellInfo::kMostValues);
+    for (const Stage& stage : std::span(pass.stages, pass.count)) {
+      std::vector<Tensor> inputs;
+      const Port* port = stage.ports;
+      for (int k = 0; k < stage.program.inputs; ++k, ++port) {
+        inputs.push_back(read(port->place)[port->index]);
+      }
+      for (const Tensor& y : run(stage.program, std::move(inputs), like)) {
+        (port->place == Place::kKept ? read(port->place) : written(port->place))[port->index] = y;
+        ++port;
+      }
+      for (int p = 0; p < CellInfo::kMostSlots; ++p) {
+        if ((stage.operands >> p & 1) != 0) multiply(p);
+      }
+      for (int k = stage.means.begin; k < stage.means.end; ++k) {
+        const Tensor mean = at::mean(written(Place::kMean)[k], -1, /*keepdim=*/true);
+        read(Place::kMean)[k] = mean.expand_symint(like.sym_sizes());
+      }
+    }
+  }
+};
+
+// h', the other states', saved values
+std::vector<Tensor> run_forward_stages(
+    const CellInfo& cell,
+    std::vector<Tensor> inputs,
+    const Tensor& weight_h,
+    at::ScalarType dtype) {
+  PassValues values;
+  auto next = inputs.begin();
+  const auto take = [&](Place place, int count) {
+    values.read(place).assign(next, next + count);
+    next += count;
+  };
+  take(Place::kGate, cell.slots);
+  take(Place::kState, cell.state_columns());
+  take(Place::kParameter, cell.parameters);
+  std::vector<Tensor>& gates = values.read(Place::kGate);
+  const Tensor like = gates[0];
+  values.run_stages(cell.stages->forward, like, [&](int p) {
+    // Rounded as h.
+    const Tensor& made = values.written(Place::kOperand)[p];
+    const Tensor v = made.to(dtype).to(made.scalar_type());
+    for (const SlotRange& range : cell.stages->operands[p].gates) {
+      for (int slot = range.begin; slot < range.end; ++slot) {
+        const Tensor rows = rows_of_slot(cell, weight_h, slot);
+        gates[slot] = at::add(gates[slot], at::linear(v, rows));
+      }
+    }
+  });
+  std::vector<Tensor> results = {values.written(Place::kH)[0]};
+  const int own = cell.reads_h ? 1 : 0;
+  for (int k = 0; k < cell.states; ++k) {
+    results.push_back(values.written(Place::kState)[own + k]);
+  }
+  for (int k = 0; k < cell.saved; ++k) results.push_back(values.written(Place::kSaved)[k]);
+  return results;
+}
+
+// Gradients of pre-activations, parameters, states
+std::vector<Tensor> run_backward_stages(
+    const CellInfo& cell, std::vector<Tensor> inputs, const Tensor& weight_h) {
+  PassValues values;
+  auto next = inputs.begin();
+  const auto take = [&](Place place, int first, int count) {
+    std::vector<Tensor>& to = values.read(place);
+    to.resize(first);
+    to.insert(to.end(), next, next + count);
+    next += count;
+  };
+  take(Place::kSaved, 0, cell.saved);
+  take(Place::kParameter, 0, cell.parameters);
+  take(Place::kH, 0, 1);
+  const int own = cell.reads_h ? 1 : 0;
+  take(Place::kState, own, cell.states);
+  const Tensor like = values.read(Place::kH)[0];
+  values.read(Place::kOperand).resize(CellInfo::kMostSlots);
+  values.run_stages(cell.stages->backward, like, [&](int p) {
+    Tensor dv;
+    for (const SlotRange& range : cell.stages->operands[p].gates) {
+      for (int slot = range.begin; slot < range.end; ++slot) {
+        const Tensor term =
+            at::matmul(values.written(Place::kGate)[slot], rows_of_slot(cell, weight_h, slot));
+        dv = dv.defined() ? at::add(dv, term) : term;
+      }
+    }
+    values.read(Place::kOperand)[p] = dv;
+  });
+  std::vector<Tensor> results;
+  const auto give = [&](Place place, int count) {
+    for (int k = 0; k < count; ++k) results.push_back(values.written(place)[k]);
+  };
+  give(Place::kGate, cell.slots);
+  give(Place::kParameter, cell.parameters);
+  give(Place::kState, cell.state_columns());
+  return results;
+}
+
 }  // namespace
 
 StepResult run_forward(
@@ -147,15 +260,18 @@ StepResult run_forward(
     const Tensor& gates,
     const Tensor& c,
     const Tensor& parameters,
+    const Tensor& weight_h,
     bool save) {
   std::vector<Tensor> inputs;
   unpack(gates, cell.slots, inputs);
   unpack(c, cell.state_columns(), inputs);
   unpack(parameters, cell.parameters, inputs);
   const Tensor like = inputs.front();
-  // h', states', saved values
-  const std::vector<Tensor> y = run(programs_of(cell).forward, std::move(inputs), like);
   const at::ScalarType dtype = c.scalar_type();
+  // h', states', saved values
+  const std::vector<Tensor> y = cell.stages != nullptr
+                                    ? run_forward_stages(cell, std::move(inputs), weight_h, dtype)
+                                    : run(programs_of(cell).forward, std::move(inputs), like);
   const int first = cell.reads_h ? 0 : 1;
   const Tensor c_next = pack_states(cell, y, first, c).to(dtype);
   const int begin = 1 + cell.states;
@@ -172,7 +288,8 @@ std::tuple<Tensor, Tensor> run_backward(
     const Tensor& activations,
     const Tensor& grad_h,
     const Tensor& grad_c,
-    const Tensor& parameters) {
+    const Tensor& parameters,
+    const Tensor& weight_h) {
   std::vector<Tensor> inputs;
   unpack(activations, cell.saved, inputs);
   unpack(parameters, cell.parameters, inputs);
@@ -181,7 +298,9 @@ std::tuple<Tensor, Tensor> run_backward(
   const size_t own = cell.reads_h ? 1 : 0;
   inputs.push_back(own ? at::add(grad_h, of_states[0]) : grad_h);
   inputs.insert(inputs.end(), of_states.begin() + own, of_states.end());
-  const std::vector<Tensor> y = run(programs_of(cell).backward, std::move(inputs), grad_h);
+  const std::vector<Tensor> y = cell.stages != nullptr
+                                    ? run_backward_stages(cell, std::move(inputs), weight_h)
+                                    : run(programs_of(cell).backward, std::move(inputs), grad_h);
   return {pack(y, 0, cell.grad_columns()), pack_states(cell, y, cell.grad_columns(), grad_c)};
 }
 

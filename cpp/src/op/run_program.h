@@ -10,12 +10,13 @@
 namespace lltm::composite {
 
 // Reads pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
-// Results have c's dtype.
+// weight_h, in pre-activation order, is for products. Results have c's dtype.
 StepResult run_forward(
     const CellInfo& cell,
     const at::Tensor& gates,
     const at::Tensor& c,
     const at::Tensor& parameters,
+    const at::Tensor& weight_h,
     bool save);
 
 // Gradients of pre-activations and parameters, (rows, (S + P) * H), and of c, not rounded.
@@ -24,6 +25,7 @@ std::tuple<at::Tensor, at::Tensor> run_backward(
     const at::Tensor& activations,
     const at::Tensor& grad_h,
     const at::Tensor& grad_c,
-    const at::Tensor& parameters);
+    const at::Tensor& parameters,
+    const at::Tensor& weight_h);
 
 }  // namespace lltm::composite

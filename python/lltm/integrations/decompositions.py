@@ -80,7 +80,7 @@ def _sequence(a: Any, training: bool) -> Any:
     (h_n, c_n), (output, *activations) = _scan(
         step,
         [_wide(a.h_0), _wide(_state_c(a.cell, a.h_0, a.c_0))],
-        {"z_x": F.linear(_wide(a.input), weight_x, bias_x), "reset": a.reset},
+        {"z_x": _projected(_wide(a.input), weight_x, bias_x), "reset": a.reset},
         {
             "weight_h": weight_h,
             "bias_h": bias_h,
@@ -127,8 +127,16 @@ def _sequence_backward(a: Any) -> Any:
     )
     return ops._sequence_gradients(
         *(a.cell, a.input, a.h_0, a.c_0, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh),
-        *(a.reverse, a.reset, a.recurrent_mask, a.output, dz, dh, dc, a.output_mask),
+        *(a.reverse, a.reset, a.recurrent_mask, a.output, a.saved, dz, dh, dc, a.output_mask),
     )
+
+
+def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns x W^T + b, and after it the columns of given gates, which have no weights."""
+    columns = weight.shape[1]
+    if x.shape[-1] == columns:
+        return F.linear(x, weight, bias)
+    return torch.cat([F.linear(x[..., :columns], weight, bias), x[..., columns:]], -1)
 
 
 def _operands(a: Any) -> tuple[Tensor, ...]:

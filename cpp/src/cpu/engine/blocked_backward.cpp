@@ -3,11 +3,15 @@
 // Step by step and block by block:
 //     dh = dz' W_h        GEMM, with dz' from the next step
 //     dz, dc from dh      element-wise, while dh is in the cache
+// In a step with several stages (cell/program.h), a stage may follow whose dv = dz W is another
+// GEMM, for the operand v of products. Then dh and dv of all blocks are kept.
+//
 // Gradients for input, weights and biases are one GEMM each per chunk, while dz is in the cache.
 // The grid is as in blocked_forward.cpp.
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
+#include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
@@ -41,13 +45,18 @@ class BlockedBackward {
         batch_(args.h_0->size(0)),
         hidden_(args.h_0->size(1)),
         slot_pitch_(Format::slot_pitch(hidden_)),
-        k_(Format::padded_k(cell_.h.count() * slot_pitch_)),
         grid_(schedule.grid),
         blocks_(schedule.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
+        between_(
+            cell_.stages == nullptr ? nullptr : &cell_.stages->backward,
+            batch_,
+            hidden_,
+            grid_.slots(),
+            args.input->options()),
         weights_(slot_weights(args)),
         gradients_(args, steps_, resets_, weights_, schedule),
         grad_output_(args.grad_output) {
@@ -71,7 +80,8 @@ class BlockedBackward {
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot : Part {
-    float* dh;  // for one block
+    float* dh;  // for one block, or with stages for all
+    int64_t index;
   };
 
   static Weights slot_weights(const SequenceBackwardArgs& args) {
@@ -79,14 +89,34 @@ class BlockedBackward {
     return {x_slots(ih, *args.cell), with_contiguous_rows(h_slots(hh, *args.cell))};
   }
 
+  // B of a GEMM from the gradients of `gates`, in packed_weights_.
+  struct Product {
+    SlotRange gates;
+    int operand;  // -1: h
+    int64_t k, offset;
+  };
+
+  void add_product(SlotRange gates, int operand) {
+    if (gates.count() == 0) return;
+    const int64_t k = Format::padded_k(gates.count() * slot_pitch_);
+    products_.push_back({gates, operand, k, packed_size_});
+    packed_size_ += Format::padded_n(hidden_) * k;
+  }
+
   void allocate() {
+    add_product(cell_.direct, -1);
+    const int operands = cell_.stages == nullptr ? 0 : cell_.stages->operand_count;
+    for (int p = 0; p < operands; ++p) {
+      for (const SlotRange gates : cell_.stages->operands[p].gates) add_product(gates, p);
+    }
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
     const int64_t columns = cell_.grad_columns() * hidden_;
     // Begins at the first pre-activation that depends on h; K is padded.
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
-        kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor)
+        kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor) +
+                           padding_of_products()
                      : columns;
     const auto dz_options = options.dtype(kDtype<Source>);
     for (size_t k = 0; k < dz_.size(); ++k) {
@@ -104,7 +134,11 @@ class BlockedBackward {
     }
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
-    dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
+    if (cell_.stages == nullptr) {
+      dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
+    } else {
+      dh_ = at::empty({batch_, (1 + operands) * hidden_}, options);
+    }
 
     kernel_args_.cell = &cell_;
     kernel_args_.layer_hidden = hidden_;
@@ -115,21 +149,33 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
+  // Padding of a product's K reads the dz that follows, times zeros.
+  int64_t padding_of_products() const { return products_.size() > 1 ? kPackedRows : 0; }
+
   bool pack_weights() {
-    const int64_t bytes = Format::padded_n(hidden_) * k_ * static_cast<int64_t>(sizeof(Operand));
+    const int64_t bytes = packed_size_ * static_cast<int64_t>(sizeof(Operand));
     packed_weights_ = empty_large({bytes}, args_.input->options().dtype(at::kByte));
-    const auto w = read<Source>(weights_.hh);
-    const int64_t all = weights_.hh.size(0);
+    bool in_range = true;
+    for (const Product& product : products_) in_range &= pack_weights(product);
+    return in_range;
+  }
+
+  bool pack_weights(const Product& product) {
+    const auto w = read<Source>(weights_.hh).from((product.gates.begin - cell_.h.begin) * hidden_);
+    const int64_t all = product.gates.count() * hidden_;
     // One call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     return parallel_tasks(
-        blocks_.count, hidden_ * k_, kPackGrain, [&](int64_t block, int64_t part, int64_t parts) {
+        blocks_.count,
+        hidden_ * product.k,
+        kPackGrain,
+        [&](int64_t block, int64_t part, int64_t parts) {
           const Range own = Blocks(rows, kPackedRows, parts).range(part);
           bool in_range = true;
           for (int64_t row = 0; row < all && own.size() > 0; row += rows) {
             const auto x = w.from(row + own.begin, blocks_.begin(block));
             const int64_t k0 = row / hidden_ * slot_pitch_ + own.begin;
-            const auto to = block_of_weights(block);
+            const auto to = block_of_weights(product, block);
             in_range &= Format::pack_b(to, k0, 0, x, own.size(), blocks_.size(block));
           }
           return in_range;
@@ -139,15 +185,21 @@ class BlockedBackward {
   bool run_chunk(size_t c) {
     const auto run_thread = [&](Team& team) {
       for (size_t k = chunks_[c].last; k-- > chunks_[c].first;) {
-        team.for_each_slot([&](int64_t index) { return step(c, k, slot_of(index)); });
-        team.barrier();
+        for (int stage = 0; stage < between_.count(); ++stage) {
+          team.for_each_slot([&](int64_t index) {
+            const Slot slot = slot_of(index);
+            return stage > 0 ? later_stage(c, k, stage, slot) : step(c, k, slot);
+          });
+          team.barrier();
+        }
       }
     };
     return parallel_region(grid_.slots(), run_thread, grid_.columns);
   }
 
   Slot slot_of(int64_t index) const {
-    return {plan_.part_of(index), dh_.mutable_data_ptr<float>() + index * dh_.size(1)};
+    float* const dh = dh_.mutable_data_ptr<float>();
+    return {plan_.part_of(index), cell_.stages == nullptr ? dh + index * dh_.size(1) : dh, index};
   }
 
   bool step(size_t c, size_t k, const Slot& slot) const {
@@ -155,7 +207,7 @@ class BlockedBackward {
     if (rows.size() == 0) return true;
     const Range continued = intersect(rows, {0, carried_into_next(k)});
     if (grid_.needs_barrier() && continued.size() > 0) {
-      prefetch_rows(dz_operand(c, k + 1), continued, k_);
+      prefetch_rows(dz_operand(c, k + 1, cell_.direct), continued, k_of_state());
     }
     bool in_range = true;
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
@@ -169,26 +221,71 @@ class BlockedBackward {
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
-    const auto w = as_const(block_of_weights(block));
+    const Matrix<float> dh = dh_of(slot, block);
+    const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
+    if (continued.size() > 0) {
+      const Matrix<float> to = dh.from(dh_row(continued));
+      if (cell_.direct.count() > 0) {
+        const auto dz_next = dz_operand(c, k + 1, cell_.direct).from(continued.begin);
+        const auto w = as_const(block_of_weights(products_[0], block));
+        Format::gemm(continued.size(), dz_next, w, to, /*accumulate=*/false);
+      } else {
+        fill(to, continued.size(), block, {});
+      }
+      const auto factor = read<float>(recurrent_mask_);
+      multiply(to, factor.from(continued.begin, blocks_.begin(block)), continued.size(), block);
+      const int64_t width = cell_.stages == nullptr ? dh.row_stride : blocks_.size(block);
+      fill_rows(resets_.of(k + 1, continued), to.from(-continued.begin), width, 0);
+    }
+    if (cell_.stages != nullptr) {
+      if (ended.size() > 0) fill(dh.from(ended.begin), ended.size(), block, dh_n);
+      return finish_rows(c, k, 0, slot, rows, block, as_const(dh.from(rows.begin)));
+    }
     bool in_range = true;
     if (continued.size() > 0) {
-      const auto dz_next = dz_operand(c, k + 1).from(continued.begin);
-      if (cell_.h.count() > 0) {
-        Format::gemm(continued.size(), dz_next, w, {slot.dh, w.n}, /*accumulate=*/false);
-      } else {
-        std::fill_n(slot.dh, continued.size() * w.n, 0.0f);
-      }
-      const Matrix<float> dh = {slot.dh, w.n};
-      const auto factor = read<float>(recurrent_mask_);
-      multiply(dh, factor.from(continued.begin, blocks_.begin(block)), continued.size(), block);
-      fill_rows(resets_.of(k + 1, continued), dh.from(-continued.begin), w.n, 0);
-      in_range &= finish_rows(c, k, continued, block, as_const(dh));
+      in_range &= finish_rows(c, k, 0, slot, continued, block, as_const(dh));
     }
-    if (ended.size() > 0) {
-      const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
-      in_range &= finish_rows(c, k, ended, block, dh_n);
+    if (ended.size() > 0) in_range &= finish_rows(c, k, 0, slot, ended, block, dh_n);
+    return in_range;
+  }
+
+  bool later_stage(size_t c, size_t k, int stage, const Slot& slot) const {
+    const Range rows = plan_.rows_of_step(k, slot.group);
+    if (rows.size() == 0) return true;
+    const unsigned operands = between_.stage(stage - 1).operands;
+    between_.average(stage - 1, rows, slot.index);
+    bool in_range = true;
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      const Matrix<float> dh = dh_of(slot, block).from(rows.begin);
+      unsigned written = 0;
+      for (const Product& product : products_) {
+        if (product.operand < 0 || (operands >> product.operand & 1) == 0) continue;
+        const auto dz = dz_operand(c, k, product.gates).from(rows.begin);
+        const auto w = as_const(block_of_weights(product, block));
+        const bool more = (written >> product.operand & 1) != 0;
+        written |= 1u << product.operand;
+        Format::gemm(rows.size(), dz, w, dh.from(0, (1 + product.operand) * hidden_), more);
+      }
+      in_range &= finish_rows(c, k, stage, slot, rows, block, as_const(dh));
     }
     return in_range;
+  }
+
+  // For a block: from row 0 of the continued rows on or, with stages, of the batch.
+  Matrix<float> dh_of(const Slot& slot, int64_t block) const {
+    if (cell_.stages == nullptr) return {slot.dh, Format::padded_n(blocks_.size(block))};
+    return {slot.dh + blocks_.begin(block), dh_.size(1)};
+  }
+  int64_t dh_row(Range rows) const { return cell_.stages == nullptr ? 0 : rows.begin; }
+  int64_t k_of_state() const { return cell_.direct.count() > 0 ? products_[0].k : 0; }
+
+  void fill(Matrix<float> dh, int64_t rows, int64_t block, Matrix<const float> from) const {
+    const int64_t n = cell_.stages == nullptr ? dh.row_stride : blocks_.size(block);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t j = 0; j < n; ++j) {
+        dh.row(r)[j] = from.data == nullptr ? 0 : from.row(r)[j * from.col_stride];
+      }
+    }
   }
 
   void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
@@ -199,7 +296,13 @@ class BlockedBackward {
   }
 
   bool finish_rows(
-      size_t c, size_t k, Range rows, int64_t block, Matrix<const float> dh_state) const {
+      size_t c,
+      size_t k,
+      int stage,
+      const Slot& slot,
+      Range rows,
+      int64_t block,
+      Matrix<const float> dh_state) const {
     const int64_t unit = blocks_.begin(block);
     BackwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
@@ -215,16 +318,21 @@ class BlockedBackward {
       part.operand = packed_dz(k).from(rows.begin, unit);
       part.out_of_range = &out_of_range;
     }
+    if (cell_.stages != nullptr) {
+      part.stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+      part.grad_operands = dh_state.from(0, hidden_);
+    }
     elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);
+    if (stage + 1 < between_.count()) return true;
     clear_grad_c(
         cell_, resets_.of(k, rows), kernel_args_.grad_c_prev, hidden_, blocks_.range(block));
     return !out_of_range;
   }
 
-  PackedB<typename Format::Operand> block_of_weights(int64_t block) const {
+  PackedB<Operand> block_of_weights(const Product& product, int64_t block) const {
     const int64_t n = Format::padded_n(blocks_.size(block));
-    auto* const data = static_cast<Operand*>(packed_weights_.data_ptr());
-    return {data + blocks_.begin(block) * k_, k_, n, n};
+    auto* const data = static_cast<Operand*>(packed_weights_.data_ptr()) + product.offset;
+    return {data + blocks_.begin(block) * product.k, product.k, n, n};
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
@@ -234,9 +342,9 @@ class BlockedBackward {
     return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
   }
 
-  Matrix<const Operand> dz_operand(size_t c, size_t k) const {
-    if (!kDzIsOperand) return as_const(packed_dz(k).from(0, cell_.h.begin * slot_pitch_));
-    return Format::in_place(as_const(dz_of(c, k).from(0, cell_.h.begin * hidden_)));
+  Matrix<const Operand> dz_operand(size_t c, size_t k, SlotRange gates) const {
+    if (!kDzIsOperand) return as_const(packed_dz(k).from(0, gates.begin * slot_pitch_));
+    return Format::in_place(as_const(dz_of(c, k).from(0, gates.begin * hidden_)));
   }
 
   Matrix<Operand> packed_dz(size_t k) const {
@@ -250,15 +358,18 @@ class BlockedBackward {
   const SequenceBackwardArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_;
-  // Columns between pre-activations in dz, and the recurrent GEMM's K.
-  const int64_t slot_pitch_, k_;
+  // Columns between pre-activations in dz.
+  const int64_t slot_pitch_;
   const Grid grid_;
   const Blocks blocks_;
   const std::vector<Step> steps_;
   const Plan plan_;
   const Resets resets_;
   const std::vector<Chunk> chunks_;
+  const BetweenStages<float> between_;
   const Weights weights_;
+  std::vector<Product> products_;  // that of h, if any, is the first
+  int64_t packed_size_ = 0;
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;

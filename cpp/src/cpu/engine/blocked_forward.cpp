@@ -3,12 +3,16 @@
 // For each block of hidden units, in a step:
 //     z = x W_x^T + h W_h^T      two GEMMs
 //     h', c' from z              element-wise, while z is in its cache
-// A grid position (schedule.h) has some batch rows and blocks. Threads synchronize after each step
+// A step may have several stages (cell/program.h). z of all blocks is then kept for later stages,
+// which begin with GEMMs of products' operands.
+//
+// A grid position (schedule.h) has some batch rows and blocks. Threads synchronize after each stage
 // only if they share rows. Out-of-range values stop a bf16x3 run; int8 records the row.
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
+#include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
@@ -50,7 +54,7 @@ class BlockedForward {
         cell_(*args.cell),
         batch_(args.h_0->size(0)),
         hidden_(args.h_0->size(1)),
-        input_size_(args.input->size(-1)),
+        input_size_(args.input->size(-1) - cell_.given * hidden_),
         weights_(std::move(weights)),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
@@ -58,14 +62,20 @@ class BlockedForward {
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
+        between_(
+            cell_.stages == nullptr ? nullptr : &cell_.stages->forward,
+            batch_,
+            hidden_,
+            grid_.slots(),
+            args.input->options()),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
             std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_) &&
             !args.recurrent_mask.defined()),
         input_(as_source<Source>(args.input)),
         input_rows_(input_) {
-    input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_size_);
-    // Unlike the input's, a group's rows for a merged projection have no gaps.
+    input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_.size(-1));
+    // Unlike the input's, a group's rows for a merged projection have no gaps, and no given gates.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
     const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
@@ -133,9 +143,9 @@ class BlockedForward {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
       Format::init_states(2 * batch_, hidden_, states_.rows);
     }
-    const int64_t z_units = merge_projection_ ? Format::padded_n(hidden_) : blocks_.width;
+    const int64_t z_units = keeps_z() ? Format::padded_n(hidden_) : blocks_.width;
     const int64_t z_columns = cell_.slots * z_units;
-    const int64_t z_rows = merge_projection_ ? slot_rows() : batch_;
+    const int64_t z_rows = z_rows_of_block();
     constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
     if (resets_.any()) {
@@ -143,6 +153,10 @@ class BlockedForward {
       const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
       Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
       zero_products_ = at::empty({grid_.slots(), zero_columns()}, options.dtype(at::kFloat));
+    }
+    for (int p = 0; cell_.stages != nullptr && p < cell_.stages->operand_count; ++p) {
+      operands_.push_back(allocate_a<Format>(batch_, hidden_, options));
+      Format::init_states(batch_, hidden_, operands_.back().rows);
     }
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
@@ -171,14 +185,20 @@ class BlockedForward {
       team.barrier();
     }
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      team.for_each_slot([&](int64_t index) {
-        const Slot slot = slot_of(index);
-        if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
-        return step(chunk, k, slot);
-      });
-      team.barrier();
+      for (int stage = 0; stage < between_.count(); ++stage) {
+        team.for_each_slot([&](int64_t index) {
+          const Slot slot = slot_of(index);
+          if (stage > 0) return later_stage(k, stage, slot);
+          if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
+          return step(chunk, k, slot);
+        });
+        team.barrier();
+      }
     }
   }
+
+  bool keeps_z() const { return merge_projection_ || cell_.stages != nullptr; }
+  int64_t z_rows_of_block() const { return merge_projection_ ? slot_rows() : batch_; }
 
   int64_t slot_rows() const { return plan_.most_rows_in_chunk(); }
 
@@ -190,18 +210,29 @@ class BlockedForward {
         index};
   }
 
-  int64_t zero_columns() const { return cell_.h.count() * Format::padded_n(hidden_); }
+  int64_t zero_columns() const { return cell_.direct.count() * Format::padded_n(hidden_); }
   float* zero_product(const Slot& slot, int64_t block) const {
     if (!resets_.any()) return nullptr;
     return zero_products_.mutable_data_ptr<float>() + slot.index * zero_columns() +
-           cell_.h.count() * blocks_.begin(block);
+           cell_.direct.count() * blocks_.begin(block);
+  }
+
+  // B of the recurrent GEMM for `slots`.
+  PackedB<const Operand> weights_h(int64_t block, SlotRange slots) const {
+    PackedB<const Operand> b = weights_.h(block);
+    if (slots == cell_.h) return b;
+    const int64_t width = weights_.slot_columns(block);
+    b.data += (slots.begin - cell_.h.begin) * width * Format::kVnniFactor;
+    b.n = slots.count() * width;
+    return b;
   }
 
   bool multiply_zeros(const Slot& slot) const {
-    if (cell_.h.count() == 0) return true;
+    if (cell_.direct.count() == 0) return true;
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
       const Matrix<float> product = {zero_product(slot, block), weights_.columns(block)};
-      Format::gemm(1, as_const(zero_h_.rows), weights_.h(block), product, /*accumulate=*/false);
+      const auto w = weights_h(block, cell_.direct);
+      Format::gemm(1, as_const(zero_h_.rows), w, product, /*accumulate=*/false);
     }
     return true;
   }
@@ -256,7 +287,9 @@ class BlockedForward {
     const auto x = input_of(chunk, begin, slot.group);
     for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
       const auto z = z_of(slot, block, 0);
-      Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
+      if (cell_.x.count() > 0) {
+        Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
+      }
       clear_slots_of_h(cell_, weights_.slot_columns(block), rows, z);
     }
   }
@@ -287,32 +320,73 @@ class BlockedForward {
   bool step_block(const Chunk& chunk, size_t k, const Slot& slot, int64_t block) const {
     const Step& step = steps_[k];
     const Range rows = plan_.rows_of_step(k, slot.group);
-    const Matrix<float> z =
-        z_of(slot, block, merge_projection_ ? plan_.rows_before(k, slot.group) - rows.begin : 0);
+    const Matrix<float> z = z_of_step(k, slot, block);
+    const int64_t width = weights_.slot_columns(block);
     if (!merge_projection_) {
-      const auto x = input_of(chunk, k, slot.group);
-      Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
-      const int64_t width = weights_.slot_columns(block);
+      if (cell_.x.count() > 0) {
+        const auto x = input_of(chunk, k, slot.group);
+        Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
+      }
       clear_slots_of_h(cell_, width, rows.size(), z.from(rows.begin));
     }
-    const Matrix<float> z_h = z.from(0, cell_.h.begin * weights_.slot_columns(block));
+    if (cell_.given > 0) copy_given(k, rows, block, z.from(rows.begin));
+    const Matrix<float> z_h = z.from(0, cell_.direct.begin * width);
     const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
-      if (part.size() == 0 || cell_.h.count() == 0) return;
+      if (part.size() == 0 || cell_.direct.count() == 0) return;
       const auto z_part = z_h.from(part.begin);
-      const auto w = weights_.h(block);
+      const auto w = weights_h(block, cell_.direct);
       Format::gemm(part.size(), h.from(part.begin), w, z_part, /*accumulate=*/true, step.rows);
     };
-    const int64_t unit = blocks_.begin(block);
     const RowSpan reset_rows = resets_.of(k, rows);
-    const int64_t columns = cell_.h.count() * weights_.slot_columns(block);
+    const int64_t columns = cell_.direct.count() * width;
     except_rows(reset_rows, z_h, columns, zero_product(slot, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
     });
     restart_c(cell_, reset_rows, kernel_args_.c_next, hidden_, blocks_.range(block));
+    return run_stage(k, 0, slot, block, z);
+  }
 
-    const int64_t row = step.offset + rows.begin;
+  bool later_stage(size_t k, int stage, const Slot& slot) const {
+    const Range rows = plan_.rows_of_step(k, slot.group);
+    if (rows.size() == 0) return true;
+    const unsigned products = between_.stage(stage - 1).operands;
+    between_.average(stage - 1, rows, slot.index);
+    bool in_range = true;
+    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
+      const Matrix<float> z = z_of_step(k, slot, block);
+      for (size_t p = 0; p < operands_.size(); ++p) {
+        if ((products >> p & 1) == 0) continue;
+        for (const SlotRange slots : cell_.stages->operands[p].gates) {
+          if (slots.count() == 0) continue;
+          const auto v = as_const(operands_[p].rows.from(rows.begin));
+          const auto to = z.from(rows.begin, slots.begin * weights_.slot_columns(block));
+          const auto w = weights_h(block, slots);
+          Format::gemm(rows.size(), v, w, to, /*accumulate=*/true, steps_[k].rows);
+        }
+      }
+      in_range &= run_stage(k, stage, slot, block, z);
+    }
+    return in_range;
+  }
+
+  // The columns of the input that are the pre-activations of given gates.
+  void copy_given(size_t k, Range rows, int64_t block, Matrix<float> z) const {
+    for (int gate = 0; gate < cell_.slots; ++gate) {
+      if (cell_.given_blocks[gate] == 0) continue;
+      const int64_t column = input_size_ + (cell_.given_blocks[gate] - 1) * hidden_;
+      const auto from =
+          input_rows_.of(steps_[k].offset).from(rows.begin, column + blocks_.begin(block));
+      const auto to = z.from(0, gate * weights_.slot_columns(block));
+      for (int64_t r = 0; r < rows.size(); ++r) widen(from.from(r), to.row(r), blocks_.size(block));
+    }
+  }
+
+  bool run_stage(size_t k, int stage, const Slot& slot, int64_t block, Matrix<float> z) const {
+    const Range rows = plan_.rows_of_step(k, slot.group);
+    const int64_t unit = blocks_.begin(block);
+    const int64_t row = steps_[k].offset + rows.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.gates = as_const(z.from(rows.begin));
@@ -325,6 +399,12 @@ class BlockedForward {
     part.h_next = part.h_next.from(row, unit);
     if (!output_is_operand_) part.h_operand = state_of(k).from(rows.begin, unit);
     part.activations = part.activations.from(row, unit);
+    if (cell_.stages != nullptr) {
+      part.stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+      for (size_t p = 0; p < operands_.size(); ++p) {
+        part.operands[p] = operands_[p].rows.from(rows.begin, unit);
+      }
+    }
     bool out_of_range = false;
     part.out_of_range =
         kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
@@ -343,7 +423,8 @@ class BlockedForward {
   Matrix<const Operand> input_of(const Chunk& chunk, size_t k, int64_t group) const {
     if (!input_in_place_) return as_const(packed_input(chunk, k, group));
     const int64_t row = steps_[k].offset + plan_.rows_of_group(group).begin;
-    return Format::in_place({input_rows_.of(0).data + row * input_size_, input_size_, 1});
+    const int64_t columns = input_.size(-1);
+    return Format::in_place({input_rows_.of(0).data + row * columns, columns, 1});
   }
 
   Matrix<Operand> state_of(size_t k) const {
@@ -353,8 +434,14 @@ class BlockedForward {
 
   Matrix<float> z_of(const Slot& slot, int64_t block, int64_t row) const {
     Matrix<float> z = {slot.z, weights_.columns(block)};
-    if (merge_projection_) z.data += cell_.slots * blocks_.begin(block) * slot_rows();
+    if (keeps_z()) z.data += cell_.slots * blocks_.begin(block) * z_rows_of_block();
     return z.from(row);
+  }
+
+  // From row 0 of the batch on.
+  Matrix<float> z_of_step(size_t k, const Slot& slot, int64_t block) const {
+    const int64_t begin = plan_.rows_of_step(k, slot.group).begin;
+    return z_of(slot, block, merge_projection_ ? plan_.rows_before(k, slot.group) - begin : 0);
   }
 
   const SequenceArgs& args_;
@@ -367,6 +454,7 @@ class BlockedForward {
   const Checkpoints checkpoints_;
   const Grid grid_;
   Plan plan_;
+  const BetweenStages<float> between_;
   bool merge_projection_, input_in_place_, output_is_operand_;
   // Steps whose input is packed or multiplied together.
   std::vector<Chunk> chunks_;
@@ -379,6 +467,7 @@ class BlockedForward {
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
   OperandA<Format> zero_h_;  // one row
+  std::vector<OperandA<Format>> operands_;  // of products
   Tensor bias_, parameters_, z_, zero_products_;
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
   Tensor output_, output_rows_, c_, activations_;

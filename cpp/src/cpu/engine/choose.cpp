@@ -38,8 +38,18 @@ LayerShape shape_of(const SequenceInputs& args) {
   return {batch, args.input->size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
 }
 
-bool can_block(const Machine& machine, const at::Tensor& input, const at::Tensor& h_0) {
-  return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 && h_0.numel() > 0;
+bool can_block(
+    const Machine& machine, const CellInfo& cell, const at::Tensor& input, const at::Tensor& h_0) {
+  const int64_t given = cell.given * h_0.size(1);
+  return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 &&
+         h_0.numel() > 0 && (cell.x.count() == 0 || input.size(-1) > given);
+}
+
+// The blocked engine's formats for steps with stages or given gates.
+Machine machine_for(const CellInfo& cell) {
+  Machine machine = current_machine();
+  machine.bf16x3 = machine.bf16x3 && cell.is_plain();
+  return machine;
 }
 
 template <typename Result, typename Args, typename Schedule>
@@ -141,8 +151,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const bool prepacked = args.prepacked();
   if (prepacked && has_form(args.weight_ih, GemmFormat::kInt8)) return int8_forward(args, shape);
 
-  Machine machine = current_machine();
-  const bool blocked = can_block(machine, args.input, args.h_0);
+  Machine machine = machine_for(*args.cell);
+  const bool blocked = can_block(machine, *args.cell, args.input, args.h_0);
   if (prepacked) {  // This CPU may have no kernel for the format.
     const bool bf16 = has_form(args.weight_ih, GemmFormat::kBf16);
     if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);
@@ -153,7 +163,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (logs_schedules()) log_schedule(args, "forward: stepwise");
     return stepwise_forward(args);
   }
-  if (args.input->scalar_type() == at::kFloat) {
+  if (args.input->scalar_type() == at::kFloat && args.cell->is_plain()) {
     // If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
     // threads and for many rows, but takes longer to set up.
     constexpr int64_t kShortCall = 64;
@@ -167,7 +177,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
         args.cell->forgets ? shape.batch == 1 || schedule.in_place || on_one_thread : few_elements;
     if (few) return run(few_rows_forward, args, schedule);
   }
-  if (steps_of(args) == 1 && !prepacked) {
+  if (steps_of(args) == 1 && !prepacked && args.cell->is_plain()) {
     const StepArgs step = {only_step(args), args.saves_activations()};
     // A single-step kernel for weights in place, which 16-bit dtypes may lack.
     const bool in_place =
@@ -179,12 +189,14 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const LayerShape shape = shape_of(args);
-  const Machine machine = current_machine();
-  if (!can_block(machine, args.input, args.h_0)) {
+  const Machine machine = machine_for(*args.cell);
+  if (!can_block(machine, *args.cell, args.input, args.h_0)) {
     if (logs_schedules()) log_schedule(args, "backward: stepwise");
     return stepwise_backward(args);
   }
-  if (steps_of(args) == 1 && !args.segment) return one_step_backward(args);
+  if (steps_of(args) == 1 && !args.segment && args.cell->is_plain()) {
+    return one_step_backward(args);
+  }
   return run_or_fall_back(blocked_backward, args, shape, schedule_backward, machine);
 }
 

@@ -24,7 +24,7 @@ SequenceGradients::SequenceGradients(
     : args_(args),
       cell_(*args.cell),
       hidden_(args.h_0->size(1)),
-      input_size_(args.input->size(-1)),
+      input_size_(args.input->size(-1) - args.cell->given * args.h_0->size(1)),
       schedule_(schedule),
       steps_(steps),
       resets_(resets) {
@@ -40,20 +40,30 @@ SequenceGradients::SequenceGradients(
   if (want_input) {
     const bool wide = args.input->scalar_type() == at::kFloat;
     d_input_ = empty_large(
-        {flat_size(args.input), input_size_}, wide ? options.dtype(at::kFloat) : options);
-    input_gemm_ = make_packed_gemm(schedule.gradient_format, weights.ih);
+        {flat_size(args.input), args.input->size(-1)}, wide ? options.dtype(at::kFloat) : options);
+    if (cell_.x.count() > 0) {
+      input_gemm_ = make_packed_gemm(schedule.gradient_format, weights.ih);
+    } else {
+      d_input_.zero_();
+    }
   }
   if (want_h) {
-    weights_h_ = weights.hh.to(at::kFloat);
+    const int64_t before = (cell_.direct.begin - cell_.h.begin) * hidden_;
+    weights_h_ = weights.hh.narrow(0, before, cell_.direct.count() * hidden_).to(at::kFloat);
     d_h_0_ = at::empty(args.h_0->sizes(), args.h_0->options().dtype(args.carried_dtype()));
   }
   const bool joined = !args.weight_hh.defined();
   const bool of_h = joined ? want_ih : want_hh;
-  if (cell_.x == cell_.h) {
+  if (cell_.x == cell_.direct) {
     add_product(cell_.x, of_h, want_ih, want_bias_ih || want_bias_hh, options);
   } else {
     add_product(cell_.x, /*h=*/false, want_ih, want_bias_ih, options);
-    add_product(cell_.h, of_h, /*x=*/false, want_bias_hh, options);
+    add_product(cell_.direct, of_h, /*x=*/false, want_bias_hh, options);
+  }
+  for (int p = 0; cell_.stages != nullptr && p < cell_.stages->operand_count; ++p) {
+    for (const SlotRange gates : cell_.stages->operands[p].gates) {
+      add_product(gates, of_h, /*x=*/false, want_bias_hh, options, p);
+    }
   }
   const SlotRange parameters = {cell_.slots, cell_.grad_columns()};
   if (parameters.count() > 0)
@@ -61,7 +71,7 @@ SequenceGradients::SequenceGradients(
 }
 
 void SequenceGradients::add_product(
-    SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options) {
+    SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options, int operand) {
   const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
   if (m == 0 || slots.count() == 0) return;
   products_.push_back(
@@ -69,6 +79,7 @@ void SequenceGradients::add_product(
        h,
        x,
        one,
+       operand,
        make_weight_gradient_gemm(
            schedule_.gradient_format,
            schedule_.gradient_threads,
@@ -86,14 +97,29 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   if (rows == 0) return true;  // steps without rows
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
   if (d_h_0_.defined()) add_initial_state(first, last, dz);
-  if (input_gemm_ && !input_gemm_(d_input_.narrow(0, begin, rows), columns(dz, cell_.x))) {
-    return false;
+  if (d_input_.defined()) {
+    const Tensor to = d_input_.narrow(0, begin, rows);
+    for (int gate = 0; gate < cell_.slots && cell_.given > 0; ++gate) {
+      const int64_t column = input_size_ + (cell_.given_blocks[gate] - 1) * hidden_;
+      if (cell_.given_blocks[gate] == 0) continue;
+      to.narrow(1, column, hidden_).copy_(columns(dz, {gate, gate + 1}).narrow(1, 0, hidden_));
+    }
+    if (input_gemm_ && !input_gemm_(to.narrow(1, 0, input_size_), columns(dz, cell_.x))) {
+      return false;
+    }
   }
   const at::ScalarType dtype = dz.scalar_type();
   for (const Product& product : products_) {
     std::vector<Tensor> a;
-    if (product.h) a.push_back(initial_states(args_, steps_, first, last, dtype));
-    if (product.x) a.push_back(flat_rows(args_.input, begin, rows).to(dtype));
+    if (product.h && product.operand >= 0) {
+      const int64_t column = cell_.stages->operands[product.operand].saved * hidden_;
+      a.push_back(args_.saved->narrow(0, begin, rows).narrow(1, column, hidden_).to(dtype));
+    } else if (product.h) {
+      a.push_back(initial_states(args_, steps_, first, last, dtype));
+    }
+    if (product.x) {
+      a.push_back(flat_rows(args_.input, begin, rows).narrow(1, 0, input_size_).to(dtype));
+    }
     if (product.one) a.push_back(at::ones({rows, 1}, dz.options()));
     if (!product.gemm->add(a, columns(dz, product.slots))) return false;
   }
@@ -103,7 +129,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
 // Each row's dz W_h in its first step, or zero if reset there.
 void SequenceGradients::add_initial_state(size_t first, size_t last, const Tensor& dz) {
   const int64_t begin = std::min(steps_[first].offset, steps_[last - 1].offset);
-  const Tensor dz_h = columns(dz, cell_.h);
+  const Tensor dz_h = columns(dz, cell_.direct);
   for (size_t k = first; k < last; ++k) {
     const int64_t count = steps_[k].rows - begun_[k];
     if (count <= 0) continue;
@@ -143,7 +169,9 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
       product.gemm->write_transposed(m, m + 1, column, hidden_, own);
     };
     if (mask[5] && product.slots == cell_.x) write_sums(bias_ih, cell_.x_blocks + cell_.x.begin);
-    if (mask[6] && product.slots == cell_.h) write_sums(bias_hh, cell_.h_blocks + cell_.h.begin);
+    if (mask[6] && (product.slots == cell_.direct || product.operand >= 0)) {
+      write_sums(bias_hh, cell_.h_blocks + product.slots.begin);
+    }
     if (product.slots.begin == cell_.slots) write_sums(bias_ih, parameter_blocks);
   }
   const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };

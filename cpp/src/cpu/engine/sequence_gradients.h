@@ -32,14 +32,22 @@ class SequenceGradients {
 
  private:
   // [h, x, 1]^T dz, only for pre-activations to which the left operand contributes: h and x have
-  // separate products if their pre-activations differ, and so have the parameters.
+  // separate products if their pre-activations differ, and so have the parameters. Instead of h,
+  // weight_hh may multiply an operand of the step's products, a saved value.
   struct Product {
     SlotRange slots;
     bool h, x, one;
+    int operand;  // -1: h
     std::unique_ptr<WeightGradientGemm> gemm;
   };
 
-  void add_product(SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options);
+  void add_product(
+      SlotRange slots,
+      bool h,
+      bool x,
+      bool one,
+      const at::TensorOptions& options,
+      int operand = -1);
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
   at::Tensor columns(const at::Tensor& dz, SlotRange slots) const;
 

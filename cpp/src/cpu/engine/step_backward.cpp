@@ -40,7 +40,7 @@ void backward_by_aten(
   const Weights parts = results.weights.parts(*args.cell);
   if (parts.ih.defined()) parts.ih.zero_();
   if (parts.hh.defined()) parts.hh.zero_();
-  linear.add_weight_gradients(parts, results.dz, args.h, args.input);
+  linear.add_weight_gradients(parts, results.dz, args.h, args.input, args.activations);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 

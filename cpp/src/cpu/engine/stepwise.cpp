@@ -3,6 +3,7 @@
 #include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
+#include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
@@ -15,6 +16,23 @@
 namespace lltm::cpu {
 
 using at::Tensor;
+
+namespace {
+
+// Means need complete rows.
+template <typename Args, typename C, typename Run>
+void run_stage(
+    Args step, const BetweenStages<C>& between, int stage, int64_t rows, const Run& run) {
+  const int64_t hidden = step.hidden;
+  step.stages = between.memory(stage, 0);
+  const int64_t unit = step.stages.stage == nullptr ? 1 : hidden;
+  const int64_t grain = divide_up(kElementwiseGrain, unit);
+  parallel_for(rows * hidden / unit, grain, [&](int64_t begin, int64_t end) {
+    run(step, begin * unit, end * unit);
+  });
+}
+
+}  // namespace
 
 SequenceResult stepwise_forward(const SequenceArgs& args) {
   const int64_t hidden = args.h_0->size(1);
@@ -29,6 +47,10 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Tensor x = flat_rows(args.input).to(compute_dtype(dtype));
   const Tensor gates =
       few ? at::empty({x.size(0), cell.slots * hidden}, x.options()) : linear.project_x(x);
+  std::vector<Tensor> operands;  // of products
+  for (int p = 0; cell.stages != nullptr && p < cell.stages->operand_count; ++p) {
+    operands.push_back(at::empty(args.h_0->sizes(), x.options()));
+  }
 
   const Tensor output = at::empty(output_sizes(args.input, hidden), args.input->options());
   const Tensor output_rows = flat_rows(output);
@@ -46,7 +68,14 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     const auto all_gates = read<C>(gates);
     const auto all_output = write<T>(output_rows);
     const auto all_activations = write<T>(activations);
+    const BetweenStages<C> between(
+        cell.stages == nullptr ? nullptr : &cell.stages->forward,
+        args.h_0->size(0),
+        hidden,
+        /*readers=*/1,
+        gates.options());
     ForwardArgs<T, C> step;
+    for (size_t p = 0; p < operands.size(); ++p) step.operands[p] = write<C>(operands[p]);
     step.cell = &cell;
     step.hidden = step.layer_hidden = step.gates_step = hidden;
     step.parameters = read_row<C>(parameters);
@@ -66,9 +95,18 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
       step.gates = all_gates.from(offset);
       step.h_next = all_output.from(offset);
       step.activations = all_activations.from(offset);
-      parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-        elementwise<T, C>(cell).forward(step, begin, end);
-      });
+      for (int stage = 0; stage < between.count(); ++stage) {
+        if (stage > 0) {
+          between.average(stage - 1, {0, rows}, 0);
+          for (size_t p = 0; p < operands.size(); ++p) {
+            if ((between.stage(stage - 1).operands >> p & 1) == 0) continue;
+            for (const SlotRange slots : cell.stages->operands[p].gates) {
+              linear.add_product(step_gates, operands[p].narrow(0, 0, rows), slots);
+            }
+          }
+        }
+        run_stage(step, between, stage, rows, elementwise<T, C>(cell).forward);
+      }
     }
   });
   return {output, h.to(dtype), c, args.saves_checkpoints() ? checkpoints.tensor() : activations};
@@ -79,10 +117,15 @@ namespace {
 // Splits K (the rows): some BLAS libraries accumulate all products in one chain, whose length
 // increases rounding errors.
 void add_weight_gradients(
-    const Linear& linear, const Weights& out, const Tensor& dz, const Tensor& h, const Tensor& x) {
+    const Linear& linear,
+    const Weights& out,
+    const Tensor& dz,
+    const Tensor& h,
+    const Tensor& x,
+    const Tensor& saved) {
   for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
     const auto rows = [&](const Tensor& t) { return t.slice(0, first, first + kGradientChain); };
-    linear.add_weight_gradients(out, rows(dz), rows(h), rows(x));
+    linear.add_weight_gradients(out, rows(dz), rows(h), rows(x), rows(saved));
   }
 }
 
@@ -108,7 +151,7 @@ Gradients gradients_of(
     if (dz.size(0) > 0) {
       const Tensor h = initial_states(args, steps, 0, steps.size(), dz.scalar_type());
       const Weights parts = weights.parts(*args.cell);
-      add_weight_gradients(linear, parts, dz, h, flat_rows(args.input));
+      add_weight_gradients(linear, parts, dz, h, flat_rows(args.input), args.saved);
     }
   }
   const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
@@ -143,9 +186,17 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       copy_or_zeros(args.grad_c_n, {args.h_0->size(0), cell.state_columns() * hidden}, options);
   const Tensor dz = at::empty({args.saved->size(0), cell.grad_columns() * hidden}, options);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
+  const int operands = cell.stages == nullptr ? 0 : cell.stages->operand_count;
+  const Tensor grad_operands = at::empty({args.h_0->size(0), operands * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
+    const BetweenStages<C> between(
+        cell.stages == nullptr ? nullptr : &cell.stages->backward,
+        args.h_0->size(0),
+        hidden,
+        /*readers=*/1,
+        options);
     const auto all_activations = read<T>(args.saved);
     const StepRows<T> grad_output(args.grad_output);
     const auto all_grad_gates = write<C>(dz);
@@ -156,15 +207,26 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
     step.grad_h_state = read<C>(dh);
     step.grad_c = read<C>(dc);
     step.grad_c_prev = write<C>(dc);
+    step.grad_operands = read<C>(grad_operands);
     for (size_t k = steps.size(); k-- > 0;) {
       const auto [offset, rows] = steps[k];
       step.activations = all_activations.from(offset);
       step.grad_h = grad_output.of(offset);
       step.grad_gates = all_grad_gates.from(offset);
-      parallel_for(rows * hidden, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-        elementwise<T, C>(cell).backward(step, begin, end);
-      });
-      linear.state_gradient(dh.narrow(0, 0, rows), dz.narrow(0, offset, rows));
+      const Tensor step_dz = dz.narrow(0, offset, rows);
+      for (int stage = 0; stage < between.count(); ++stage) {
+        if (stage > 0) {
+          between.average(stage - 1, {0, rows}, 0);
+          for (int p = 0; p < operands; ++p) {
+            if ((between.stage(stage - 1).operands >> p & 1) == 0) continue;
+            grad_operands.narrow(0, 0, rows)
+                .narrow(1, p * hidden, hidden)
+                .copy_(linear.operand_gradient(step_dz, cell.stages->operands[p]));
+          }
+        }
+        run_stage(step, between, stage, rows, elementwise<T, C>(cell).backward);
+      }
+      linear.state_gradient(dh.narrow(0, 0, rows), step_dz);
       if (args.recurrent_mask.defined()) {
         dh.narrow(0, 0, rows).mul_(args.recurrent_mask->narrow(0, 0, rows));
       }

@@ -23,32 +23,39 @@ Linear::Linear(const CellInfo& cell, const Weights& weights, Tensor bias)
   weight_h_ = with_contiguous_rows(h_slots(weights.hh, cell).to(dtype));
 }
 
-Tensor Linear::x_columns(const Tensor& z) const {
-  return slot_columns(z, cell_, cell_.x, weight_h_.size(1));
+Tensor Linear::columns(const Tensor& z, SlotRange slots) const {
+  return slot_columns(z, cell_, slots, weight_h_.size(1));
 }
-Tensor Linear::h_columns(const Tensor& z) const {
-  return slot_columns(z, cell_, cell_.h, weight_h_.size(1));
+Tensor Linear::rows_of(SlotRange slots) const {
+  const int64_t hidden = weight_h_.size(1);
+  if (slots == cell_.h) return weight_h_;
+  return weight_h_.narrow(0, (slots.begin - cell_.h.begin) * hidden, slots.count() * hidden);
 }
 
 Tensor Linear::project_x(const Tensor& x) const {
   const int64_t hidden = weight_h_.size(1);
-  const Tensor input = with_contiguous_rows(x.to(weight_x_.scalar_type()));
+  const Tensor input = with_contiguous_rows(own_input(x).to(weight_x_.scalar_type()));
   if (cell_.x.count() == cell_.slots) {
     return bias_.defined() ? at::addmm(bias_, input, weight_x_.t()) : at::mm(input, weight_x_.t());
   }
-  const int64_t columns = cell_.slots * hidden;
-  const Tensor gates = bias_.defined() ? bias_.repeat({input.size(0), 1})
-                                       : at::zeros({input.size(0), columns}, input.options());
-  x_columns(gates).addmm_(input, weight_x_.t());
+  const Tensor gates = bias_.defined()
+                           ? bias_.repeat({input.size(0), 1})
+                           : at::zeros({input.size(0), cell_.slots * hidden}, input.options());
+  if (cell_.x.count() > 0) x_columns(gates).addmm_(input, weight_x_.t());
+  for (int slot = 0; slot < cell_.slots && cell_.given > 0; ++slot) {
+    if (cell_.given_blocks[slot] == 0) continue;
+    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden;
+    columns(gates, {slot, slot + 1}).add_(x.narrow(1, column, hidden));
+  }
   return gates;
 }
 
-void Linear::add_recurrent(Tensor gates, const Tensor& h) const {
-  h_columns(gates).addmm_(h, weight_h_.t());
+void Linear::add_product(const Tensor& gates, const Tensor& operand, SlotRange slots) const {
+  if (slots.count() > 0) columns(gates, slots).addmm_(operand, rows_of(slots).t());
 }
 
 void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
-  if (cell_.x == cell_.h) {
+  if (cell_.x == cell_.h && cell_.is_plain()) {
     const Tensor both = at::cat({h, x}, 1);
     if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
     bias_.defined() ? at::addmm_out(gates, bias_, both, both_.t())
@@ -60,22 +67,60 @@ void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
 }
 
 void Linear::input_gradient(Tensor out, const Tensor& dz) const {
-  at::mm_out(out, x_columns(dz), weight_x_);
+  if (cell_.given == 0) {
+    at::mm_out(out, x_columns(dz), weight_x_);
+    return;
+  }
+  const int64_t hidden = weight_h_.size(1);
+  own_input(out).copy_(at::mm(x_columns(dz), weight_x_));
+  for (int slot = 0; slot < cell_.slots; ++slot) {
+    if (cell_.given_blocks[slot] == 0) continue;
+    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden;
+    out.narrow(1, column, hidden).copy_(columns(dz, {slot, slot + 1}));
+  }
 }
 
 void Linear::state_gradient(Tensor out, const Tensor& dz) const {
-  at::mm_out(out, h_columns(dz), weight_h_);
+  at::mm_out(out, columns(dz, cell_.direct), rows_of(cell_.direct));
+}
+
+Tensor Linear::operand_gradient(const Tensor& dz, const Operand& operand) const {
+  Tensor sum = at::zeros({dz.size(0), weight_h_.size(1)}, dz.options());
+  for (const SlotRange slots : operand.gates) {
+    if (slots.count() > 0) sum.addmm_(columns(dz, slots), rows_of(slots));
+  }
+  return sum;
 }
 
 void Linear::add_weight_gradients(
-    const Weights& out, const Tensor& dz, const Tensor& h, const Tensor& x) const {
+    const Weights& out,
+    const Tensor& dz,
+    const Tensor& h,
+    const Tensor& x,
+    const Tensor& saved) const {
   const at::ScalarType dtype = dz.scalar_type();
   if (out.ih.defined()) {
-    out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), x.to(dtype)), cell_));
+    out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), own_input(x).to(dtype)), cell_));
   }
-  if (out.hh.defined()) {
-    out.hh.add_(h_blocks(at::mm(h_columns(dz).t(), h.to(dtype)), cell_));
+  if (!out.hh.defined()) return;
+  if (cell_.stages == nullptr) {
+    out.hh.add_(h_blocks(at::mm(columns(dz, cell_.h).t(), h.to(dtype)), cell_));
+    return;
   }
+  const int64_t hidden = weight_h_.size(1);
+  const Tensor sums = at::empty({cell_.h.count() * hidden, hidden}, dz.options());
+  const auto multiply = [&](SlotRange slots, const Tensor& rows) {
+    if (slots.count() == 0) return;
+    const int64_t first = (slots.begin - cell_.h.begin) * hidden;
+    sums.narrow(0, first, slots.count() * hidden).copy_(at::mm(columns(dz, slots).t(), rows));
+  };
+  multiply(cell_.direct, h.to(dtype));
+  for (int p = 0; p < cell_.stages->operand_count; ++p) {
+    const Operand& operand = cell_.stages->operands[p];
+    const Tensor rows = saved.narrow(1, operand.saved * hidden, hidden).to(dtype);
+    for (const SlotRange slots : operand.gates) multiply(slots, rows);
+  }
+  out.hh.add_(h_blocks(sums, cell_));
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {

@@ -31,22 +31,36 @@ class Linear {
 
   // (rows, S * H) = x (rows, I) W_x^T + b.
   at::Tensor project_x(const at::Tensor& x) const;
-  // gates += h (rows, H) W_h^T
-  void add_recurrent(at::Tensor gates, const at::Tensor& h) const;
+  // gates += h (rows, H) W_h^T, for the gates that multiply h.
+  void add_recurrent(const at::Tensor& gates, const at::Tensor& h) const {
+    add_product(gates, h, cell_.direct);
+  }
+  // The same for an operand of products and its gates.
+  void add_product(const at::Tensor& gates, const at::Tensor& operand, SlotRange slots) const;
   // Rounded as PyTorch's operations: one GEMM if every pre-activation depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
   // Gradients from dz (rows, (S + P) * H), written to `out`.
-  void input_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, I)
-  void state_gradient(at::Tensor out, const at::Tensor& dz) const;  // (rows, H)
-  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h, unless undefined.
+  void input_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, I)
+  void state_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, H)
+  at::Tensor operand_gradient(const at::Tensor& dz, const Operand& operand) const;  // (rows, H)
+  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h, unless undefined. `saved` has the
+  // operands of products.
   void add_weight_gradients(
-      const Weights& out, const at::Tensor& dz, const at::Tensor& h, const at::Tensor& x) const;
+      const Weights& out,
+      const at::Tensor& dz,
+      const at::Tensor& h,
+      const at::Tensor& x,
+      const at::Tensor& saved) const;
 
  private:
   Linear(const CellInfo& cell, const Weights& weights, at::Tensor bias);
-  at::Tensor x_columns(const at::Tensor& z) const;
-  at::Tensor h_columns(const at::Tensor& z) const;
+  at::Tensor columns(const at::Tensor& z, SlotRange slots) const;
+  at::Tensor x_columns(const at::Tensor& z) const { return columns(z, cell_.x); }
+  at::Tensor rows_of(SlotRange slots) const;         // of weight_h_
+  at::Tensor own_input(const at::Tensor& x) const {  // without the columns of given gates
+    return x.narrow(1, 0, weight_x_.size(1));
+  }
 
   const CellInfo& cell_;
   at::Tensor weight_x_, weight_h_, bias_;  // in pre-activation order
@@ -136,6 +150,14 @@ inline void narrow(const float* x, Half* y, int64_t n) {
 }
 inline void narrow(const float* x, BFloat16* y, int64_t n) {
   kernels().convert_bf16.store(x, y, n);
+}
+
+// n elements of a row.
+inline void widen(Matrix<const float> x, float* y, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) y[j] = x.data[j * x.col_stride];
+}
+inline void widen(Matrix<const BFloat16> x, float* y, int64_t n) {
+  kernels().convert_bf16.load(x.data, y, n);
 }
 
 // C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Source type,

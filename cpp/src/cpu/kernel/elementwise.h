@@ -18,9 +18,31 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
+// A mean's terms are added in this order on any number of threads.
+constexpr std::int64_t kUnitsPerSum = 16;
+
 template <typename G>
 using source_t =
     std::conditional_t<std::is_same_v<G, BFloat16x3> || std::is_same_v<G, Int8>, float, G>;
+
+// Between the stages of a step (program.h). C: compute type.
+template <typename C>
+struct StageMemory {
+  const Stage* stage = nullptr;  // null for cells without stages
+  Matrix<C> kept;
+  std::int64_t kept_step = 0;  // columns between kept values
+  Matrix<const C> means;       // (rows, means)
+  Matrix<double> sums;         // (rows, means * sums_step), of the terms of kUnitsPerSum units
+  std::int64_t sums_step = 0;
+
+  StageMemory from(std::int64_t row, std::int64_t unit) const {
+    StageMemory part = *this;
+    part.kept = kept.from(row, unit);
+    part.means = means.from(row);
+    part.sums = sums.from(row, unit / kUnitsPerSum);
+    return part;
+  }
+};
 
 // T: storage type. G: GEMM operand type: T, float (if T has no GEMM), or BFloat16x3 or Int8 instead
 // of float. A call covers `hidden` units: all, a block, or, for BFloat16x3, complete rows. Blocks
@@ -44,6 +66,8 @@ struct ForwardArgs {
   Matrix<bool> out_of_range;  // set for rows that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
   Matrix<T> activations;  // saved for backward (cell.h); or null
+  StageMemory<compute_t<T>> stages;
+  Matrix<G> operands[CellInfo::kMostSlots];  // of products
 };
 
 // grad_c_prev may be grad_c. A null gradient is zero.
@@ -62,6 +86,8 @@ struct BackwardArgs {
   Matrix<G> operand;  // dz without parameters, for the next GEMM; or null
   std::int64_t operand_step = 0;
   bool* out_of_range = nullptr;  // set if a value cannot be packed
+  StageMemory<compute_t<T>> stages;
+  Matrix<const compute_t<T>> grad_operands;  // of products, in the order of operands
 };
 
 // Elements [begin, end) in row order: threads can divide a long row or many short rows.

@@ -157,9 +157,196 @@ LLTM_CELL_INLINE void fetch_part_ahead(const Matrix<T>& x, const Part& part, std
   }
 }
 
+// The sum of up to kUnitsPerSum terms, in a fixed order.
+template <typename C>
+LLTM_CELL_INLINE double sum_of(const C* x, std::int64_t n) {
+  constexpr std::int64_t kHalf = kUnitsPerSum / 2;
+  double terms[kUnitsPerSum] = {};
+  for (std::int64_t j = 0; j < n; ++j) terms[j] = static_cast<double>(x[j]);
+  for (std::int64_t half = kHalf; half > 0; half /= 2) {
+    for (std::int64_t j = 0; j < half; ++j) terms[j] += terms[j + half];
+  }
+  return terms[0];
+}
+
+template <typename C>
+__attribute__((noinline)) void add_terms(
+    const StageMemory<C>& memory, const Part& part, int mean, Pieces<C> terms) {
+  for (std::int64_t p = 0; p < part.pieces; ++p) {
+    double* const sums = memory.sums.row(part.row_of(p)) + mean * memory.sums_step;
+    const std::int64_t col = part.col_of(p);
+    for (std::int64_t j = 0; j < part.n; j += kUnitsPerSum) {
+      sums[(col + j) / kUnitsPerSum] =
+          sum_of(terms.piece(p) + j, at_most(part.n - j, kUnitsPerSum));
+    }
+  }
+}
+
+// A mean is the same for all units of a row.
+template <typename C>
+LLTM_CELL_INLINE void load_mean(
+    Registers<C>& registers, int k, const StageMemory<C>& memory, const Part& part, int mean) {
+  const Matrix<const C> means = {memory.means.data + mean, memory.means.row_stride, 0};
+  load_input(registers, k, means, part, 0);
+}
+
+// Rounded to T, as h.
+template <typename T, typename G, typename C>
+__attribute__((noinline)) void store_operand_part(
+    const Matrix<G>& y, const Part& part, Pieces<C> values) {
+  Block<C> rounded;
+  for (std::int64_t p = 0; p < part.pieces; ++p) {
+    for (std::int64_t j = 0; j < part.n; ++j) {
+      rounded.values[j] = widen(narrow<T>(values.piece(p)[j]));
+    }
+    store_operand(y, part.row_of(p), part.col_of(p), part.n, rounded.values);
+  }
+}
+
+template <typename T, typename G>
+void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+  using C = compute_t<T>;
+  const Stage& stage = *a.stages.stage;
+  const Program& program = stage.program;
+  const Port* const to = stage.ports + program.inputs;
+  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
+  Block<C> in_bias[Registers<C>::kMostPieces];
+  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
+    for (int k = 0; k < program.inputs; ++k) {
+      const auto [place, index] = stage.ports[k];
+      const std::int64_t offset = index * a.layer_hidden;
+      if (place == Place::kGate) {
+        Block<C>* const sums = registers.input_memory(k);
+        const auto z = load_part(a.gates, part, index * a.gates_step, sums, a.gates_padded);
+        add_parts(z, load_part(a.bias, part, offset, in_bias), part, sums);
+        registers.set_input(k, {sums->values, kBlock});
+      } else if (place == Place::kState) {
+        load_input(registers, k, a.c, part, offset);
+      } else if (place == Place::kParameter) {
+        load_input(registers, k, a.parameters, part, offset);
+      } else if (place == Place::kMean) {
+        load_mean(registers, k, a.stages, part, index);
+      } else {
+        const Matrix<const C> kept = as_const(a.stages.kept);
+        load_input(registers, k, kept, part, index * a.stages.kept_step);
+      }
+    }
+    const auto target_of = [&](int k, const auto& y, std::int64_t offset) {
+      registers.set_output(k, target_part(y, part, offset, registers.output_memory(k)));
+    };
+    for (int k = 0; k < program.outputs; ++k) {
+      const auto [place, index] = to[k];
+      if (place == Place::kSaved) {
+        target_of(k, a.activations, index * a.layer_hidden);
+      } else if (place == Place::kKept) {
+        target_of(k, a.stages.kept, index * a.stages.kept_step);
+      } else {
+        registers.set_output(k, {registers.output_memory(k)->values, kBlock});
+      }
+    }
+
+    execute_block(program, registers, part.pieces, padded(part.n));
+
+    for (int k = 0; k < program.outputs; ++k) {
+      const auto [place, index] = to[k];
+      const Pieces<C> y = registers.output(k);
+      if (place == Place::kSaved) {
+        store_part(a.activations, part, index * a.layer_hidden, y);
+      } else if (place == Place::kKept) {
+        store_part(a.stages.kept, part, index * a.stages.kept_step, y);
+      } else if (place == Place::kMean) {
+        add_terms(a.stages, part, index, y);
+      } else if (place == Place::kOperand) {
+        store_operand_part<T>(a.operands[index], part, y);
+      } else if (place == Place::kState) {
+        store_part(a.c_next, part, index * a.layer_hidden, y);
+      } else {
+        if (a.cell->reads_h) store_part(a.c_next, part, 0, y);
+        for (std::int64_t p = 0; p < part.pieces; ++p) {
+          Block<C>* const buffers = registers.output_memory(k);
+          store_h(a, part.row_of(p), part.col_of(p), part.n, y.piece(p), buffers[p]);
+        }
+      }
+    }
+  });
+}
+
+template <typename T, typename G>
+void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+  using C = compute_t<T>;
+  const CellInfo& cell = *a.cell;
+  const Stage& stage = *a.stages.stage;
+  const Program& program = stage.program;
+  const Port* const to = stage.ports + program.inputs;
+  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
+  Block<C> in_dh[Registers<C>::kMostPieces];
+  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
+    for (int k = 0; k < program.inputs; ++k) {
+      const auto [place, index] = stage.ports[k];
+      const std::int64_t offset = index * a.layer_hidden;
+      if (place == Place::kSaved) {
+        load_input(registers, k, a.activations, part, offset);
+      } else if (place == Place::kParameter) {
+        load_input(registers, k, a.parameters, part, offset);
+      } else if (place == Place::kState) {
+        load_input(registers, k, a.grad_c, part, offset);
+      } else if (place == Place::kH) {
+        Block<C>* const dh = registers.input_memory(k);
+        const auto from_output = load_part(a.grad_h, part, 0, dh);
+        add_parts(from_output, load_part(a.grad_h_state, part, 0, in_dh), part, dh);
+        if (cell.reads_h) {
+          const Pieces<const C> sum = {dh->values, kBlock};
+          add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
+        }
+        registers.set_input(k, {dh->values, kBlock});
+      } else if (place == Place::kOperand) {
+        load_input(registers, k, a.grad_operands, part, index * a.stages.kept_step);
+      } else if (place == Place::kMean) {
+        load_mean(registers, k, a.stages, part, index);
+      } else {
+        const Matrix<const C> kept = as_const(a.stages.kept);
+        load_input(registers, k, kept, part, index * a.stages.kept_step);
+      }
+    }
+    const auto column_of_gate = [&](Port port) {
+      return (port.place == Place::kGate ? 0 : cell.slots) + port.index;
+    };
+    for (int k = 0; k < program.outputs; ++k) {
+      const auto [place, index] = to[k];
+      Block<C>* const memory = registers.output_memory(k);
+      if (place == Place::kGate || place == Place::kParameter) {
+        const std::int64_t offset = column_of_gate(to[k]) * a.layer_hidden;
+        registers.set_output(k, target_part(a.grad_gates, part, offset, memory));
+      } else if (place == Place::kKept) {
+        const std::int64_t offset = index * a.stages.kept_step;
+        registers.set_output(k, target_part(a.stages.kept, part, offset, memory));
+      } else {
+        registers.set_output(k, {memory->values, kBlock});
+      }
+    }
+
+    execute_block(program, registers, part.pieces, padded(part.n));
+
+    for (int k = 0; k < program.outputs; ++k) {
+      const auto [place, index] = to[k];
+      const Pieces<C> y = registers.output(k);
+      if (place == Place::kGate || place == Place::kParameter) {
+        store_part(a.grad_gates, part, column_of_gate(to[k]) * a.layer_hidden, y);
+      } else if (place == Place::kKept) {
+        store_part(a.stages.kept, part, index * a.stages.kept_step, y);
+      } else if (place == Place::kMean) {
+        add_terms(a.stages, part, index, y);
+      } else {
+        store_part(a.grad_c_prev, part, index * a.layer_hidden, y);
+      }
+    }
+  });
+}
+
 template <typename T, typename G>
 void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
+  if (a.stages.stage != nullptr) return forward_stage(a, begin, end);
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;  // 1 if h precedes the other states in c
@@ -207,6 +394,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
 template <typename T, typename G>
 void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
+  if (a.stages.stage != nullptr) return backward_stage(a, begin, end);
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->backward;
   const int own = cell.reads_h ? 1 : 0;

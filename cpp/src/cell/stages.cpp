@@ -1,0 +1,207 @@
+#include "cell/stages.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+namespace lltm {
+namespace {
+
+bool is_expensive(Op op) {
+  switch (op) {
+    case Op::kDivide:
+    case Op::kSqrt:
+    case Op::kExp:
+    case Op::kExpm1:
+    case Op::kLog:
+    case Op::kLog1p:
+    case Op::kSigmoid:
+    case Op::kTanh:
+    case Op::kElu:
+    case Op::kSoftplus:
+      return true;
+    default:
+      return false;
+  }
+}
+
+constexpr unsigned bit(int stage) {
+  return 1u << stage;
+}
+
+}  // namespace
+
+int StageGraph::add(Value value) {
+  for (const int operand : value.of) {
+    if (operand != kNone) value.level = std::max(value.level, values_[operand].level);
+  }
+  values_.push_back(value);
+  return static_cast<int>(values_.size()) - 1;
+}
+
+int StageGraph::level_of(const std::vector<int>& values) const {
+  int level = 0;
+  for (const int value : values) level = std::max(level, values_[value].level);
+  return level;
+}
+
+int StageGraph::mean(int value) {
+  const int level = values_[value].level;
+  stages_ = std::max(stages_, level + 2);
+  const int mean = input({Place::kMean, 0});
+  values_[mean].level = level + 1;
+  cuts_.push_back({{value}, kNone, mean});
+  return mean;
+}
+
+std::vector<int> StageGraph::product(
+    int operand, const std::vector<int>& values, const Port* from, const std::vector<Port>& to) {
+  const int level = level_of(values);
+  stages_ = std::max(stages_, level + 2);
+  cuts_.push_back({values, operand});
+  if (from != nullptr) output(values[0], *from);
+  std::vector<int> results;
+  for (const Port port : to) {
+    results.push_back(input(port));
+    values_[results.back()].level = level + 1;
+  }
+  return results;
+}
+
+// Those of a stage are consecutive.
+void StageGraph::number_means() {
+  for (int stage = 0; stage < stages_; ++stage) {
+    for (const Cut& cut : cuts_) {
+      if (cut.operand != kNone || values_[cut.values[0]].level != stage) continue;
+      const Port port = {Place::kMean, static_cast<unsigned char>(means_++)};
+      values_[cut.mean].port = port;
+      output(cut.values[0], port);
+    }
+  }
+}
+
+// Recomputing it costs no more than reading it.
+bool StageGraph::is_free(const Value& value) const {
+  if (is_expensive(value.op)) return false;
+  return std::all_of(value.of.begin(), value.of.end(), [&](int operand) {
+    return operand == kNone || values_[operand].kind != kResult;
+  });
+}
+
+// Values needed for a cut are computed before it. States are written last, because stages read
+// them. Other values are computed where they are needed: once and kept for later stages, or several
+// times.
+void StageGraph::place() {
+  const int last = stages_ - 1;
+  for (const Cut& cut : cuts_) {
+    const int level = level_of(cut.values);
+    for (const int value : cut.values) values_[value].needed_by |= bit(level);
+  }
+  const auto is_state = [](Port port) {
+    return port.place == Place::kState || port.place == Place::kH;
+  };
+  for (Output& output : outputs_) {
+    if (is_state(output.port)) values_[output.value].needed_by |= bit(output.stage = last);
+  }
+  std::vector<bool> is_output(values_.size());
+  for (const Output& output : outputs_) is_output[output.value] = true;
+  for (size_t k = values_.size(); k-- > 0;) {
+    Value& value = values_[k];
+    if (is_output[k] && value.needed_by == 0) value.needed_by = bit(value.level);
+    if (value.kind != kResult || value.needed_by == 0) continue;
+    unsigned computed = value.needed_by;
+    if (!std::has_single_bit(computed) && !is_free(value)) {
+      value.home = std::countr_zero(computed);
+      value.kept = kept_++;
+      computed = bit(value.home);
+    }
+    for (const int operand : value.of) {
+      if (operand != kNone) values_[operand].needed_by |= computed;
+    }
+  }
+  for (Output& output : outputs_) {
+    if (output.stage != kNone) continue;
+    const Value& value = values_[output.value];
+    // The terms of a mean and the operand of a product are written in the stage before.
+    const bool cut = output.port.place == Place::kMean || output.port.place == Place::kOperand;
+    output.stage = cut ? value.level : std::countr_zero(value.needed_by);
+  }
+}
+
+void StageGraph::collect(
+    int k, int stage, std::vector<int>& inputs, std::vector<int>& results) const {
+  const Value& value = values_[k];
+  const auto add = [&](std::vector<int>& to) {
+    if (std::find(to.begin(), to.end(), k) == to.end()) to.push_back(k);
+  };
+  if (value.kind == kInput || (value.home != kNone && value.home < stage)) return add(inputs);
+  if (value.kind == kConstant) return;
+  if (std::find(results.begin(), results.end(), k) != results.end()) return;
+  for (const int operand : value.of) {
+    if (operand != kNone) collect(operand, stage, inputs, results);
+  }
+  add(results);
+}
+
+Stage StageGraph::compile(int stage, Code& code) const {
+  std::vector<Output> outputs;
+  for (const Output& output : outputs_) {
+    if (output.stage == stage) outputs.push_back(output);
+  }
+  for (size_t k = 0; k < values_.size(); ++k) {
+    const Value& value = values_[k];
+    if (value.home == stage) {
+      const auto kept = static_cast<unsigned char>(value.kept);
+      outputs.push_back({static_cast<int>(k), {Place::kKept, kept}, stage});
+    }
+  }
+  std::vector<int> inputs, results;
+  for (const Output& output : outputs) collect(output.value, stage, inputs, results);
+
+  std::vector<Port>& ports = code.ports.emplace_back();
+  ProgramCompiler compiler;
+  std::map<int, int> known;
+  for (const int k : inputs) {
+    const Value& value = values_[k];
+    const auto kept = static_cast<unsigned char>(value.kept);
+    known[k] = compiler.input();
+    ports.push_back(value.kind == kInput ? value.port : Port{Place::kKept, kept});
+  }
+  const auto compiled = [&](int k) {
+    if (k == kNone) return kNone;
+    const Value& value = values_[k];
+    return value.kind == kConstant ? compiler.constant(value.number) : known.at(k);
+  };
+  for (const int k : results) {
+    const Operands of = values_[k].of;
+    known[k] = compiler.result(values_[k].op, {compiled(of[0]), compiled(of[1]), compiled(of[2])});
+  }
+  std::vector<int> written;
+  for (const Output& output : outputs) {
+    written.push_back(compiled(output.value));
+    ports.push_back(output.port);
+  }
+  Stage made = {};
+  made.program = compiler.compile(written, code.programs.emplace_back());
+  made.ports = ports.data();
+  for (const Cut& cut : cuts_) {
+    if (level_of(cut.values) != stage) continue;
+    if (cut.operand != kNone) {
+      made.operands |= bit(cut.operand);
+    } else {
+      const int mean = values_[cut.mean].port.index;
+      if (made.means.count() == 0) made.means.begin = mean;
+      made.means.end = mean + 1;
+    }
+  }
+  return made;
+}
+
+Pass StageGraph::divide(Code& code) {
+  number_means();
+  place();
+  for (int stage = 0; stage < stages_; ++stage) code.stages.push_back(compile(stage, code));
+  return {code.stages.data(), stages_, kept_, means_};
+}
+
+}  // namespace lltm

@@ -1,0 +1,80 @@
+// Divides a section of a serialized cell with products or means into stages (program.h).
+//
+// No PyTorch header.
+#pragma once
+
+#include "cell/program_compiler.h"
+
+#include <deque>
+#include <vector>
+
+namespace lltm {
+
+// A section as a graph. Operands precede results.
+class StageGraph {
+ public:
+  using Operands = ProgramCompiler::Operands;
+  static constexpr int kNone = ProgramCompiler::kNone;
+
+  int input(Port port) { return add({.kind = kInput, .port = port}); }
+  int constant(double number) { return add({.kind = kConstant, .number = number}); }
+  int result(Op op, Operands of) { return add({.kind = kResult, .op = op, .of = of}); }
+
+  // Averages `value`.
+  int mean(int value);
+  // The product of `values`, written to `from` if given: operand p, or the gradients of its gates.
+  // Its results are read from the ports, one value each.
+  std::vector<int> product(
+      int operand, const std::vector<int>& values, const Port* from, const std::vector<Port>& to);
+
+  void output(int value, Port port) { outputs_.push_back({value, port}); }
+
+  int stages() const { return stages_; }
+
+  // Memory of stages.
+  struct Code {
+    std::deque<ProgramCode> programs;
+    std::deque<std::vector<Port>> ports;
+    std::vector<Stage> stages;
+  };
+  Pass divide(Code& code);
+
+ private:
+  enum Kind { kInput, kConstant, kResult };
+  struct Value {
+    Kind kind;
+    double number = 0;
+    Op op = Op::kCopy;
+    Operands of = {kNone, kNone, kNone};
+    Port port = {};          // of an input
+    int level = 0;           // first stage that can compute it
+    unsigned needed_by = 0;  // a bit per stage
+    int home = kNone;        // the only stage that computes it; others read the kept value
+    int kept = kNone;
+  };
+  struct Output {
+    int value;
+    Port port;
+    int stage = kNone;
+  };
+  struct Cut {
+    std::vector<int> values;
+    int operand;       // or kNone, for a mean:
+    int mean = kNone;  // its result
+  };
+
+  int add(Value value);
+  int level_of(const std::vector<int>& values) const;
+  bool is_free(const Value& value) const;
+  void number_means();
+  void place();
+  Stage compile(int stage, Code& code) const;
+  void collect(int value, int stage, std::vector<int>& inputs, std::vector<int>& results) const;
+
+  std::vector<Value> values_;
+  std::vector<Output> outputs_;
+  std::vector<Cut> cuts_;
+  int stages_ = 1, means_ = 0, kept_ = 0;
+};
+
+}  // namespace lltm
