@@ -390,8 +390,9 @@ class Layer(Recurrent, Generic[State]):
             ("bidirectional", False),
             ("checkpoint_steps", 0),
             ("recurrent_dropout", 0.0),
+            ("heads", 1),
         ):
-            if getattr(self, name) != default:
+            if getattr(self, name, default) != default:
                 text += f", {name}={getattr(self, name)}"
         return text
 

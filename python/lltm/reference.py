@@ -317,6 +317,13 @@ def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
     return [state.reshape(shape) for state in after]
 
 
+def _without_heads(weight_hh: Tensor) -> Tensor:
+    """Returns (G_h H, H), zero between heads, from (heads, G_h H/heads, H/heads)."""
+    heads, rows, units = weight_hh.shape
+    last = weight_hh.reshape(heads, rows // units, units, units).permute(1, 2, 3, 0)
+    return torch.diag_embed(last, 0, 1, 3).reshape(heads * rows, heads * units)
+
+
 def _layer(
     module: Any,
     input: Tensor,
@@ -356,6 +363,8 @@ def _layer(
             if module.recurrent_dropout > 0 and training:
                 mask = F.dropout(torch.ones_like(initial[0][k]), module.recurrent_dropout)
             parameters = [getattr(module, name) for name in module._names_of(k)]
+            if getattr(module, "heads", 1) > 1:
+                parameters[1] = _without_heads(parameters[1])
             of_direction = equations
             if module.proj_size > 0:
                 *parameters, weight_hr = parameters

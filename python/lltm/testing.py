@@ -66,7 +66,7 @@ def check_cell(
     """Compares the layers of a cell with :func:`loop` in float64.
 
     It checks results and all gradients in every dtype, shape and form: plain, without an initial
-    state, packed, two layers with two directions, checkpointed and prepacked. The limit of an
+    state, packed, two layers with two directions, checkpointed, prepacked, with heads. The limit of
     error, relative to the largest element, is four times the loop's error in the same dtype, at
     least 32 eps of the dtype (float64: 1e-11). Second derivatives are compared in float64, if
     PyTorch has them and the function does not define its own gradient.
@@ -114,7 +114,7 @@ def check_cell(
         print(f"{cell.name}: largest errors\n" + "\n".join(lines))
 
 
-_FORMS = ("plain", "no state", "packed", "two directions", "checkpointed", "prepacked")
+_FORMS = ("plain", "no state", "packed", "two directions", "checkpointed", "prepacked", "heads")
 
 
 def _problem(
@@ -141,6 +141,7 @@ def _problem(
             "bidirectional": True,
         },
         "checkpointed": {"checkpoint_steps": 2},
+        "heads": {"heads": 2 if hidden % 2 == 0 else 1},
     }.get(form, {})
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)

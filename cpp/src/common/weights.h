@@ -7,6 +7,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/diag_embed.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
@@ -17,8 +18,35 @@ namespace lltm {
 // Columns of a concatenated matrix, if there is one.
 struct Weights {
   at::Tensor ih;  // (Gx * H, I)
-  at::Tensor hh;  // (Gh * H, H)
+  at::Tensor hh;  // (Gh * H, H), or (heads, Gh * H/heads, H/heads)
 };
+
+// With heads, consecutive units share a head and read only its part of h.
+inline bool has_heads(const at::Tensor& weight_hh) {
+  return weight_hh.defined() && weight_hh.dim() == 3;
+}
+inline int64_t heads_of(const at::Tensor& weight_hh) {
+  return has_heads(weight_hh) ? weight_hh.size(0) : 1;
+}
+// (Gh * H, H), with zeros between heads.
+inline at::Tensor without_heads(const at::Tensor& weight_hh) {
+  if (!has_heads(weight_hh)) return weight_hh;
+  const c10::SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
+  const c10::SymInt gates = weight_hh.sym_size(1) / units;
+  const at::Tensor last =
+      weight_hh.reshape_symint({heads, gates, units, units}).permute({1, 2, 3, 0});
+  return at::diag_embed(last, 0, 1, 3).reshape_symint({gates * heads * units, heads * units});
+}
+// The gradient of weight_hh from that of without_heads(weight_hh).
+inline at::Tensor with_heads(const at::Tensor& gradient, const at::Tensor& weight_hh) {
+  if (!gradient.defined() || !has_heads(weight_hh)) return gradient;
+  const c10::SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
+  const c10::SymInt gates = weight_hh.sym_size(1) / units;
+  return gradient.reshape_symint({gates, heads, units, heads, units})
+      .diagonal(0, 1, 3)
+      .permute({3, 0, 1, 2})
+      .reshape_symint({heads, gates * units, units});
+}
 
 inline Weights weights_of(
     const CellInfo& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {
@@ -88,6 +116,10 @@ inline at::Tensor x_slots(const at::Tensor& tensor, const CellInfo& cell) {
   return in_order(tensor, cell.x.count(), cell.x_blocks + cell.x.begin);
 }
 inline at::Tensor h_slots(const at::Tensor& tensor, const CellInfo& cell) {
+  if (has_heads(tensor)) {
+    const int* const blocks = cell.h_blocks + cell.h.begin;
+    return in_order(tensor.transpose(0, 1), cell.h.count(), blocks).transpose(0, 1);
+  }
   return in_order(tensor, cell.h.count(), cell.h_blocks + cell.h.begin);
 }
 
@@ -183,6 +215,7 @@ struct WeightGradients {
   }
   template <typename T>
   Matrix<T> write_hh() const {
+    if (has_heads(weight_hh)) return write<T>(weight_hh.flatten(0, 1));
     return write<T>(joined ? weight_ih : weight_hh);
   }
 

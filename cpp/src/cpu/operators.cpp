@@ -27,16 +27,20 @@ SequenceInputs sequence_of(const StepInputs& step) {
       step.bias_hh};
 }
 
+bool is_plain(const StepInputs& args) {
+  return args.cell->is_plain() && !has_heads(args.weight_hh);
+}
+
 struct Cpu {
   using DeviceGuard = NoDeviceGuard;
   // As a sequence, which all cells support.
   static StepResult step_forward(const StepArgs& args) {
-    if (args.cell->is_plain()) return cpu::step_forward(args);
+    if (is_plain(args)) return cpu::step_forward(args);
     auto [output, h, c, saved] = cpu::sequence_forward({sequence_of(args), args.save});
     return {h, c, saved};
   }
   static Gradients step_backward(const StepBackwardArgs& args) {
-    if (args.cell->is_plain()) return cpu::step_backward(args);
+    if (is_plain(args)) return cpu::step_backward(args);
     SequenceBackwardArgs sequence = {
         sequence_of(args), args.h->unsqueeze(0), args.activations, {}, args.grad_h, args.grad_c};
     sequence.output_mask = args.output_mask;

@@ -41,7 +41,10 @@ bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
     bool all = true;
     for (int slot = slots.begin; slot < slots.end; ++slot) {
       const int64_t column = (slot - slots.begin) * packed.slot_columns(block) + units.begin;
-      const int64_t row = row_blocks[slot] * blocks.total + blocks.begin(block) + units.begin;
+      const int64_t height = of_h ? packed.units_of_head() : blocks.total;
+      const int64_t head = of_h ? packed.head_of(block) : 0;
+      const int64_t unit = blocks.begin(block) + units.begin - head * height;
+      const int64_t row = (head * slots.count() + row_blocks[slot]) * height + unit;
       all &= body(PackedRows<Format>{b, column, of_h, row, units.size()});
     }
     return all;
@@ -67,7 +70,7 @@ bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
   using Source = typename Format::Source;
   const Tensor matrices[] = {
       with_contiguous_rows(weights.ih.to(kDtype<Source>)),
-      with_contiguous_rows(weights.hh.to(kDtype<Source>))};
+      with_contiguous_rows(weights.hh.to(kDtype<Source>).flatten(0, -2))};
   const Matrix<const Source> w[] = {read<Source>(matrices[0]), read<Source>(matrices[1])};
   const int64_t k[] = {matrices[0].size(1), matrices[1].size(1)};
   return for_each_part(packed, [&](const auto& part) {
@@ -85,10 +88,11 @@ Tensor empty_bytes(const Tensor& like, int64_t count) {
 
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, const Blocks& blocks) {
-  const int64_t input_size = weights.ih.size(1);
-  const int64_t bytes = PackedWeights<Format>::bytes(cell, blocks.total, input_size);
-  PackedWeights<Format> packed(cell, blocks, input_size, empty_bytes(weights.hh, bytes));
+    const CellInfo& cell, const Weights& weights, const Blocks& scheduled) {
+  const int64_t input_size = weights.ih.size(1), heads = heads_of(weights.hh);
+  const Blocks blocks = blocks_of_heads(scheduled, heads);
+  const int64_t bytes = PackedWeights<Format>::bytes(cell, blocks.total, input_size, heads);
+  PackedWeights<Format> packed(cell, blocks, input_size, heads, empty_bytes(weights.hh, bytes));
   return pack(weights, packed) ? std::optional(std::move(packed)) : std::nullopt;
 }
 
@@ -114,7 +118,7 @@ struct PackedHeader {
   int64_t hidden, input_size;
   int64_t blocks;
   int64_t bf16x3_blocks;  // 0 if not stored
-  int64_t unused;
+  int64_t heads;
 };
 constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(PackedHeader));
 constexpr int64_t kPackedAlignment = 64;
@@ -128,6 +132,7 @@ inline constexpr auto kOperandTag<Int8Format> = static_cast<int32_t>(at::kQInt8)
 PackedHeader read_header(const Tensor& packed) {
   PackedHeader header;
   std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
+  if (header.heads == 0) header.heads = 1;  // of a version without heads
   return header;
 }
 void write_header(const PackedHeader& header, const Tensor& packed) {
@@ -148,11 +153,14 @@ int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, 
   const bool valid =
       blocks > 0 && blocks <= divide_up(header.hidden, kAlign) &&
       Blocks(header.hidden, kAlign, blocks).width <= max_forward_block_width(kFormat<Format>);
-  return valid ? begin + PackedWeights<Format>::bytes(cell, header.hidden, header.input_size) : -1;
+  const int64_t bytes =
+      PackedWeights<Format>::bytes(cell, header.hidden, header.input_size, header.heads);
+  return valid ? begin + bytes : -1;
 }
 
 int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
-  const int64_t first = PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size);
+  const int64_t first =
+      PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size, header.heads);
   return round_up(kHeaderBytes + first, kPackedAlignment);
 }
 
@@ -160,6 +168,12 @@ bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   // Limits the sizes so that no product overflows.
   const auto is_size = [](int64_t size) { return size >= 0 && size <= int64_t{1} << 27; };
   if (!is_size(header.hidden) || !is_size(header.input_size)) return false;
+  if (header.heads != 1) {
+    const bool divides = header.heads > 0 && header.hidden % (header.heads * kHeadAlign) == 0 &&
+                         header.blocks % header.heads == 0;
+    const bool may_have = header.bf16x3_blocks == 0 && header.operand != kOperandTag<Int8Format>;
+    if (!divides || !may_have || header.heads > header.hidden) return false;
+  }
   const auto is = [&](at::ScalarType dtype) { return header.dtype == static_cast<int32_t>(dtype); };
   const bool once = header.bf16x3_blocks == 0;
   const auto end = [&]<typename Format>(Format) {
@@ -257,6 +271,10 @@ bool has_form(const Tensor& packed, GemmFormat format) {
   }
 }
 
+int64_t packed_heads(const Tensor& packed) {
+  return read_header(packed).heads;
+}
+
 Tensor aligned(const Tensor& packed) {
   const auto address = reinterpret_cast<std::uintptr_t>(packed.const_data_ptr());
   return address % kPackedAlignment == 0 ? packed : packed.clone();
@@ -269,7 +287,7 @@ PackedWeights<Format> read_packed(const CellInfo& cell, const Tensor& packed) {
   const Blocks blocks(
       header.hidden, Format::kUnitAlign, kSecond ? header.bf16x3_blocks : header.blocks);
   const int64_t offset = kSecond ? bf16x3_offset(cell, header) : kHeaderBytes;
-  return {cell, blocks, header.input_size, packed, offset};
+  return {cell, blocks, header.input_size, header.heads, packed, offset};
 }
 template PackedWeights<F32Format> read_packed(const CellInfo&, const Tensor&);
 template PackedWeights<Bf16Format> read_packed(const CellInfo&, const Tensor&);
@@ -289,21 +307,22 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
   const LayerShape shape = {
       batch,
       weights.ih.size(1),
-      weights.hh.size(1),
+      weights.hh.size(-1) * heads_of(weights.hh),
       kSteps * batch,
       /*bf16=*/false,
       slots_of(cell)};
   Machine machine = current_machine();
   machine.threads = usable_cpus();
-  return prepack_blocks(machine, kFormat<Format>, shape);
+  return blocks_of_heads(prepack_blocks(machine, kFormat<Format>, shape), heads_of(weights.hh));
 }
 
 // Returns an undefined tensor if values are out of range.
 template <typename Format>
 Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
   const Blocks blocks = blocks_for<Format>(cell, weights);
-  const int64_t hidden = weights.hh.size(1), input_size = weights.ih.size(1);
-  const int64_t bytes = PackedWeights<Format>::bytes(cell, hidden, input_size);
+  const int64_t heads = heads_of(weights.hh);
+  const int64_t hidden = weights.hh.size(-1) * heads, input_size = weights.ih.size(1);
+  const int64_t bytes = PackedWeights<Format>::bytes(cell, hidden, input_size, heads);
   const Tensor packed = empty_bytes(weights.hh, kHeaderBytes + bytes);
   write_header(
       {PackedHeader::kMagic,
@@ -314,7 +333,7 @@ Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType d
        input_size,
        blocks.count,
        /*bf16x3_blocks=*/0,
-       /*unused=*/0},
+       heads},
       packed);
   return pack(weights, read_packed<Format>(cell, packed)) ? packed : Tensor();
 }
@@ -369,18 +388,20 @@ Tensor prepack(
     const Tensor& weight_ih,
     const Tensor& weight_hh,
     std::optional<at::ScalarType> quantized) {
-  const Weights weights = weights_of(cell, weight_ih, weight_hh);
   const at::ScalarType dtype = weight_ih.scalar_type();
   const bool empty = weight_ih.numel() == 0;
+  const bool in_aten = dtype == at::kDouble || empty || !F32Format::available();
+  const bool packs = packs_heads(weight_hh) && !in_aten && quantized != at::kQInt8;
+  const Weights weights = weights_of(cell, weight_ih, packs ? weight_hh : without_heads(weight_hh));
   if (quantized == at::kQInt8 && !empty) return quantize(cell, weights);
-  if (dtype == at::kDouble || empty || !F32Format::available()) {
+  if (in_aten) {
     return weight_hh.defined() ? join(cell, weights)
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
   const bool bf16 = dtype == at::kBFloat16;
   if (bf16 && Bf16Format::available()) return prepack_as<Bf16Format>(cell, weights, dtype);
-  return Bf16x3Format::available() && !bf16 ? prepack_twice(cell, weights, dtype)
-                                            : prepack_as<F32Format>(cell, weights, dtype);
+  return Bf16x3Format::available() && !bf16 && !packs ? prepack_twice(cell, weights, dtype)
+                                                      : prepack_as<F32Format>(cell, weights, dtype);
 }
 
 // ---- unpack ---------------------------------------------------------------------------
@@ -392,8 +413,8 @@ Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
   using Source = typename Format::Source;
   const PackedHeader header = read_header(bytes);
   const auto options = bytes.options().dtype(kDtype<Source>);
-  const int64_t columns[] = {header.input_size, header.hidden};
-  const Weights weights = {
+  const int64_t columns[] = {header.input_size, header.hidden / header.heads};
+  Weights weights = {
       at::empty({cell.x.count() * header.hidden, columns[0]}, options),
       at::empty({cell.h.count() * header.hidden, columns[1]}, options)};
   const Matrix<Source> w[] = {write<Source>(weights.ih), write<Source>(weights.hh)};
@@ -406,6 +427,7 @@ Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
     }
     return true;
   });
+  if (header.heads > 1) weights.hh = weights.hh.unflatten(0, {header.heads, -1});
   return weights;
 }
 

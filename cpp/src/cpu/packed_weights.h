@@ -23,21 +23,28 @@ struct PackedWeights {
 
   // `offset`: in a byte tensor.
   PackedWeights(
-      const CellInfo& c, const Blocks& b, int64_t input_size, at::Tensor bytes, int64_t offset = 0)
+      const CellInfo& c,
+      const Blocks& b,
+      int64_t input_size,
+      int64_t head_count,
+      at::Tensor bytes,
+      int64_t offset = 0)
       : cell(c),
         tensor(std::move(bytes)),
         blocks(b),
+        heads(head_count),
         k_x(Format::padded_k(input_size)),
-        k_h(Format::padded_k(blocks.total)),
+        k_h(Format::padded_k(units_of_head())),
         data(reinterpret_cast<const Operand*>(tensor.const_data_ptr<uint8_t>() + offset)) {}
 
-  static int64_t bytes(const CellInfo& cell, int64_t hidden, int64_t input_size) {
-    const int64_t k =
-        cell.x.count() * Format::padded_k(input_size) + cell.h.count() * Format::padded_k(hidden);
+  static int64_t bytes(const CellInfo& cell, int64_t hidden, int64_t input_size, int64_t heads) {
+    const int64_t k = cell.x.count() * Format::padded_k(input_size) +
+                      cell.h.count() * Format::padded_k(hidden / heads);
     return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Operand));
   }
 
-  // (I, N) and (H, N); N counts the columns that x or h contributes to.
+  // (I, N) and (H, N), or (H/heads, N) for the block's head; N counts the columns that x or h
+  // contributes to.
   PackedB<const Operand> x(int64_t block) const {
     const int64_t n = cell.x.count() * slot_columns(block);
     return {data_of(block), k_x, n, n};
@@ -46,12 +53,17 @@ struct PackedWeights {
     const int64_t n = cell.h.count() * slot_columns(block);
     return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
+  int64_t units_of_head() const { return blocks.total / heads; }
+  int64_t head_of(int64_t block) const { return blocks.begin(block) / units_of_head(); }
+  // The first column of h that the block reads.
+  int64_t first_of_h(int64_t block) const { return head_of(block) * units_of_head(); }
   int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
   const CellInfo& cell;
   at::Tensor tensor;
   Blocks blocks;
+  int64_t heads;
   int64_t k_x, k_h;
   const Operand* data;
 
@@ -60,6 +72,18 @@ struct PackedWeights {
     return data + blocks.begin(block) * (cell.x.count() * k_x + cell.h.count() * k_h);
   }
 };
+
+// Heads of other sizes are packed as a single matrix.
+constexpr int64_t kHeadAlign = 32;
+inline bool packs_heads(const at::Tensor& weight_hh) {
+  return has_heads(weight_hh) && weight_hh.size(2) % kHeadAlign == 0;
+}
+// No block has units of two heads.
+inline Blocks blocks_of_heads(const Blocks& blocks, int64_t heads) {
+  if (heads == 1) return blocks;
+  constexpr int64_t kAlign = 16;
+  return {blocks.total, kAlign, heads * divide_up(blocks.count, heads)};
+}
 
 // Returns nullopt if values are out of range.
 template <typename Format>
@@ -86,6 +110,7 @@ void check_prepacked(const SequenceArgs& args);
 at::Tensor aligned(const at::Tensor& packed);
 
 bool has_form(const at::Tensor& packed, GemmFormat format);
+int64_t packed_heads(const at::Tensor& packed);
 
 // Returns a view; requires has_form.
 template <typename Format>

@@ -1,5 +1,6 @@
 // The operators for CUDA tensors. prepack uses the ATen fallback.
 #include "common/schedule_log.h"
+#include "common/weights.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/program_launch.h"
@@ -23,8 +24,9 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
 
 template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
+  const bool plain = args.cell->is_plain() && !has_heads(args.weight_hh);
   const char* why_not =
-      args.cell->is_plain() ? why_no_nvrtc_for(*args.cell) : "products, means or given gates";
+      plain ? why_no_nvrtc_for(*args.cell) : "products, means, given gates or heads";
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
   if (logs_schedules())

@@ -4,6 +4,7 @@
 #include "common/checkpoints.h"
 #include "common/format.h"
 #include "common/steps.h"
+#include "common/weights.h"
 
 #include <c10/core/Layout.h>
 #include <c10/util/Exception.h>
@@ -456,6 +457,21 @@ void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
       checkpoint_steps);
 }
 
+// weight_hh, or a view with the shape that weights with heads have as a single matrix.
+Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh) {
+  if (!has_heads(weight_hh)) return weight_hh;
+  const SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
+  TORCH_CHECK_VALUE(
+      weight_hh.sym_numel() > 0 && weight_hh.sym_size(1) == units * cell.h.count(),
+      op,
+      ": expected weight_hh of shape (heads, ",
+      cell.h.count(),
+      "H/heads, H/heads) with three dimensions, got ",
+      shape_text(weight_hh.sym_sizes()));
+  const Tensor one = weight_hh.select(0, 0).select(0, 0).narrow(0, 0, 1);
+  return one.expand_symint({heads * units * cell.h.count(), heads * units});
+}
+
 // Arguments in the order of the schema.
 class Arguments {
  public:
@@ -491,7 +507,8 @@ class Arguments {
         "weight_ih",
         joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih),
         kDecides);
-    add(args.weight_hh, "weight_hh", shapes_.weight_hh, kOptional);
+    dense_ = dense_form(op, cell_, args.weight_hh);
+    add(dense_, "weight_hh", shapes_.weight_hh, kOptional);
     add_biases(args);
   }
   // A custom cell's parameters are appended to bias_ih.
@@ -520,6 +537,7 @@ class Arguments {
 
   const CellInfo& cell_;
   const CellShapes shapes_;
+  Tensor dense_;
   c10::SmallVector<Argument, 14> all_;
 };
 
@@ -655,9 +673,10 @@ void check_prepack(
   const CellShapes shapes(cell);
   const bool joined = !weight_hh.defined();
   const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
+  const Tensor dense = dense_form(kOp, cell, weight_hh);
   const Argument arguments[] = {
       {weight_ih, "weight_ih", shape, kDecides},
-      {weight_hh, "weight_hh", shapes.weight_hh, cell.x.count() > 0 ? kOptional : kDecides}};
+      {dense, "weight_hh", shapes.weight_hh, cell.x.count() > 0 ? kOptional : kDecides}};
   const Checker check(kOp, arguments);
   const Sizes sizes = check.sizes([&](Sizes& s) {
     if (joined || cell.given > 0) {

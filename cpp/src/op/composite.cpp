@@ -38,7 +38,7 @@ struct Operands {
   explicit Operands(const Args& args) : cell(*args.cell) {
     const auto [ih, hh] = weights_of(args);
     weight_x = widened(x_slots(ih, cell));
-    weight_h = widened(h_slots(hh, cell));
+    weight_h = widened(h_slots(without_heads(hh), cell));
     if (args.bias_ih.defined()) {
       bias_x = widened(x_slots(biases_of(args.bias_ih, cell), cell));
       if (cell.parameters > 0) parameters = widened(parameters_of(args.bias_ih, cell));
@@ -273,7 +273,7 @@ Gradients gradients_of(
       mask[1] ? dh.to(dtype) : Tensor(),
       mask[2] ? dc.to(dtype) : Tensor(),
       joined ? wanted(mask[3], joined_weight, dtype) : wanted(mask[3], of_weight_x, dtype),
-      wanted(mask[4] && !joined, of_weight_h, dtype),
+      with_heads(wanted(mask[4] && !joined, of_weight_h, dtype), args.weight_hh),
       wanted(mask[5], of_bias_x, dtype),
       wanted(mask[6], of_bias_h, dtype)};
 }

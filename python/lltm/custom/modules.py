@@ -51,6 +51,8 @@ class _Custom(Recurrent):
     _HEADER: Program
     _INITIAL: Mapping[str, Any]  # by parameter: an Initial, or a Pickled function
 
+    heads = 1
+
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
         """Parameter shapes of a direction. Gates that read the input have its last columns."""
         gates, shapes = self._HEADER.gates_input, super()._shapes(columns)
@@ -61,6 +63,9 @@ class _Custom(Recurrent):
                 f" hidden_size for each gate that reads the input ({', '.join(gates)}), got"
                 f" {columns}"
             )
+        if self.heads > 1:
+            units = self.hidden_size // self.heads
+            shapes["weight_hh"] = (self.heads, shapes["weight_hh"][0] // self.heads, units)
         return shapes | {"weight_ih": (rows, columns - needed)}
 
     def reset_parameters(self) -> None:
@@ -183,6 +188,9 @@ class CustomLayer(_Custom, Layer[Any]):
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
             training. All steps of a call use the same mask. Default: 0
+        heads (int): number of heads, a divisor of H. The recurrent weights of a head connect only
+            its own H/heads hidden units, which are consecutive. Fastest if H/heads is a multiple of
+            32. Default: 1
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -195,7 +203,7 @@ class CustomLayer(_Custom, Layer[Any]):
 
         weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H; if K gates read the input, I is reduced
                         by K * H, the last columns of the input
-        weight_hh_l{k}  (G_h * H, H)
+        weight_hh_l{k}  (G_h * H, H); with heads (heads, G_h * H/heads, H/heads)
         bias_ih_l{k}    (G_x * H)
         bias_hh_l{k}    (G_h * H)
 
@@ -204,6 +212,35 @@ class CustomLayer(_Custom, Layer[Any]):
     """
 
     _PACKED: type[CustomPrepacked]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
+        heads: int = 1,
+    ) -> None:
+        size = _check.integer(self._where, "hidden_size", hidden_size)
+        if size % _check.integer(self._where, "heads", heads):
+            raise ArgumentError(
+                f"lltm::{self._where}: expected heads that divide hidden_size {size}, got {heads}"
+            )
+        vars(self)["heads"] = int(heads)
+        self._make(
+            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
+            {"device": device, "dtype": dtype},
+            checkpoint_steps,
+            recurrent_dropout,
+        )
 
     def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
         """Returns an inference-only copy of this layer with prepacked weights.

@@ -18,6 +18,7 @@
 #include "cpu/engine/sequence_gradients.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/memory.h"
+#include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/prefetch.h"
 
@@ -46,7 +47,9 @@ class BlockedBackward {
         hidden_(args.h_0->size(1)),
         slot_pitch_(Format::slot_pitch(hidden_)),
         grid_(schedule.grid),
-        blocks_(schedule.blocks),
+        heads_(heads_of(args.weight_hh)),
+        units_(hidden_ / heads_),
+        blocks_(blocks_of_heads(schedule.blocks, heads_)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
@@ -86,7 +89,10 @@ class BlockedBackward {
 
   static Weights slot_weights(const SequenceBackwardArgs& args) {
     const auto [ih, hh] = weights_of(args, kDtype<Source>);
-    return {x_slots(ih, *args.cell), with_contiguous_rows(h_slots(hh, *args.cell))};
+    const Tensor slots = h_slots(hh, *args.cell);
+    return {
+        x_slots(ih, *args.cell),
+        has_heads(slots) ? slots.contiguous() : with_contiguous_rows(slots)};
   }
 
   // B of a GEMM from the gradients of `gates`, in packed_weights_.
@@ -98,7 +104,8 @@ class BlockedBackward {
 
   void add_product(SlotRange gates, int operand) {
     if (gates.count() == 0) return;
-    const int64_t k = Format::padded_k(gates.count() * slot_pitch_);
+    const int64_t pitch = heads_ == 1 ? slot_pitch_ : units_;
+    const int64_t k = Format::padded_k(gates.count() * pitch);
     products_.push_back({gates, operand, k, packed_size_});
     packed_size_ += Format::padded_n(hidden_) * k;
   }
@@ -161,8 +168,9 @@ class BlockedBackward {
   }
 
   bool pack_weights(const Product& product) {
-    const auto w = read<Source>(weights_.hh).from((product.gates.begin - cell_.h.begin) * hidden_);
-    const int64_t all = product.gates.count() * hidden_;
+    const Tensor matrix = weights_.hh.flatten(0, -2);  // heads' rows
+    const auto w = read<Source>(matrix).from((product.gates.begin - cell_.h.begin) * units_);
+    const int64_t all = product.gates.count() * units_;
     // One call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     return parallel_tasks(
@@ -172,8 +180,10 @@ class BlockedBackward {
         [&](int64_t block, int64_t part, int64_t parts) {
           const Range own = Blocks(rows, kPackedRows, parts).range(part);
           bool in_range = true;
+          const int64_t head = head_of(block);
+          const auto w_head = w.from(head * cell_.h.count() * units_);
           for (int64_t row = 0; row < all && own.size() > 0; row += rows) {
-            const auto x = w.from(row + own.begin, blocks_.begin(block));
+            const auto x = w_head.from(row + own.begin, blocks_.begin(block) - head * units_);
             const int64_t k0 = row / hidden_ * slot_pitch_ + own.begin;
             const auto to = block_of_weights(product, block);
             in_range &= Format::pack_b(to, k0, 0, x, own.size(), blocks_.size(block));
@@ -226,9 +236,7 @@ class BlockedBackward {
     if (continued.size() > 0) {
       const Matrix<float> to = dh.from(dh_row(continued));
       if (cell_.direct.count() > 0) {
-        const auto dz_next = dz_operand(c, k + 1, cell_.direct).from(continued.begin);
-        const auto w = as_const(block_of_weights(products_[0], block));
-        Format::gemm(continued.size(), dz_next, w, to, /*accumulate=*/false);
+        multiply(products_[0], c, k + 1, continued, block, to, /*accumulate=*/false);
       } else {
         fill(to, continued.size(), block, {});
       }
@@ -260,15 +268,37 @@ class BlockedBackward {
       unsigned written = 0;
       for (const Product& product : products_) {
         if (product.operand < 0 || (operands >> product.operand & 1) == 0) continue;
-        const auto dz = dz_operand(c, k, product.gates).from(rows.begin);
-        const auto w = as_const(block_of_weights(product, block));
         const bool more = (written >> product.operand & 1) != 0;
         written |= 1u << product.operand;
-        Format::gemm(rows.size(), dz, w, dh.from(0, (1 + product.operand) * hidden_), more);
+        const auto to = dh.from(0, (1 + product.operand) * hidden_);
+        multiply(product, c, k, rows, block, to, more);
       }
       in_range &= finish_rows(c, k, stage, slot, rows, block, as_const(dh));
     }
     return in_range;
+  }
+
+  int64_t head_of(int64_t block) const { return blocks_.begin(block) / units_; }
+
+  // `to` = dz W or, if `accumulate`, += for the rows of step k. With heads, a GEMM per gate: its
+  // columns of a head are adjacent.
+  void multiply(
+      const Product& product,
+      size_t c,
+      size_t k,
+      Range rows,
+      int64_t block,
+      Matrix<float> to,
+      bool accumulate) const {
+    const auto dz = dz_operand(c, k, product.gates).from(rows.begin);
+    auto w = as_const(block_of_weights(product, block));
+    if (heads_ == 1) return Format::gemm(rows.size(), dz, w, to, accumulate);
+    w.k = units_;
+    for (int gate = 0; gate < product.gates.count(); ++gate) {
+      const auto a = dz.from(0, gate * slot_pitch_ + head_of(block) * units_);
+      Format::gemm(rows.size(), a, w, to, accumulate || gate > 0);
+      w.data += units_ * w.n;
+    }
   }
 
   // For a block: from row 0 of the continued rows on or, with stages, of the batch.
@@ -361,6 +391,7 @@ class BlockedBackward {
   // Columns between pre-activations in dz.
   const int64_t slot_pitch_;
   const Grid grid_;
+  const int64_t heads_, units_;  // units per head
   const Blocks blocks_;
   const std::vector<Step> steps_;
   const Plan plan_;

@@ -335,7 +335,8 @@ class BlockedForward {
       if (part.size() == 0 || cell_.direct.count() == 0) return;
       const auto z_part = z_h.from(part.begin);
       const auto w = weights_h(block, cell_.direct);
-      Format::gemm(part.size(), h.from(part.begin), w, z_part, /*accumulate=*/true, step.rows);
+      const auto a = h.from(part.begin, weights_.first_of_h(block));
+      Format::gemm(part.size(), a, w, z_part, /*accumulate=*/true, step.rows);
     };
     const RowSpan reset_rows = resets_.of(k, rows);
     const int64_t columns = cell_.direct.count() * width;
@@ -360,7 +361,7 @@ class BlockedForward {
         if ((products >> p & 1) == 0) continue;
         for (const SlotRange slots : cell_.stages->operands[p].gates) {
           if (slots.count() == 0) continue;
-          const auto v = as_const(operands_[p].rows.from(rows.begin));
+          const auto v = as_const(operands_[p].rows.from(rows.begin, weights_.first_of_h(block)));
           const auto to = z.from(rows.begin, slots.begin * weights_.slot_columns(block));
           const auto w = weights_h(block, slots);
           Format::gemm(rows.size(), v, w, to, /*accumulate=*/true, steps_[k].rows);

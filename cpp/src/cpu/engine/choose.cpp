@@ -38,17 +38,23 @@ LayerShape shape_of(const SequenceInputs& args) {
   return {batch, args.input->size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
 }
 
-bool can_block(
-    const Machine& machine, const CellInfo& cell, const at::Tensor& input, const at::Tensor& h_0) {
-  const int64_t given = cell.given * h_0.size(1);
+bool can_block(const Machine& machine, const SequenceInputs& args) {
+  const at::Tensor& input = args.input;
+  const int64_t given = args.cell->given * args.h_0->size(1);
   return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 &&
-         h_0.numel() > 0 && (cell.x.count() == 0 || input.size(-1) > given);
+         args.h_0->numel() > 0 && (args.cell->x.count() == 0 || input.size(-1) > given);
 }
 
-// The blocked engine's formats for steps with stages or given gates.
-Machine machine_for(const CellInfo& cell) {
+// False for steps that only the blocked and the per-step engine run, without bf16x3.
+bool is_plain(const SequenceInputs& args) {
+  const bool heads =
+      args.prepacked() ? packed_heads(args.weight_ih) > 1 : has_heads(args.weight_hh);
+  return args.cell->is_plain() && !heads;
+}
+
+Machine machine_for(const SequenceInputs& args) {
   Machine machine = current_machine();
-  machine.bf16x3 = machine.bf16x3 && cell.is_plain();
+  machine.bf16x3 = machine.bf16x3 && is_plain(args);
   return machine;
 }
 
@@ -147,12 +153,18 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
+  if (has_heads(args.weight_hh) &&
+      !(packs_heads(args.weight_hh) && can_block(current_machine(), args))) {
+    SequenceArgs single = args;
+    single.weight_hh = without_heads(args.weight_hh);
+    return sequence_forward(single);
+  }
   const LayerShape shape = shape_of(args);
   const bool prepacked = args.prepacked();
   if (prepacked && has_form(args.weight_ih, GemmFormat::kInt8)) return int8_forward(args, shape);
 
-  Machine machine = machine_for(*args.cell);
-  const bool blocked = can_block(machine, *args.cell, args.input, args.h_0);
+  Machine machine = machine_for(args);
+  const bool blocked = can_block(machine, args);
   if (prepacked) {  // This CPU may have no kernel for the format.
     const bool bf16 = has_form(args.weight_ih, GemmFormat::kBf16);
     if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);
@@ -163,7 +175,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (logs_schedules()) log_schedule(args, "forward: stepwise");
     return stepwise_forward(args);
   }
-  if (args.input->scalar_type() == at::kFloat && args.cell->is_plain()) {
+  if (args.input->scalar_type() == at::kFloat && is_plain(args)) {
     // If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
     // threads and for many rows, but takes longer to set up.
     constexpr int64_t kShortCall = 64;
@@ -177,7 +189,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
         args.cell->forgets ? shape.batch == 1 || schedule.in_place || on_one_thread : few_elements;
     if (few) return run(few_rows_forward, args, schedule);
   }
-  if (steps_of(args) == 1 && !prepacked && args.cell->is_plain()) {
+  if (steps_of(args) == 1 && !prepacked && is_plain(args)) {
     const StepArgs step = {only_step(args), args.saves_activations()};
     // A single-step kernel for weights in place, which 16-bit dtypes may lack.
     const bool in_place =
@@ -189,12 +201,21 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const LayerShape shape = shape_of(args);
-  const Machine machine = machine_for(*args.cell);
-  if (!can_block(machine, *args.cell, args.input, args.h_0)) {
+  const Machine machine = machine_for(args);
+  const bool blocked = can_block(machine, args);
+  if (has_heads(args.weight_hh) && !(packs_heads(args.weight_hh) && blocked)) {
+    SequenceBackwardArgs single = args;
+    single.weight_hh = without_heads(args.weight_hh);
+    Gradients gradients = sequence_backward(single);
+    at::Tensor& d_weight_hh = std::get<4>(gradients);
+    d_weight_hh = with_heads(d_weight_hh, args.weight_hh);
+    return gradients;
+  }
+  if (!blocked) {
     if (logs_schedules()) log_schedule(args, "backward: stepwise");
     return stepwise_backward(args);
   }
-  if (steps_of(args) == 1 && !args.segment && args.cell->is_plain()) {
+  if (steps_of(args) == 1 && !args.segment && is_plain(args)) {
     return one_step_backward(args);
   }
   return run_or_fall_back(blocked_backward, args, shape, schedule_backward, machine);

@@ -25,6 +25,7 @@ SequenceGradients::SequenceGradients(
       cell_(*args.cell),
       hidden_(args.h_0->size(1)),
       input_size_(args.input->size(-1) - args.cell->given * args.h_0->size(1)),
+      heads_(heads_of(args.weight_hh)),
       schedule_(schedule),
       steps_(steps),
       resets_(resets) {
@@ -49,43 +50,39 @@ SequenceGradients::SequenceGradients(
   }
   if (want_h) {
     const int64_t before = (cell_.direct.begin - cell_.h.begin) * hidden_;
-    weights_h_ = weights.hh.narrow(0, before, cell_.direct.count() * hidden_).to(at::kFloat);
+    weights_h_ =
+        without_heads(weights.hh).narrow(0, before, cell_.direct.count() * hidden_).to(at::kFloat);
     d_h_0_ = at::empty(args.h_0->sizes(), args.h_0->options().dtype(args.carried_dtype()));
   }
   const bool joined = !args.weight_hh.defined();
   const bool of_h = joined ? want_ih : want_hh;
-  if (cell_.x == cell_.direct) {
-    add_product(cell_.x, of_h, want_ih, want_bias_ih || want_bias_hh, options);
+  const bool bias = want_bias_ih || want_bias_hh;
+  if (cell_.x == cell_.direct && heads_ == 1) {
+    add_product({cell_.x, /*of_x=*/true, /*of_h=*/true, of_h, want_ih, bias}, options);
   } else {
-    add_product(cell_.x, /*h=*/false, want_ih, want_bias_ih, options);
-    add_product(cell_.direct, of_h, /*x=*/false, want_bias_hh, options);
+    add_product({cell_.x, /*of_x=*/true, /*of_h=*/false, false, want_ih, want_bias_ih}, options);
+    add_product({cell_.direct, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh}, options);
   }
   for (int p = 0; cell_.stages != nullptr && p < cell_.stages->operand_count; ++p) {
     for (const SlotRange gates : cell_.stages->operands[p].gates) {
-      add_product(gates, of_h, /*x=*/false, want_bias_hh, options, p);
+      add_product({gates, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh, p}, options);
     }
   }
   const SlotRange parameters = {cell_.slots, cell_.grad_columns()};
-  if (parameters.count() > 0)
-    add_product(parameters, /*h=*/false, /*x=*/false, want_bias_ih, options);
+  add_product({parameters, /*of_x=*/false, /*of_h=*/false, false, false, want_bias_ih}, options);
 }
 
-void SequenceGradients::add_product(
-    SlotRange slots, bool h, bool x, bool one, const at::TensorOptions& options, int operand) {
-  const int64_t m = (h ? hidden_ : 0) + (x ? input_size_ : 0) + (one ? 1 : 0);
-  if (m == 0 || slots.count() == 0) return;
-  products_.push_back(
-      {slots,
-       h,
-       x,
-       one,
-       operand,
-       make_weight_gradient_gemm(
-           schedule_.gradient_format,
-           schedule_.gradient_threads,
-           m,
-           slots.count() * hidden_,
-           options)});
+void SequenceGradients::add_product(Product product, const at::TensorOptions& options) {
+  const int64_t heads = product.of_h ? heads_ : 1, units = hidden_ / heads;
+  const int64_t m = (product.h ? units : 0) + (product.x ? input_size_ : 0) + (product.one ? 1 : 0);
+  const int64_t n = product.slots.count() * units;
+  if (m == 0 || n == 0) return;
+  for (int64_t head = 0; head < heads; ++head) {
+    if (heads > 1) product.head = head;
+    product.gemm = make_weight_gradient_gemm(
+        schedule_.gradient_format, schedule_.gradient_threads, m, n, options);
+    products_.push_back(std::move(product));
+  }
 }
 
 Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
@@ -109,8 +106,16 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
     }
   }
   const at::ScalarType dtype = dz.scalar_type();
+  Tensor by_head;  // dz of a product's gates, (heads, rows, gates * H/heads)
   for (const Product& product : products_) {
     std::vector<Tensor> a;
+    if (product.head == 0) {
+      const Tensor own = columns(dz, product.slots).narrow(1, 0, product.slots.count() * hidden_);
+      by_head = own.unflatten(1, {product.slots.count(), heads_, -1})
+                    .permute({2, 0, 1, 3})
+                    .flatten(2)
+                    .contiguous();
+    }
     if (product.h && product.operand >= 0) {
       const int64_t column = cell_.stages->operands[product.operand].saved * hidden_;
       a.push_back(args_.saved->narrow(0, begin, rows).narrow(1, column, hidden_).to(dtype));
@@ -121,7 +126,12 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
       a.push_back(flat_rows(args_.input, begin, rows).narrow(1, 0, input_size_).to(dtype));
     }
     if (product.one) a.push_back(at::ones({rows, 1}, dz.options()));
-    if (!product.gemm->add(a, columns(dz, product.slots))) return false;
+    if (product.head >= 0 && product.h) {
+      const int64_t units = hidden_ / heads_;
+      a[0] = a[0].narrow(1, product.head * units, units);
+    }
+    const Tensor b = product.head < 0 ? columns(dz, product.slots) : by_head[product.head];
+    if (!product.gemm->add(a, b)) return false;
   }
   return true;
 }
@@ -157,20 +167,30 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   std::iota(std::begin(parameter_blocks), std::end(parameter_blocks), cell_.x.count());
   for (Product& product : products_) {
     int64_t m = 0;
+    const bool of_head = product.head >= 0;
+    const int64_t units = of_head ? hidden_ / heads_ : hidden_;
     const auto next = [&](Matrix<float> out, int64_t columns, const int* blocks) {
       const int* const own = blocks + product.slots.begin;
-      product.gemm->write_transposed(m, m + columns, out, hidden_, own);
+      product.gemm->write_transposed(m, m + columns, out, units, own);
       m += columns;
     };
-    if (product.h) next(weights.write_hh<float>(), hidden_, cell_.h_blocks);
+    if (product.h) {
+      const int64_t row = of_head ? product.head * cell_.h.count() * units : 0;
+      next(weights.write_hh<float>().from(row), units, cell_.h_blocks);
+    }
     if (product.x) next(weights.write_ih<float>(hidden_), input_size_, cell_.x_blocks);
     const auto write_sums = [&](const Tensor& out, const int* own) {
       const Matrix<float> column = {out.mutable_data_ptr<float>(), 1};
-      product.gemm->write_transposed(m, m + 1, column, hidden_, own);
+      product.gemm->write_transposed(m, m + 1, column, units, own);
     };
-    if (mask[5] && product.slots == cell_.x) write_sums(bias_ih, cell_.x_blocks + cell_.x.begin);
-    if (mask[6] && (product.slots == cell_.direct || product.operand >= 0)) {
-      write_sums(bias_hh, cell_.h_blocks + product.slots.begin);
+    if (mask[5] && product.of_x) write_sums(bias_ih, cell_.x_blocks + cell_.x.begin);
+    if (mask[6] && product.of_h) {
+      int blocks[CellInfo::kMostSlots];  // of a head's units
+      for (int k = 0; k < product.slots.count(); ++k) {
+        const int block = cell_.h_blocks[product.slots.begin + k];
+        blocks[k] = of_head ? static_cast<int>(block * heads_ + product.head) : block;
+      }
+      write_sums(bias_hh, blocks);
     }
     if (product.slots.begin == cell_.slots) write_sums(bias_ih, parameter_blocks);
   }

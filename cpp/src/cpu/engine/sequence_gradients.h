@@ -33,27 +33,24 @@ class SequenceGradients {
  private:
   // [h, x, 1]^T dz, only for pre-activations to which the left operand contributes: h and x have
   // separate products if their pre-activations differ, and so have the parameters. Instead of h,
-  // weight_hh may multiply an operand of the step's products, a saved value.
+  // weight_hh may multiply an operand of the step's products, a saved value. With heads, each has
+  // a product.
   struct Product {
     SlotRange slots;
-    bool h, x, one;
-    int operand;  // -1: h
-    std::unique_ptr<WeightGradientGemm> gemm;
+    bool of_x, of_h;    // for weight_ih and bias_ih, for weight_hh and bias_hh
+    bool h, x, one;     // wanted
+    int operand = -1;   // -1: h
+    int64_t head = -1;  // -1: all
+    std::unique_ptr<WeightGradientGemm> gemm = {};
   };
 
-  void add_product(
-      SlotRange slots,
-      bool h,
-      bool x,
-      bool one,
-      const at::TensorOptions& options,
-      int operand = -1);
+  void add_product(Product product, const at::TensorOptions& options);
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
   at::Tensor columns(const at::Tensor& dz, SlotRange slots) const;
 
   const SequenceBackwardArgs& args_;
   const CellInfo& cell_;
-  const int64_t hidden_, input_size_;
+  const int64_t hidden_, input_size_, heads_;
   const BackwardSchedule& schedule_;
   const std::vector<Step>& steps_;
   const Resets& resets_;
