@@ -1,7 +1,11 @@
 // Parallel regions and barriers (cpu/parallel.h, cpu/barrier.h).
+#include "cell_program.h"
 #include "cpu/barrier.h"
 #include "testing.h"
 
+#include <lltm/nn.h>
+
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -38,16 +42,40 @@ class Threads : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Counts, Threads, testing::Values(4, 8, 16));
 
+void call_operators(const Sizes& sizes, at::ScalarType dtype) {
+  for (const char* const cell : kCells) {
+    Arguments arguments = sequence_problem(sizes, dtype, /*seed=*/1, true, cell);
+    prepacked()(arguments);
+    if (dtype != at::kDouble && info_of(cell).bounded) prepacked(at::kQInt8)(arguments);
+    const Tensors grad_outputs = random_like(sequence(arguments), 7);
+    evaluate(sequence, arguments, grad_outputs);
+    arguments.reset = random_reset(arguments, 2);
+    evaluate(checkpointed(2), arguments, grad_outputs);
+  }
+}
+
+template <typename Layer>
+void call_layer(lltm::LayerOptions options, const Sizes& s, at::ScalarType dtype) {
+  const at::Tensor input = at::randn({s.T, s.B, s.I}, dtype);
+  const at::Tensor reset = at::rand({s.T, s.B}) < 0.2;
+  for (const auto& [both, steps] : {std::pair{false, 0}, {false, 2}, {true, 0}, {true, 2}}) {
+    Layer layer(options.bidirectional(both).checkpoint_steps(steps));
+    layer->to(dtype);
+    std::get<0>(layer->forward(input, std::nullopt, reset)).sum().backward();
+    layer->prepack().forward(input);
+    if (dtype != at::kDouble) layer->prepack(at::kQInt8).forward(input);
+  }
+}
+
 // libgomp ends and creates threads if regions differ in size.
 TEST_P(Threads, AreCreatedOnce) {
-  const auto call_all = [] {
-    for (const char* const cell : kCells) {
-      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-        for (const Sizes& sizes :
-             {Sizes{20, 1, 40, 130}, {6, 24, 70, 160}, {1, 40, 70, 160}, {3, 5, 9, 20}}) {
-          const Arguments arguments = sequence_problem(sizes, dtype, /*seed=*/1, true, cell);
-          evaluate(sequence, arguments, random_like(sequence(arguments), 7));
-        }
+  const auto call_all = [duo = lltm::Cell::parse(kDuoText)] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      for (const Sizes& sizes :
+           {Sizes{20, 1, 40, 130}, {6, 24, 70, 160}, {1, 40, 70, 160}, {3, 5, 9, 20}}) {
+        call_operators(sizes, dtype);
+        call_layer<lltm::LSTM>({sizes.I, sizes.H}, sizes, dtype);
+        call_layer<lltm::CustomLayer>({duo, sizes.I, sizes.H}, sizes, dtype);
       }
     }
   };
@@ -95,7 +123,7 @@ extern "C" __attribute__((weak, visibility("default"))) void GOMP_parallel(
     void (*body)(void*), void* data, unsigned threads, unsigned flags) {
   using Parallel = void(void (*)(void*), void*, unsigned, unsigned);
   static auto* const parallel = reinterpret_cast<Parallel*>(dlsym(RTLD_NEXT, "GOMP_parallel"));
-  {
+  if (!at::in_parallel_region()) {  // a nested region has one thread
     const std::lock_guard<std::mutex> lock(lltm_test::mutex);
     lltm_test::region_sizes.insert(threads == 0 ? at::get_num_threads() : threads);
   }
