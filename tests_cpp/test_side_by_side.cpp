@@ -8,13 +8,16 @@
 #include "testing.h"
 
 #include <ATen/ATen.h>
+#include <sys/wait.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 namespace lltm_test {
 namespace {
@@ -177,6 +180,40 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
       EXPECT_EQ(sums[0], 50 * 3);
     }
   }
+  at::set_num_threads(before);
+}
+
+// Only the thread that calls fork() exists in the new process. libgomp supports one thread there,
+// and several in a new thread.
+TEST(ForkedProcess, RunsTheLayer) {
+  const int before = at::get_num_threads();
+  const auto threads = static_cast<int>(lltm::cpu::usable_cpus() + 1);
+  at::set_num_threads(threads);
+  const Arguments a = sequence_problem({4, 9, 5, 40}, at::kFloat, /*seed=*/1);
+  const Tensors expected = sequence(a);
+  std::atomic<bool> entered = false, forked = false;
+  std::thread other_caller([&] {
+    lltm::cpu::parallel_region(threads, [&](lltm::cpu::Team&) {
+      for (entered = true; !forked;) std::this_thread::yield();
+    });
+  });
+  while (!entered) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    std::atomic<int64_t> count = 0;
+    std::thread([&] {
+      if (!identical(sequence(a), expected)) return;
+      lltm::cpu::parallel_region(threads, [&](lltm::cpu::Team& team) { count = team.threads(); });
+    }).join();
+    at::set_num_threads(1);
+    _exit(count == threads && at::allclose(sequence(a)[0], expected[0]) ? 0 : 1);
+  }
+  forked = true;
+  other_caller.join();
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
   at::set_num_threads(before);
 }
 
