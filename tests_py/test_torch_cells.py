@@ -693,7 +693,7 @@ def test_fewer_threads_than_set_train_equally_well() -> None:
     code = """
 import torch, lltm
 torch.manual_seed(0)
-torch.set_num_threads(2)
+torch.set_num_threads(8)
 single, exact = lltm.LSTM(32, 128), torch.nn.LSTM(32, 128, dtype=torch.float64)
 exact.load_state_dict(single.state_dict())
 for layer in (single, exact):
@@ -701,6 +701,11 @@ for layer in (single, exact):
     layer(x.to(layer.weight_ih_l0.dtype))[0].square().sum().backward()
 for p, q in zip(single.parameters(), exact.parameters()):
     assert (p.grad - q.grad).norm() <= 1e-6 * q.grad.norm()
+    print(p.grad.view(torch.int32).sum().item())  # differs if any bit does
 """
-    result = support.run_python("-c", code, OMP_THREAD_LIMIT="1")
-    assert result.returncode == 0, result.stderr
+    printed = set()
+    for limit, dynamic in (("8", "false"), ("1", "false"), ("2", "true")):
+        result = support.run_python("-c", code, OMP_THREAD_LIMIT=limit, OMP_DYNAMIC=dynamic)
+        assert result.returncode == 0, result.stderr
+        printed.add(result.stdout)
+    assert len(printed) == 1
