@@ -90,7 +90,11 @@ class Crew {
   void lead(int64_t active, const Body& body) {
     struct Leading {
       explicit Leading(Crew* crew) { current() = crew; }
-      ~Leading() { std::exchange(current(), nullptr)->meet(nullptr, nullptr); }
+      ~Leading() {
+        Crew* const crew = std::exchange(current(), nullptr);
+        crew->task_ = nullptr;
+        crew->meet();
+      }
     } leading(this);
     active_ = active;
     body();
@@ -108,9 +112,11 @@ class Crew {
 
   using Task = void (*)(void* data, int64_t thread, int64_t threads);
   void run(Task task, void* data) {
-    meet(task, data);
+    task_ = task;
+    data_ = data;
+    meet();
     task(data, 0, active_);
-    meet(task, data);
+    meet();
   }
 
  private:
@@ -118,10 +124,8 @@ class Crew {
     barriers_.arrive(member, round);
     barriers_.wait(member, round);
   }
-  void meet(Task task, void* data) {
+  void meet() {
     if (active_ == 1) return;
-    task_ = task;
-    data_ = data;
     ++round_;
     for (int64_t absent = active_; absent < threads_; ++absent) barriers_.arrive(absent, round_);
     wait(0, round_);
