@@ -27,7 +27,8 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
         schedule_(schedule_gradient_gemm(current_machine(), kFormat<Format>, threads, m, n)),
         bands_(n, kGemmBand),
         c_(empty_large(
-               {schedule_.accumulators, bands_.count, m, kGemmBand}, options.dtype(at::kFloat))
+               {std::max(schedule_.accumulators, kFewestCopies), bands_.count, m, kGemmBand},
+               options.dtype(at::kFloat))
                .zero_()) {}
 
   bool add(const std::vector<Tensor>& a, const Tensor& b) override {
@@ -44,6 +45,8 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     const int64_t buffers = std::min<int64_t>(slices, 2);
     reserve(a_, slots / packers * buffers * m_, most + kGap, b.options());
     reserve(b_, slots * most, kGemmBand, b.options());
+    const int64_t copies = c_.size(0) / schedule_.accumulators;
+    float* const c = c_.mutable_data_ptr<float>() + calls_++ % copies * c_.stride(0);
     const auto run_thread = [&](Team& threads) {
       const auto for_each_slot = [&](int64_t slice, const auto& work) {
         threads.for_each_slot([&](int64_t slot) {
@@ -59,7 +62,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
                   share(bands_.count, grid.columns, member % grid.columns),
                   a_.rows.from((slot / packers * buffers + slice % buffers) * m_),
                   b_.rows.row(slot * most),
-                  c_.mutable_data_ptr<float>() + slot / team * c_.stride(0),
+                  c + slot / team * c_.stride(0),
                   member});
         });
       };
@@ -107,6 +110,9 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   static constexpr int64_t kVector = 16;
   // Fewer threads than this each pack A: fetching another thread's part costs more.
   static constexpr int64_t kMostPrivate = 4;
+  // The rounding errors of bf16x3 grow with the number of additions to a copy of C: if there is one
+  // accumulator, calls alternate between two copies.
+  static constexpr int64_t kFewestCopies = kFormat<Format> == GemmFormat::kBf16x3 ? 2 : 1;
   // Rows of A with a power-of-two stride would map to few cache sets.
   static constexpr int64_t kGap = 32;
 
@@ -161,6 +167,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   int64_t m_;
   GradientGemmSchedule schedule_;
   Blocks bands_;
+  int64_t calls_ = 0;
   Tensor c_;                // (accumulators, panels, M, panel columns)
   OperandA<Format> a_, b_;  // slices of A, transposed, and panels of B
 };
