@@ -76,6 +76,14 @@ def detaching(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
     return tanh(c_next), c_next
 
 
+@lltm.cell(gates=("r", "n", "o"), reads={"n": ("x", "product"), "o": "product"})
+def several_stages(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    v = sigmoid(z.r) * h
+    c_next = 0.5 * c + tanh(z.n(v))
+    scale = torch.rsqrt(c_next.var(-1, keepdim=True, correction=0) + 0.1)
+    return tanh(scale * c_next) * sigmoid(z.o(v)), c_next
+
+
 class Spike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -96,9 +104,12 @@ def spiking(z: Any, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     return spike, v_next - spike
 
 
-CELLS = (lstm, gru, plain, without_products_of_h, two_states, reads_both, detaching, spiking)
+CELLS = (
+    *(lstm, gru, plain, without_products_of_h, two_states, reads_both, detaching),
+    *(several_stages, spiking),
+)
 SMOOTH = CELLS[:-1]
-IN_A_GRAPH = (two_states, without_products_of_h, spiking)
+IN_A_GRAPH = (two_states, without_products_of_h, several_stages, spiking)
 each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 # For compilers: states and parameters, no GEMM of h, a custom gradient.
 each_in_a_graph = pytest.mark.parametrize(

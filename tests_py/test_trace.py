@@ -307,6 +307,29 @@ def test_the_program_computes_the_same_as_the_function(name: str) -> None:
     assert len(program.saved) == saved, program.text
 
 
+STAGED = ("keras_gru", "layernorm_lstm", "dreamer_gru", "two_products", "zoneout", "means")
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_layers_with_products_means_and_given_gates(name: str) -> None:
+    function, options, _ = CELLS[name]
+    cell = lltm.cell(**options)(function)
+    dtypes = [torch.float64, torch.float32, torch.bfloat16]
+    lltm.testing.check_cell(
+        cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 64)], dtypes=dtypes, verbose=False
+    )
+    # The same bits on any number of threads, and a new sequence after a reset.
+    layer = cell.Layer(64 if cell.Layer._HEADER.gates_input else 24, 64)
+    x = torch.randn(6, 5, layer.input_size)
+    reset = torch.arange(6).unsqueeze(1).expand(6, 5) == 3
+    with torch.no_grad():
+        output = layer(x, reset=reset)[0]
+        torch.testing.assert_close(output[3:], layer(x[3:])[0])
+        for threads in (1, 3, 7):
+            with support.threads(threads):
+                assert torch.equal(layer(x, reset=reset)[0], output)
+
+
 def test_cells_with_products_have_no_cpp_source() -> None:
     function, options, _ = CELLS["keras_gru"]
     with pytest.raises(lltm.ArgumentError, match=r"keras_gru: expected a cell without products"):
