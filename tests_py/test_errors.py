@@ -226,52 +226,24 @@ def test_a_function_rejects(
 
 
 # T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator; a majority determines each size.
-LETTERS_OF_STATES = {"h_0": "BH", "c_0": "BH"}
-LETTERS_OF_PARAMETERS = {"weight_ih": "GX", "bias_ih": "G"}
-LETTERS_OF_MATRICES = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
 LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
+OF_STEP = {"input": "BI", "h": "BH", "c": "BH"}
+DENSE, ROWS = ({"input": letters, "h_0": "BH", "c_0": "BH"} for letters in ("TBI", "NI"))
+JOINED = {"weight_ih": "GX", "bias_ih": "G"}
+APART = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
+SAVED = {"activations": "BS", "grad_h": "BH"}
+# Operator, shapes; then backward's: grad_c, or saved, output and checkpoint_steps.
 SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
-    "step": ("step", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_PARAMETERS}, ()),
-    "step of lstm": ("step", {"input": "BI", "h": "BH", "c": "BH", **LETTERS_OF_MATRICES}, ()),
-    "sequence of lstm": (
-        "sequence",
-        {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_MATRICES},
-        (),
-    ),
-    "packed of lstm": (
-        "sequence",
-        {"input": "NI", **LETTERS_OF_STATES, **LETTERS_OF_MATRICES},
-        (),
-    ),
-    "step_backward": (
-        "step_backward",
-        {
-            "input": "BI",
-            "h": "BH",
-            "c": "BH",
-            **LETTERS_OF_PARAMETERS,
-            "activations": "BS",
-            "grad_h": "BH",
-        },
-        (None,),
-    ),
-    "sequence": ("sequence", {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS}, ()),
-    "packed": ("sequence", {"input": "NI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS}, ()),
-    "backward": (
-        "sequence_backward",
-        {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS},
-        ("RS", "TBH", 0),
-    ),
-    "packed backward": (
-        "sequence_backward",
-        {"input": "NI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS},
-        ("NS", "NH", 0),
-    ),
-    "checkpointed backward": (
-        "sequence_backward",
-        {"input": "TBI", **LETTERS_OF_STATES, **LETTERS_OF_PARAMETERS},
-        ("KBH", "TBH", 3),
-    ),
+    "step": ("step", OF_STEP | JOINED, ()),
+    "step of lstm": ("step", OF_STEP | APART, ()),
+    "sequence of lstm": ("sequence", DENSE | APART, ()),
+    "packed of lstm": ("sequence", ROWS | APART, ()),
+    "step_backward": ("step_backward", OF_STEP | JOINED | SAVED, (None,)),
+    "sequence": ("sequence", DENSE | JOINED, ()),
+    "packed": ("sequence", ROWS | JOINED, ()),
+    "backward": ("sequence_backward", DENSE | JOINED, ("RS", "TBH", 0)),
+    "packed backward": ("sequence_backward", ROWS | JOINED, ("NS", "NH", 0)),
+    "checkpointed backward": ("sequence_backward", DENSE | JOINED, ("KBH", "TBH", 3)),
 }
 
 
