@@ -237,19 +237,13 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
     same((output.transpose(0, 1), last), layer(x))
     one, its_last = layer(x[:, 1])
     same([one, *flat(its_last)], [output[1], *(s[:, 1] for s in flat(last))])
-    rows, packed_last = layer(pack_sequence([x[:5, 0], x[:2, 1]]))
-    assert rows.data.shape == (7, 6)
-    assert flat(packed_last)[0].shape == (1, 2, 6)
 
 
 # Small-batch engines: each block of hidden units reads all of h_0.
-@pytest.mark.parametrize("steps", [3, 40])
-def test_small_batches_of_a_cell_without_states(steps: int) -> None:
-    layer = plain.Layer(3, 200)
-    x, h_0 = torch.randn(steps, 2, 3), torch.randn(1, 2, 200)
-    with torch.no_grad():
-        got = layer(x, h_0)
-        same(got, layer.double()(x.double(), h_0.double()), rtol=0.0, atol=1e-5, check_dtype=False)
+def test_small_batches_of_a_cell_without_states() -> None:
+    check_cell(
+        plain, shapes=[(3, 2, 3, 200), (40, 2, 3, 200)], dtypes=[torch.float32], verbose=False
+    )
 
 
 def test_starts_from_the_initial_values_of_states() -> None:
