@@ -155,44 +155,6 @@ class TestDirectionsSideBySide:
                         gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
                 assert all(map(torch.equal, *gradients))
 
-    def test_gradients_of_only_one_direction(self) -> None:
-        layer = lltm.LSTM(3, 5, bidirectional=True)
-        x = torch.randn(4, 2, 3, requires_grad=True)
-        state = (torch.randn(2, 2, 5), torch.randn(2, 2, 5, requires_grad=True))
-        choices: list[list[Any]] = [
-            [x],
-            [state[1]],
-            [layer.weight_hh_l0_reverse],
-            [layer.bias_hh_l0, layer.weight_ih_l0_reverse],
-        ]
-        for wanted in choices:
-            gradients = []
-            for count in (1, 2):
-                with threads(count):
-                    output, (h_n, _) = layer(x, state)
-                    loss = output.square().sum() + h_n[1].sum()
-                    gradients.append(torch.autograd.grad(loss, wanted))
-            assert all(map(torch.equal, *gradients))
-        layer.weight_ih_l0.requires_grad_(False)
-        layer.bias_hh_l0_reverse.requires_grad_(False)
-        layer(x)[0].sum().backward()
-        assert [name for name, p in layer.named_parameters() if p.grad is None] == [
-            "weight_ih_l0",
-            "bias_hh_l0_reverse",
-        ]
-
-    @pytest.mark.parametrize("make", LAYERS)
-    def test_derivatives_of_every_kind(self, make: Any) -> None:
-        layer = make(2, 3, bidirectional=True).double()
-        x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
-
-        def run(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-            return tuple(flat(layer(x)))
-
-        arguments = (x, *layer.parameters())
-        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-            assert check(run, arguments, fast_mode=True, check_batched_grad=True)
-
     def test_hooks_of_saved_tensors_and_a_graph_kept_for_two_backwards(self) -> None:
         layer = lltm.GRU(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3)
