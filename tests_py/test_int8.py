@@ -252,21 +252,6 @@ def layer(**options: Any) -> lltm.LLTM:
     return lltm.LLTM(24, 96, **options).eval()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}],
-    ids=str,
-)
-def test_a_layer_is_close_to_the_float32_layer(options: dict[str, Any]) -> None:
-    float32 = layer(**options)
-    int8 = float32.prepack(torch.qint8)
-    x = torch.randn(20, 8, 24)
-    expected, (_, c) = float32(x)
-    output, (_, c_int8) = int8(x)
-    assert (output - expected).square().mean().sqrt() <= 0.02 * expected.square().mean().sqrt()
-    assert (c_int8 - c).square().mean().sqrt() <= 0.02 * c.square().mean().sqrt()
-
-
 def test_its_weights_need_a_quarter_of_the_bytes() -> None:
     float32 = lltm.LLTM(256, 512)
     (packed,) = (b for name, b in float32.prepack(torch.qint8).named_buffers() if "weights" in name)
