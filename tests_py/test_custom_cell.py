@@ -509,10 +509,7 @@ def test_torchscript_compiles(cell: lltm.Cell) -> None:
     ]
     for module, arguments in cases:
         scripted: Any = torch.jit.script(module)
-        file = io.BytesIO()
-        torch.jit.save(scripted, file)
-        file.seek(0)
-        for run in (scripted, torch.jit.load(file)):
+        for run in (scripted, support.saved_and_loaded(scripted)):
             same(run(*arguments), module(*arguments), rtol=0.0, atol=0.0)
             same(run(arguments[0]), module(arguments[0]), rtol=0.0, atol=0.0)
     model = torch.nn.Sequential(layer)

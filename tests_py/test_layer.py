@@ -5,13 +5,14 @@ Other tests: test_properties.py for values, test_drop_in.py for nn.LSTM's interf
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import support
 import torch
+from forms import tensors as flat
+from support import threads
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -85,16 +86,6 @@ def test_learns_the_parity_of_a_sequence() -> None:
         loss.backward()
         optimizer.step()
     assert torch.equal(logits > 0, parity == 1), f"loss {loss.item()}"
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell" in lltm.__all__]
@@ -211,9 +202,3 @@ def inputs(batch: int, dtype: torch.dtype) -> list[Tensor | PackedSequence]:
     x = torch.randn(12, batch, 9).to(dtype)
     lengths = torch.arange(batch) % 12 + 1
     return [x, pack_padded_sequence(x, lengths, enforce_sorted=False)]
-
-
-def flat(results: Any) -> list[torch.Tensor]:
-    output, state = results
-    states = [state] if isinstance(state, torch.Tensor) else list(state)
-    return [output.data if isinstance(output, PackedSequence) else output, *states]

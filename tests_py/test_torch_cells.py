@@ -6,7 +6,6 @@ Other modules: test_properties.py; test_compile.py and test_export.py use suppor
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import pickle
 from collections.abc import Callable
@@ -17,9 +16,10 @@ from typing import Any, Generic, TypeVar
 import pytest
 import support
 import torch
+from forms import tensors as values
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 import lltm
@@ -52,15 +52,6 @@ def states(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Any:
 
 def input_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*([B] if name in CELLS else [T, B]), I, dtype=dtype)
-
-
-def values(tree: Any) -> list[Tensor]:
-    """Tensors with values; the data of a PackedSequence."""
-    if isinstance(tree, PackedSequence):
-        return [tree.data]
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for branch in tree or () for tensor in values(branch)]
 
 
 def results_and_gradients(module: nn.Module, *arguments: Any) -> list[Tensor]:
@@ -392,10 +383,7 @@ def test_torch_jit_script_compiles_them(name: str) -> None:
     ours, theirs = pair(name, **options)
     x = input_of(name)
     scripted: Any = torch.jit.script(ours)
-    file = io.BytesIO()
-    torch.jit.save(scripted, file)
-    file.seek(0)
-    for run in (scripted, torch.jit.load(file)):
+    for run in (scripted, support.saved_and_loaded(scripted)):
         for given in ((x,), (x, states(name, *([4, B] if name in LAYERS else [B])))):
             assert_close(run(*given), theirs(*given))
 
