@@ -761,17 +761,6 @@ def test_wrong_states_are_named() -> None:
         TypeError, match=r"^lltm::gru.Layer: expected h_0 to be a tensor, got tuple"
     ):
         gru.Layer(3, 4)(x, (s,))
-    # The functions in Python, the operators' form in C++.
-    s = s[0]
-    for hx, text in (
-        ((s.half(), s, s), r"expected h_0 of dtype float32, the dtype of the input, got float16"),
-        ((s, s, s.double()), r"expected m_0 of dtype float32, the dtype of the input, got float64"),
-        ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
-        ((s[:, :3], s, s), r"expected h_0 of shape \(3, 4\), got \(3, 3\)"),
-        ((s, s, s[:2]), r"expected m_0 of shape \(3, 4\), got \(2, 4\)"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=rf"^lltm::sequence: {text}"):
-            lltm.functional.sequence(two_states, x, hx, torch.randn(8, 3), torch.randn(8, 4))
 
 
 def test_states_may_be_changed_in_place() -> None:
@@ -854,11 +843,6 @@ def test_parameters_are_not_named_like_attributes_of_modules(name: str) -> None:
     text = re.sub(r"\bp\b", name, two_states.text)
     with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected param.*got '{name}'"):
         lltm.Cell(text)
-
-
-def test_parameters_are_a_dict() -> None:
-    with pytest.raises(TypeError, match=r"^lltm::cell: cell: expected parameters to be a dict"):
-        lltm.cell(gates=1, parameters=["p"], name="cell")(lambda z, p: z[0] * p)  # type: ignore[arg-type]
 
 
 def test_the_decorator_has_arguments() -> None:

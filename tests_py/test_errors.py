@@ -40,7 +40,6 @@ DTYPES = "of dtype float64, float32, bfloat16 or float16"
 # fmt: off
 BAD_CELL: list[Row] = [
     ("input", randn(3), ValueError, "input of shape (B, I), got (3,)"),
-    ("input", randn(1, 4, 3), ValueError, "input of shape (B, I), got (1, 4, 3)"),
     ("input", randn(2, 3), ValueError, "input of shape (4, 3), got (2, 3)"),
     ("input", randn(4, 2), ValueError, "weight_ih of shape (15, 7), got (15, 8)"),
     ("input", torch.ones(4, 3, dtype=torch.int64), TypeError, f"input {DTYPES}, got int64"),
@@ -49,8 +48,6 @@ BAD_CELL: list[Row] = [
     ("input", torch.empty(4, 3, device="meta"), RuntimeError, "input on device cpu, got meta"),
     ("h", randn(4, 5).to_sparse(), RuntimeError, "h of layout Strided, got Sparse"),
     ("h", randn(4, 6), ValueError, "h of shape (4, 5), got (4, 6)"),
-    ("h", randn(5), ValueError, "h of shape (4, 5), got (5,)"),
-    ("h", randn(1, 5), ValueError, "h of shape (4, 5), got (1, 5)"),
     ("h", randn(4, 5).double(), TypeError, "h of dtype float32, got float64"),
     ("h", torch.empty(4, 5, device="meta"), RuntimeError, "h on device cpu, got meta"),
     ("c", randn(3, 5), ValueError, "c of shape (4, 5), got (3, 5)"),
@@ -58,15 +55,12 @@ BAD_CELL: list[Row] = [
     ("c", torch.tensor(1.0), ValueError, "c of shape (4, 5), got ()"),
     ("weight_ih", randn(15), ValueError, "weight_ih of shape (3H, H+I), got (15,)"),
     ("weight_ih", randn(16, 8), ValueError, "weight_ih of shape (3H, H+I), got (16, 8)"),
-    ("weight_ih", randn(8, 15), ValueError, "weight_ih of shape (3H, H+I), got (8, 15)"),
     ("weight_ih", randn(15, 8).bfloat16(), TypeError, "weight_ih of dtype float32, got bfloat16"),
     ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
     ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (15, 8), got (15, 4)"),
-    ("weight_ih", randn(20, 8), ValueError, "weight_ih of shape (3H, H+I), got (20, 8)"),
     ("weight_ih", torch.empty(15, 8, device="meta"), RuntimeError, "weight_ih on device cpu, got"),
     ("bias_ih", randn(5), ValueError, "bias_ih of shape (15,), got (5,)"),
     ("bias_ih", torch.empty(15, device="meta"), RuntimeError, "bias_ih on device cpu, got meta"),
-    ("bias_ih", randn(1, 15), ValueError, "bias_ih of shape (15,), got (1, 15)"),
     ("bias_ih", randn(15).double(), TypeError, "bias_ih of dtype float32, got float64"),
 ]
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"

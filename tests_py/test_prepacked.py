@@ -130,11 +130,13 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
+@pytest.mark.parametrize(
+    "cell", [lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8)], ids=str
+)
 def test_its_state_dict_equals_the_layers(
-    cell: str, options: dict[str, Any], assign: bool, tmp_path: Path
+    cell: Any, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
-    make = partial(getattr(lltm, cell), **SIZES, **options)
+    make = partial(cell, **SIZES, **options)
     layer: Any = make()
     packed = layer.prepack()
     torch.save(packed.state_dict(), tmp_path / "packed.pt")
