@@ -8,9 +8,10 @@ inference, with the method of `python -m lltm.benchmark`, then in the first dtyp
 Shapes with more than LARGEST multiply-adds are sampled again, because a few of them would take as
 long as all others.
 
-Prints the distributions of the speedups over torch.nn's layer, the LLTM's also over its PyTorch
-reference, and of prepacked layers over ONNX Runtime's, which packs its weights in advance too; and
-the ten smallest speedups over torch.nn with the schedules of the kernels (LLTM_SCHEDULE).
+Prints a line of time ratios, lltm to the other implementation, per shape (TxBxIxH) and cell; the
+distributions of the speedups over torch.nn's layer, the LLTM's also over its PyTorch reference, and
+of prepacked layers over ONNX Runtime's, which packs its weights in advance too; and the ten
+smallest speedups over torch.nn with the schedules of the kernels (LLTM_SCHEDULE).
 """
 
 from __future__ import annotations
@@ -187,16 +188,20 @@ def main() -> None:
 
     def sweep(dtypes: Sequence[str], prefix: str = "") -> dict[Case, Row]:
         found = {}
-        for shape, cell, name, training in product(shapes, options.cell, dtypes, (False, True)):
-            case = Case(shape, getattr(torch, name), training, cell=cell)
-            row = found[case] = compare(case, settings)
-            ratios = (
-                f"{row.ratio(n, ours(n)):.2f} {n}{' prepacked' * (ours(n) == PREPACKED)}"
-                for n in row.seconds
-                if n not in (OURS, PREPACKED)
-            )
-            row.title = f"{prefix}{case}"
-            print(f"{row.title}: of {', '.join(ratios)}", flush=True)
+        for shape, cell in product(shapes, options.cell):
+            print(f"{prefix}{cell.upper()} {'x'.join(map(str, shape))}", end="", flush=True)
+            for name, training in product(dtypes, (False, True)):
+                case = Case(shape, getattr(torch, name), training, cell=cell)
+                row = found[case] = compare(case, settings)
+                ratios = (
+                    f"{row.ratio(n, ours(n)):.2f} {n}{' prepacked' * (ours(n) == PREPACKED)}"
+                    for n in row.seconds
+                    if n not in (OURS, PREPACKED)
+                )
+                row.title = f"{prefix}{case}"
+                kind = "training" if training else "inference"
+                print(f"; {name} {kind}: {', '.join(ratios)}", end="", flush=True)
+            print()
         return found
 
     measured, alone, threads = sweep(options.dtype), {}, torch.get_num_threads()

@@ -393,14 +393,6 @@ TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
   check_all(kBothWays, eager_sequence, of_.dense({2, 260, 5, 144}), gradients, /*problems=*/1);
 }
 
-TEST_P(SequenceAccuracyDtype, OfAnInputThatIsBatchFirstMatchesOracle) {
-  check_sequence([&](uint64_t seed) {
-    Arguments arguments = of_.dense({3, 9, 17, 19})(seed);
-    arguments.input = arguments.input.transpose(0, 1).contiguous().transpose(0, 1);
-    return arguments;
-  });
-}
-
 // Single steps, a shorter last segment, equal segments, a single long segment.
 constexpr int64_t kCheckpointSteps[] = {1, 4, 5, 100, std::numeric_limits<int64_t>::max()};
 
@@ -477,23 +469,6 @@ Arguments going_on(Arguments arguments, const Tensors& states) {
   return arguments;
 }
 
-TEST_P(SequenceDtype, EqualsTheCellRepeated) {
-  const Function repeated = [](const Arguments& a) {
-    Arguments step = a;
-    Tensors outputs(static_cast<size_t>(a.input.size(0))), states;
-    for (size_t s = 0; s < outputs.size(); ++s) {
-      const size_t t = a.reverse ? outputs.size() - 1 - s : s;
-      step.input = a.input[static_cast<int64_t>(t)];
-      states = cell(step);
-      outputs[t] = states[0];
-      step = going_on(step, states);
-    }
-    states.insert(states.begin(), at::stack(outputs));
-    return states;
-  };
-  check(sequence, repeated, of_.dense({6, 17, 33, 35}, /*bias=*/true, reverse()));
-}
-
 // Bitwise in 16-bit formats; in float32, small batches use other engines. Pieces have two steps:
 // single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32 terms,
 // others 64.
@@ -555,16 +530,6 @@ TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
         << "result " << k;
   }
   EXPECT_TRUE(identical(one[0][reverse() ? 0 : 5], one[1])) << "the last step taken";
-}
-
-TEST_P(SequenceDtype, EqualBatchSizesGiveTheDenseSequence) {
-  const Arguments arguments = dense({6, 5, 3, 17});
-  Arguments packed = arguments;
-  packed.input = arguments.input.flatten(0, 1);
-  packed.batch_sizes = at::full({6}, 5, at::kLong);
-  Tensors one = sequence(arguments);
-  one[0] = one[0].flatten(0, 1);
-  EXPECT_TRUE(identical(one, sequence(packed)));
 }
 
 TEST_P(SequenceDtype, BatchSizesMayBeStrided) {

@@ -173,17 +173,6 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForLargeBatches) {
   check_many_rows(sequence, eager_sequence, dense({9, 20000, 2, 16}));
 }
 
-TEST_P(CudaSequence, RunsAreBitwiseIdentical) {
-  const Arguments arguments = dense({20, 33, 17, 70})(1);
-  const Tensors gradients = random_like(eager_sequence(arguments), 2);
-  const Evaluation first = evaluate(on_cuda(sequence), arguments, gradients);
-  for (int again = 0; again < 5; ++again) {
-    const Evaluation second = evaluate(on_cuda(sequence), arguments, gradients);
-    EXPECT_TRUE(identical(first.outputs, second.outputs));
-    EXPECT_TRUE(identical(first.gradients, second.gradients));
-  }
-}
-
 // For `make test-cuda-sanitize`, which is slow: one problem per access pattern and dtype:
 //
 // - Wide and narrow kernels, with partial last blocks and rows that are no multiple of 16 bytes.

@@ -190,17 +190,6 @@ TEST_P(Errors, AreTheSameForFunctionsAndOperators) {
   }
 }
 
-TEST(Errors, OfAnUnknownCellListTheKnownCells) {
-  std::string names;
-  for (const char* const name : kCells) names += (names.empty() ? "" : ", ") + std::string(name);
-  Arguments a = cell_problem({1, 4, 3, 5}, at::kFloat, 1, /*bias=*/true, "lstm");
-  a.cell = "unknown";
-  expect_error(
-      [&] { cell(a); },
-      kValueError,
-      "lltm::step: expected cell to be one of " + names + " or a serialized cell, got 'unknown'");
-}
-
 TEST(DispatchAutocast, AppliesToTheModules) {
   at::manual_seed(1);
   lltm::LLTM layer(lltm::LLTMOptions(3, 5).num_layers(2).bidirectional(true));

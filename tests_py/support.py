@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import io
 import math
 import os
 import platform
@@ -13,7 +15,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -440,6 +442,24 @@ class Operators(TorchDispatchMode):
     def ours(self) -> list[str]:
         names = (name for name, _ in self.called)
         return [name.removeprefix("lltm.") for name in names if name.startswith("lltm.")]
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def saved_and_loaded(scripted: Any) -> Any:
+    """Another module, by torch.jit."""
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    return torch.jit.load(file)
 
 
 @functools.cache

@@ -401,15 +401,17 @@ def test_processes_and_threads_that_share_cores_are_measured(tmp_path: Path) -> 
             assert (len(times), sharing.sample([times])[0] > 0) == (callers, True)
 
 
+RATIOS = r"([\d.]+) (nn\.\w+|PyTorch reference|ONNX Runtime)(?: \w+ (prepacked))?"
+
+
 def random_shapes(text: str) -> dict[tuple[str, str, str, str], list[float]]:
     """Printed speedups at random shapes, by cell, dtype, kind and baseline."""
-    pattern = r"^(1 thread: )?(\w+) sequence, (\w+), T=.*?, (\w+): of (.*)$"
-    ratios = r"([\d.]+) (nn\.\w+|PyTorch reference|ONNX Runtime)(?: \w+ (prepacked))?"
     found: dict[tuple[str, str, str, str], list[float]] = {}
-    for alone, cell, kind, dtype, rest in re.findall(pattern, text, re.M):
-        for ratio, baseline, packed in re.findall(ratios, rest):
-            kinds = " ".join(filter(None, (packed, kind))) + ", 1 thread" * bool(alone)
-            found.setdefault((cell, dtype, kinds, baseline), []).append(1 / float(ratio))
+    for alone, cell, rest in re.findall(r"^(1 thread: )?(\w+) [\dx]+; (.*)$", text, re.M):
+        for dtype, kind, ratios in re.findall(r"(\w+) (\w+): ([^;]+)", rest):
+            for ratio, baseline, packed in re.findall(RATIOS, ratios):
+                kinds = " ".join(filter(None, (packed, kind))) + ", 1 thread" * bool(alone)
+                found.setdefault((cell, dtype, kinds, baseline), []).append(1 / float(ratio))
     initials = "nPO"  # of the baselines, in the order of the tables
     return dict(sorted(found.items(), key=lambda i: ("1" in i[0][2], initials.index(i[0][3][0]))))
 

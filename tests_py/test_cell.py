@@ -46,20 +46,8 @@ def test_parameters_have_the_documented_names_shapes_and_range() -> None:
     assert abs(float(values.mean())) < 0.002
 
 
-def test_reset_parameters_initializes_again() -> None:
-    cell = lltm.LLTMCell(3, 5)
-    before = cell.weights.detach().clone()
-    cell.reset_parameters()
-    assert not torch.equal(before, cell.weights)
-
-
 def test_without_bias_there_is_none() -> None:
     cell = lltm.LLTMCell(3, 5, bias=False)
     assert cell.bias is None
     assert list(cell.state_dict()) == ["weights"]
     assert cell(torch.randn(2, 3))[0].shape == (2, 5)
-
-
-def test_repr_shows_non_default_arguments() -> None:
-    assert repr(lltm.LLTMCell(3, 5)) == "LLTMCell(3, 5)"
-    assert repr(lltm.LLTMCell(3, 5, bias=False)) == "LLTMCell(3, 5, bias=False)"

@@ -5,7 +5,6 @@ Values: tests_cpp/test_cells.cpp for every dtype and direction, test_properties.
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -79,15 +78,6 @@ def test_a_layer_calls_the_operators() -> None:
     with support.Operators() as operators, torch.no_grad():
         layer(x)
     assert operators.ours() == ["sequence"]
-
-
-def test_the_option_survives_copies_and_is_shown() -> None:
-    layer = lltm.LLTM(3, 5, checkpoint_steps=4)
-    for other in (layer, copy.copy(layer), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert other.checkpoint_steps == 4
-        assert repr(other) == "LLTM(3, 5, checkpoint_steps=4)"
-    assert repr(lltm.LLTM(3, 5)) == "LLTM(3, 5)"
-    assert repr(lltm.LLTM(3, 5, checkpoint_steps=0)) == "LLTM(3, 5)"
 
 
 def test_a_layer_that_was_pickled_without_the_option_runs() -> None:

@@ -130,12 +130,8 @@ def test_a_run_is_reproducible_learns_and_ends_where_the_loss_is_no_number(
 ) -> None:
     training, task = module("training"), module("tasks").task("adding-200")
     spec = module("results").Spec("adding-200", "lltm.LLTM", 0, 0.003, 4)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with support.threads(1):
         first, again = training.run(spec), training.run(spec)
-    finally:
-        torch.set_num_threads(threads)
     assert first == again
     assert [evaluation.update for evaluation in first.evaluations] == [0, 1, 2, 3, 4]
     assert first.evaluations[-1].validation < first.evaluations[0].validation

@@ -1,6 +1,6 @@
-"""Operators on a GPU: values, streams, graphs, devices, memory; skipped without a GPU.
+"""Operators on a GPU: streams, graphs, devices, memory, custom cells; skipped without a GPU.
 
-tests_cpp/test_cuda.cpp covers more sizes and layouts.
+tests_cpp/test_cuda.cpp covers values, sizes, layouts and reproducibility of the operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import forms
 import pytest
 import support
 import torch
-from support import DTYPES, LENGTHS, Arguments
+from support import DTYPES, Arguments
 from torch import Tensor, nn
 
 import lltm
@@ -62,48 +62,6 @@ def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
-@each_dtype
-@pytest.mark.parametrize("shape", [(16, 32, 128), (3, 5, 7), (65, 17, 64), (1, 33, 256)], ids=str)
-def test_cell_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
-    support.check_accuracy(
-        support.cell_outputs, lambda: on_gpu(support.cell_arguments(shape, dtype))
-    )
-
-
-@each_engine
-@each_dtype
-@each_direction
-@pytest.mark.parametrize("shape", [(10, 16, 32, 128), (5, 3, 4, 7), (33, 2, 9, 17)], ids=str)
-def test_sequence_agrees_with_the_reference(
-    dtype: torch.dtype, shape: tuple[int, int, int, int], reverse: bool
-) -> None:
-    support.check_accuracy(
-        support.sequence_outputs,
-        lambda: on_gpu(support.sequence_arguments(shape, dtype, reverse=reverse)),
-    )
-
-
-@each_engine
-@each_dtype
-@each_direction
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_packed_sequence_agrees_with_the_reference(
-    dtype: torch.dtype, lengths: tuple[int, ...], reverse: bool
-) -> None:
-    support.check_accuracy(
-        support.sequence_outputs,
-        lambda: on_gpu(support.packed_arguments(lengths, dtype=dtype, reverse=reverse)),
-    )
-
-
-def test_gradients_may_be_expanded() -> None:
-    a = on_gpu(support.sequence_arguments((6, 33, 5, 64), torch.float64)).leaves()
-    output, *_ = support.sequence_outputs(lltm.functional, a)
-    expanded = torch.autograd.grad(output.sum(), a.tensors(), retain_graph=True)
-    dense = torch.autograd.grad(output, a.tensors(), torch.ones_like(output))
-    assert same(expanded, dense)
-
-
 @pytest.mark.parametrize("name", ["input", "h", "c", "weights"])
 def test_strides_may_exceed_32_bits(name: str) -> None:
     stride, dtype = 1 << 31, torch.float16
@@ -123,17 +81,6 @@ def test_strides_may_exceed_32_bits(name: str) -> None:
         assert same(results, expected)
     del memory, far_apart
     torch.cuda.empty_cache()
-
-
-@each_engine
-@each_dtype
-@each_direction
-def test_runs_are_bitwise_identical(dtype: torch.dtype, reverse: bool) -> None:
-    shape = (64, 48, 40, 256)
-    a = on_gpu(support.sequence_arguments(shape, dtype, reverse=reverse))
-    first = run(a)
-    for again in range(5):
-        assert same(run(a), first), again
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:

@@ -111,18 +111,6 @@ def test_weights_are_listed_by_layer_and_direction_as_nn_lstm_s(options: dict[st
     }
 
 
-def test_slices_of_the_weights_multiply_the_state_and_the_input() -> None:
-    layer = lltm.LLTM(3, 5, bias=False, dtype=torch.float64)
-    ((weights,),) = layer.all_weights
-    weight_hh, weight_ih = weights[:, :5], weights[:, 5:]
-    x, h, c = (torch.randn(1, n, dtype=torch.float64) for n in (3, 5, 5))
-    i, o, g = (x @ weight_ih.t() + h @ weight_hh.t()).chunk(3, dim=1)
-    c_next = c + i.sigmoid() * nn.functional.elu(g)
-    _, (h_n, c_n) = layer(x[None], (h[None], c[None]))
-    torch.testing.assert_close(c_n[0], c_next)
-    torch.testing.assert_close(h_n[0], c_next.tanh() * o.sigmoid())
-
-
 METHODS = [
     "check_forward_args",
     "check_hidden_size",

@@ -63,17 +63,6 @@ def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> No
     assert not torch.isclose(loss_of(module, x), expected)
 
 
-def test_a_custom_parametrization_is_applied(module: nn.Module) -> None:
-    class Zero(nn.Module):
-        def forward(self, weights: Tensor) -> Tensor:
-            return 0 * weights
-
-    name = names_of(module)[0]
-    x = input_of(module)
-    nn.utils.parametrize.register_parametrization(module, name, Zero())
-    torch.testing.assert_close(loss_of(module, x), loss_of(module, 2 * x))
-
-
 def test_clipped_gradients_have_the_requested_norm(module: nn.Module) -> None:
     (100 * loss_of(module, input_of(module))).backward()
     before = nn.utils.clip_grad_norm_(module.parameters(), 0.5)

@@ -69,14 +69,6 @@ def test_a_graph_with_a_layer_is_traced_and_transformed_again() -> None:
         torch.testing.assert_close(again(*arguments), model(*arguments))
 
 
-def test_a_model_without_a_state_is_traced() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), lltm.LLTM(3, 5))
-    graph = fx.symbolic_trace(model)
-    assert called(graph) == ["0", "1"]
-    x = torch.randn(6, 4, 3)
-    torch.testing.assert_close(graph(x), model(x))
-
-
 def replaced(module: nn.Module) -> nn.Module:
     lltm.replace_(module)
     return module

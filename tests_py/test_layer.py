@@ -5,13 +5,14 @@ Other tests: test_properties.py for values, test_drop_in.py for nn.LSTM's interf
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import support
 import torch
+from forms import tensors as flat
+from support import threads
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -87,16 +88,6 @@ def test_learns_the_parity_of_a_sequence() -> None:
     assert torch.equal(logits > 0, parity == 1), f"loss {loss.item()}"
 
 
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell" in lltm.__all__]
 
 
@@ -155,44 +146,6 @@ class TestDirectionsSideBySide:
                         gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
                 assert all(map(torch.equal, *gradients))
 
-    def test_gradients_of_only_one_direction(self) -> None:
-        layer = lltm.LSTM(3, 5, bidirectional=True)
-        x = torch.randn(4, 2, 3, requires_grad=True)
-        state = (torch.randn(2, 2, 5), torch.randn(2, 2, 5, requires_grad=True))
-        choices: list[list[Any]] = [
-            [x],
-            [state[1]],
-            [layer.weight_hh_l0_reverse],
-            [layer.bias_hh_l0, layer.weight_ih_l0_reverse],
-        ]
-        for wanted in choices:
-            gradients = []
-            for count in (1, 2):
-                with threads(count):
-                    output, (h_n, _) = layer(x, state)
-                    loss = output.square().sum() + h_n[1].sum()
-                    gradients.append(torch.autograd.grad(loss, wanted))
-            assert all(map(torch.equal, *gradients))
-        layer.weight_ih_l0.requires_grad_(False)
-        layer.bias_hh_l0_reverse.requires_grad_(False)
-        layer(x)[0].sum().backward()
-        assert [name for name, p in layer.named_parameters() if p.grad is None] == [
-            "weight_ih_l0",
-            "bias_hh_l0_reverse",
-        ]
-
-    @pytest.mark.parametrize("make", LAYERS)
-    def test_derivatives_of_every_kind(self, make: Any) -> None:
-        layer = make(2, 3, bidirectional=True).double()
-        x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
-
-        def run(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-            return tuple(flat(layer(x)))
-
-        arguments = (x, *layer.parameters())
-        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-            assert check(run, arguments, fast_mode=True, check_batched_grad=True)
-
     def test_hooks_of_saved_tensors_and_a_graph_kept_for_two_backwards(self) -> None:
         layer = lltm.GRU(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3)
@@ -249,9 +202,3 @@ def inputs(batch: int, dtype: torch.dtype) -> list[Tensor | PackedSequence]:
     x = torch.randn(12, batch, 9).to(dtype)
     lengths = torch.arange(batch) % 12 + 1
     return [x, pack_padded_sequence(x, lengths, enforce_sorted=False)]
-
-
-def flat(results: Any) -> list[torch.Tensor]:
-    output, state = results
-    states = [state] if isinstance(state, torch.Tensor) else list(state)
-    return [output.data if isinstance(output, PackedSequence) else output, *states]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
 
@@ -47,16 +46,6 @@ class Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Operators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class Subclass(Tensor):
     seen: ClassVar[list[str]] = []
 
@@ -67,9 +56,9 @@ class Subclass(Tensor):
 
 
 OPERATOR_OF = {
-    "cell": "lltm.step",
-    "layer": "lltm.sequence",
-    "prepacked": "lltm.sequence",
+    "cell": "step",
+    "layer": "sequence",
+    "prepacked": "sequence",
 }
 
 
@@ -78,13 +67,11 @@ def test_modes_see_the_operators(name: str) -> None:
     module = MODULES[name]()
     x, hx = arguments(name)
     expected = module(x, hx)
-    for mode, seen in (
-        (Functions(), "lltm.layer_step" if name == "cell" else "lltm.layer"),
-        (Operators(), OPERATOR_OF[name]),
-    ):
-        with mode:
-            torch.testing.assert_close(module(x, hx), expected, rtol=0, atol=0)
-        assert any(op.startswith(seen) for op in mode.seen), mode.seen
+    with Functions() as functions, support.Operators() as operators:
+        torch.testing.assert_close(module(x, hx), expected, rtol=0, atol=0)
+    seen = "lltm.layer_step" if name == "cell" else "lltm.layer"
+    assert any(op.startswith(seen) for op in functions.seen), functions.seen
+    assert any(op.startswith(OPERATOR_OF[name]) for op in operators.ours())
 
 
 @pytest.mark.parametrize("of", ["input", "h", "c"])

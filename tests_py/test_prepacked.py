@@ -1,4 +1,7 @@
-"""Prepacked weights: lltm.functional.prepack and lltm.PrepackedLLTM."""
+"""Prepacked weights: lltm.functional.prepack and lltm.PrepackedLLTM.
+
+Values: tests_cpp/test_cells.cpp for the function, test_properties.py for layers.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ from typing import Any
 import pytest
 import support
 import torch
-from support import DTYPES, LENGTHS, SEQUENCE_SHAPES, Arguments
+from support import DTYPES
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
 
@@ -25,61 +27,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"batch_first": True, "bias": False},
     {"num_layers": 2, "dropout": 0.5},
 ]
-
-
-prepacked = partial(support.prepacked_outputs, None, lltm.functional)
-
-
-def is_the_sequence(a: Arguments) -> None:
-    torch.testing.assert_close(prepacked(a), support.sequence_outputs(lltm.functional, a))
-
-
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("shape", SEQUENCE_SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_the_sequence(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, reverse: bool
-) -> None:
-    is_the_sequence(support.sequence_arguments(shape, dtype, reverse=reverse))
-
-
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_the_packed_sequence(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
-    is_the_sequence(support.packed_arguments(lengths, dtype=dtype))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_may_be_packed_and_used_with_different_numbers_of_threads(threads: int) -> None:
-    a = support.sequence_arguments((7, 40, 30, 100))
-    expected = support.sequence_outputs(lltm.functional, a)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        packed = lltm.functional.prepack("lltm", a.weights)
-    finally:
-        torch.set_num_threads(before)
-    output, state = lltm.functional.sequence("lltm", a.input, (a.h, a.c), packed, bias_ih=a.bias)
-    torch.testing.assert_close((output, *state), expected)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_the_layer_in_evaluation(options: dict[str, Any]) -> None:
-    layer = lltm.LLTM(**SIZES, **options).eval()
-    packed = layer.prepack()
-    x = torch.randn(6, 4, 5)
-    output, state = layer(x)
-    torch.testing.assert_close(packed(x), (output, state))
-    again = x[:, :2] if layer.batch_first else x[:2]
-    torch.testing.assert_close(packed(again, state), layer(again, state))
-    torch.testing.assert_close(packed(x[0]), layer(x[0]))
-
-    rows = pack_sequence([torch.randn(n, 5) for n in (2, 5, 1)], enforce_sorted=False)
-    ours, ours_state = packed(rows)
-    theirs, theirs_state = layer(rows)
-    assert isinstance(ours, PackedSequence)
-    torch.testing.assert_close(ours.data, theirs.data)
-    torch.testing.assert_close(ours_state, theirs_state)
 
 
 def test_changes_of_the_layer_and_the_prepacked_layer_are_independent() -> None:
@@ -148,18 +95,13 @@ def test_hooks_see_its_calls() -> None:
 
 
 @pytest.mark.xdist_group("compilers")
-@pytest.mark.parametrize("compile", ["function", "method"])
-def test_is_compiled_as_a_module(compile: str) -> None:
+def test_is_compiled_by_its_method() -> None:
     torch.compiler.reset()
     packed = lltm.LLTM(**SIZES).prepack()
     x = torch.randn(3, 2, 5)
     expected = packed(x)
-    run: Any = packed
-    if compile == "function":
-        run = torch.compile(packed, fullgraph=True, backend="aot_eager")
-    else:
-        packed.compile(fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(run(x), expected)
+    packed.compile(fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(packed(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +130,13 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("cell", ["LLTM", "LSTM", "GRU"])
+@pytest.mark.parametrize(
+    "cell", [lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8)], ids=str
+)
 def test_its_state_dict_equals_the_layers(
-    cell: str, options: dict[str, Any], assign: bool, tmp_path: Path
+    cell: Any, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
-    make = partial(getattr(lltm, cell), **SIZES, **options)
+    make = partial(cell, **SIZES, **options)
     layer: Any = make()
     packed = layer.prepack()
     torch.save(packed.state_dict(), tmp_path / "packed.pt")
@@ -365,19 +309,6 @@ def test_rejects_values_that_are_no_weight_matrix() -> None:
             lltm.functional.prepack("lltm", torch.zeros(shape))
 
 
-@pytest.mark.parametrize("other", [d for d in DTYPES if d != torch.float32], ids=str)
-def test_rejects_weights_of_another_dtype(other: torch.dtype) -> None:
-    a = support.sequence_arguments((3, 4, 5, 17))
-    with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
-        lltm.functional.sequence(
-            "lltm",
-            a.input,
-            (a.h, a.c),
-            lltm.functional.prepack("lltm", a.weights.to(other)),
-            bias_ih=a.bias,
-        )
-
-
 @pytest.mark.parametrize("form", [None, torch.qint8], ids=str)
 def test_rejects_weights_of_another_cell(form: torch.dtype | None) -> None:
     ops = torch.ops.lltm
@@ -418,11 +349,6 @@ def test_the_same_weights_give_the_same_bytes() -> None:
     )
 
 
-def test_rejects_weights_without_data() -> None:
-    with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
-        lltm.LLTM(3, 5, device="meta").prepack()
-
-
 def test_rejects_weights_packed_for_other_arguments() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)
@@ -433,8 +359,9 @@ def test_rejects_weights_packed_for_other_arguments() -> None:
     for shape in ((51, 23), (54, 22), (600, 205)):
         with pytest.raises(ValueError, match="lltm::sequence: expected weight"):
             run(lltm.functional.prepack("lltm", torch.zeros(shape)))
-    with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
-        run(lltm.functional.prepack("lltm", a.weights.double()))
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
+            run(lltm.functional.prepack("lltm", a.weights.to(dtype)))
     with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
         run(packed.to(torch.int32))
     for other in (

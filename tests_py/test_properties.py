@@ -246,19 +246,13 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
     [
         *(
             (form, dtype, layout)
-            for form, dtype in cases(SINGLE_AND_DOUBLE)
+            for form, dtype in cases(SINGLE_AND_DOUBLE, is_module)
             for layout in LAYOUTS[:2]
         ),
         *(
             (form, torch.float32, layout)
-            for form, _ in cases((torch.float32,), lambda form: not form.plain)
+            for form, _ in cases((torch.float32,), is_our_module)
             for layout in LAYOUTS[2:]
-        ),
-        # Modules pass views on to operators.
-        *(
-            (form, torch.bfloat16, layout)
-            for form, _ in cases((torch.bfloat16,), lambda form: not is_module(form))
-            for layout in LAYOUTS
         ),
     ],
     ids=id_of,
@@ -266,14 +260,11 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 def test_arguments_and_gradients_may_have_any_strides(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """Strides all tensors together; for functions also each separately."""
+    """Modules; tests_cpp/properties.cpp tests functions."""
 
-    def results(s: Sample, values: Values, strided: set[str]) -> tuple[list[Tensor], Values]:
-        """Applies the layout to arguments or to "gradients"."""
+    def results(s: Sample, values: Values, strided: bool) -> tuple[list[Tensor], Values]:
         given = {
-            name: (layout(value) if name in strided else value)
-            .detach()
-            .requires_grad_(form.trainable)
+            name: (layout(value) if strided else value).detach().requires_grad_(form.trainable)
             for name, value in values.items()
         }
         ys = s.run(given)
@@ -281,21 +272,18 @@ def test_arguments_and_gradients_may_have_any_strides(
             return ys, {}
         generator = torch.Generator().manual_seed(1)
         grads = [layout(torch.randn(y.shape, generator=generator).to(dtype)) for y in ys]
-        if "gradients" not in strided:
+        if not strided:
             grads = [grad.contiguous() for grad in grads]
         return [y.detach() for y in ys], gradients(ys, given, grads)
 
     for s in form.each(dtype, every=layout in LAYOUTS[:2]):
-        everything = {*s.values, *(["gradients"] if form.trainable else [])}
-        alone = [] if is_module(form) else [{name} for name in everything]
-        for strided in (everything, *alone):
-            # Single-value layouts also change values.
-            plain = {k: layout(v).contiguous() if k in strided else v for k, v in s.values.items()}
-            found, expected = results(s, plain, strided), results(s, plain, set())
-            if form.quantized:
-                same(found, expected)
-            else:
-                assert_close(found, expected)
+        # Single-value layouts also change values.
+        plain = mapped(s.values, lambda value: layout(value).contiguous())
+        found, expected = results(s, plain, strided=True), results(s, plain, strided=False)
+        if form.quantized:
+            same(found, expected)
+        else:
+            assert_close(found, expected)
 
 
 @each_form(SINGLE_AND_DOUBLE, lambda form: is_trainable_module(form) and not form.plain)

@@ -10,7 +10,6 @@ import pytest
 import support
 import torch
 from support import LENGTHS
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
 
@@ -62,23 +61,13 @@ def test_the_packed_sequence_equals_the_oracle(
     assert_equal_to_the_oracle(support.sequence_outputs, arguments)
 
 
-class Record(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.namespaces: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.namespaces.add(func.namespace)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("package", "namespaces"), [(lltm.reference, {"aten"}), (lltm, {"aten", "lltm"})]
 )
 def test_runs_only_operators_of_pytorch(package: Any, namespaces: set[str]) -> None:
     layer = package.LLTM(3, 5, num_layers=2, bidirectional=True)
     cell = package.LLTMCell(3, 5)
-    with Record() as record:
+    with support.Operators() as operators:
         layer(torch.randn(6, 4, 3))[0].sum().backward()
         cell(torch.randn(4, 3))[0].sum().backward()
-    assert record.namespaces == namespaces
+    assert {name.partition(".")[0] for name, _ in operators.called} == namespaces

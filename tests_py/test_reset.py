@@ -6,7 +6,6 @@ built-in modules, tests_cpp/test_cells.cpp for engines.
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -447,12 +446,8 @@ class TestGraphs:
     def test_scripted(self, make: Any) -> None:
         model = Layer(make(4, 7, num_layers=2, recurrent_dropout=0.5))
         scripted: Any = torch.jit.script(model)
-        file = io.BytesIO()
-        torch.jit.save(scripted, file)
-        file.seek(0)
-        loaded: Any = torch.jit.load(file)
         for training in (True, False):
-            for run in (scripted, loaded):
+            for run in (scripted, support.saved_and_loaded(scripted)):
                 outputs = []
                 for module in (run, model):
                     torch.manual_seed(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import saved_and_loaded
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -29,13 +30,6 @@ def script(module: nn.Module) -> Any:
 
 
 same = torch.testing.assert_close
-
-
-def saved_and_loaded(scripted: Any) -> Any:
-    file = io.BytesIO()
-    torch.jit.save(scripted, file)
-    file.seek(0)
-    return torch.jit.load(file)
 
 
 class Model(nn.Module):

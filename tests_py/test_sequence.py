@@ -37,17 +37,6 @@ def test_agrees_with_the_reference_when_packed(
     )
 
 
-@pytest.mark.parametrize("batch", [1, 4, 40])
-def test_a_batch_first_layer_equals_a_time_first_layer(batch: int) -> None:
-    layer = lltm.LLTM(33, 70)
-    other = lltm.LLTM(33, 70, batch_first=True)
-    other.load_state_dict(layer.state_dict())
-    x = torch.randn(9, batch, 33)
-    torch.testing.assert_close(
-        other(x.transpose(0, 1).contiguous())[0].transpose(0, 1), layer(x)[0], rtol=0, atol=0
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_steps_without_sequences_add_nothing_to_gradients(dtype: torch.dtype) -> None:
     """The batch is large enough for separate chunks."""

@@ -65,15 +65,6 @@ def test_another_checkpoint_is_rejected(changed: dict[str, tuple[int, ...]], tex
         lltm.LLTMCell(3, 5).load_state_dict(checkpoint)
 
 
-def test_state_dict_round_trips_through_torch_save(tmp_path: Path) -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    torch.save(layer.state_dict(), tmp_path / "layer.pt")
-    other = lltm.LLTM(3, 5, num_layers=2)
-    other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
-    x = torch.randn(6, 4, 3)
-    torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
-
-
 def test_state_dict_round_trips_through_safetensors(tmp_path: Path) -> None:
     layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
     safetensors.torch.save_file(layer.state_dict(), tmp_path / "layer.safetensors")

@@ -6,7 +6,6 @@ Other modules: test_properties.py; test_compile.py and test_export.py use suppor
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import pickle
 from collections.abc import Callable
@@ -17,9 +16,10 @@ from typing import Any, Generic, TypeVar
 import pytest
 import support
 import torch
+from forms import tensors as values
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 import lltm
@@ -52,15 +52,6 @@ def states(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Any:
 
 def input_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*([B] if name in CELLS else [T, B]), I, dtype=dtype)
-
-
-def values(tree: Any) -> list[Tensor]:
-    """Tensors with values; the data of a PackedSequence."""
-    if isinstance(tree, PackedSequence):
-        return [tree.data]
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for branch in tree or () for tensor in values(branch)]
 
 
 def results_and_gradients(module: nn.Module, *arguments: Any) -> list[Tensor]:
@@ -282,19 +273,6 @@ def test_with_a_projection_a_prepacked_form_in_int8_is_close_and_saved() -> None
         assert_close(values(other(x, hx)), found, rtol=0, atol=0)
 
 
-def test_with_a_projection_a_prepacked_form_saves_what_the_layer_does() -> None:
-    layer = lltm.LSTM(24, 64, num_layers=2, proj_size=16, bidirectional=True)
-    packed, other = (
-        layer.prepack(),
-        lltm.LSTM(24, 64, 2, proj_size=16, bidirectional=True).prepack(),
-    )
-    assert_close(dict(packed.state_dict()), dict(layer.state_dict()), rtol=0, atol=0)
-    other.load_state_dict(layer.state_dict())
-    x = torch.randn(12, 5, 24)
-    for module in (other, copy.deepcopy(packed)):
-        assert_close(values(module(x)), values(packed(x)), rtol=0, atol=0)
-
-
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -> None:
@@ -314,6 +292,7 @@ def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -
 
 
 def test_errors_of_a_projection_are_named() -> None:
+    """test_errors.py has those of the arguments of a call."""
     bad_options: list[tuple[dict[str, Any], str]] = [
         ({"recurrent_dropout": 0.5}, "recurrent_dropout to be 0 with proj_size, got 0.5"),
         ({"proj_size": H}, rf"proj_size to be in \[0, hidden_size\), got {H}"),
@@ -321,22 +300,6 @@ def test_errors_of_a_projection_are_named() -> None:
     for options, text in bad_options:
         with pytest.raises(lltm.ArgumentError, match=f"^lltm::LSTM: expected {text}"):
             lltm.LSTM(I, H, **{"proj_size": P, **options})
-    layer: Any = lltm.LSTM(I, H, proj_size=P)
-    x, c_0 = torch.randn(T, B, I), torch.zeros(1, B, H)
-    with pytest.raises(lltm.ArgumentError, match=rf"expected h_0 of shape \(1, {B}, {P}\), got"):
-        layer(x, (c_0, c_0))
-    good = layer.weight_hr_l0
-    for bad, error, text in (
-        (torch.zeros(P, H + 1), lltm.ArgumentError, rf"weight_hr of shape \({P}, {H}\), got"),
-        (good.detach().double(), TypeError, "weight_hr of dtype float32, the dtype of the input"),
-    ):
-        layer.weight_hr_l0 = nn.Parameter(bad)
-        with pytest.raises(error, match=f"^lltm::LSTM: expected {text}"):
-            layer(x)
-    layer.weight_hr_l0 = good
-    layer.weight_hh_l0 = nn.Parameter(torch.zeros(4 * H, P + 1))
-    with pytest.raises(lltm.ArgumentError, match=rf"expected weight_hh of shape \({4 * H}, {P}\)"):
-        layer(x)
 
 
 # ----- transforms ---------------------------------------------------------------
@@ -392,10 +355,7 @@ def test_torch_jit_script_compiles_them(name: str) -> None:
     ours, theirs = pair(name, **options)
     x = input_of(name)
     scripted: Any = torch.jit.script(ours)
-    file = io.BytesIO()
-    torch.jit.save(scripted, file)
-    file.seek(0)
-    for run in (scripted, torch.jit.load(file)):
+    for run in (scripted, support.saved_and_loaded(scripted)):
         for given in ((x,), (x, states(name, *([4, B] if name in LAYERS else [B])))):
             assert_close(run(*given), theirs(*given))
 

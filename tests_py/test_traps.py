@@ -80,22 +80,3 @@ def test_the_derivative_of_elu_at_0_is_1(dtype: torch.dtype) -> None:
     leaves = a.leaves()
     _, c = support.cell_outputs(lltm.functional, leaves)
     assert float(torch.autograd.grad(c.sum(), leaves.input)[0]) == 0.5
-
-
-@pytest.mark.parametrize(
-    "outputs", [support.cell_outputs, support.sequence_outputs], ids=["cell", "sequence"]
-)
-def test_the_gradient_of_the_bias_has_the_shape_of_the_bias(outputs: support.Outputs) -> None:
-    a = (
-        support.cell_arguments((1, 3, 5))
-        if outputs is support.cell_outputs
-        else support.sequence_arguments((1, 1, 3, 5))
-    )
-    assert results(outputs, lltm.functional, a)[-1].shape == (15,)
-
-
-def test_a_batch_larger_than_a_grid_dimension_works() -> None:
-    # CUDA grids are limited to 65,535 in y and z.
-    a = support.cell_arguments((70_000, 1, 2), torch.float64)
-    ours = results(support.cell_outputs, lltm.functional, a)
-    torch.testing.assert_close(ours, results(support.cell_outputs, lltm.reference, a))

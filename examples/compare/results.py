@@ -57,7 +57,7 @@ class Description:
 
 @dataclass
 class Results:
-    """All measurements; saved as JSON, one line per run."""
+    """All measurements; saved as JSON, a line per run, task or entry."""
 
     tasks: dict[str, Description] = field(default_factory=dict)
     runs: dict[Spec, Run] = field(default_factory=dict)
@@ -90,14 +90,16 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Writes another file first, so that an interruption does not damage the old file."""
-        runs = ",\n  ".join(self._run_lines())
-        rest = {
+        parts = {
             "tasks": {name: asdict(task) for name, task in self.tasks.items()},
             "machine": self.machine,
             "seconds_per_update": self.seconds_per_update,
         }
-        text = json.dumps(rest, indent=1).removesuffix("\n}")
-        text += f',\n "runs": [\n  {runs}\n ]\n}}\n'
+        text = "{\n"
+        for name, entries in parts.items():
+            lines = ",\n  ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
+            text += f' "{name}": {{\n  {lines}\n }},\n'
+        text += ' "runs": [\n  ' + ",\n  ".join(self._run_lines()) + "\n ]\n}\n"
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(text)
         os.replace(unfinished, path)

@@ -536,13 +536,7 @@ class LLTM(Layer[Pair]):
         return [names[k : k + each] for k in range(0, len(names), each)]
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
-        """Returns an inference-only copy of this layer with prepacked weights.
-
-        Args:
-            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
-                and h at run time. This needs a quarter of the float32 memory and is faster, with
-                small errors. Only on the CPU, not for float64. Default: None
-        """
+        """Returns a copy with prepacked weights, as :meth:`LSTM.prepack` does."""
         return PrepackedLLTM(self, weights)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -560,18 +554,7 @@ def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) 
 
 
 class PrepackedLLTM(Prepacked, Layer[Pair]):
-    """Inference-only LLTM with prepacked weights, returned by :meth:`LLTM.prepack`.
-
-    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
-    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
-    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
-    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
-    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
-
-    Args:
-        layer (lltm.LLTM): layer to copy
-        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
-    """
+    """Inference-only LLTM with prepacked weights, like :class:`PrepackedLSTM`."""
 
     _STATES = ("h_0", "c_0")
     _where = mode = "LLTM"
@@ -810,13 +793,7 @@ class GRU(Layer[Tensor], nn.RNNBase):
     _names = _NAMES_OF_TORCH
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedGRU:
-        """Returns an inference-only copy of this layer with prepacked weights.
-
-        Args:
-            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
-                and h at run time. This needs a quarter of the float32 memory and is faster, with
-                small errors. Only on the CPU, not for float64. Default: None
-        """
+        """Returns a copy with prepacked weights, as :meth:`LSTM.prepack` does."""
         return PrepackedGRU(self, weights)
 
 
@@ -851,18 +828,7 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
 
 
 class PrepackedGRU(Prepacked, Layer[Tensor]):
-    """Inference-only GRU with prepacked weights, returned by :meth:`GRU.prepack`.
-
-    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
-    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
-    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
-    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
-    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
-
-    Args:
-        layer (lltm.GRU): layer to copy
-        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
-    """
+    """Inference-only GRU with prepacked weights, like :class:`PrepackedLSTM`."""
 
     _STATES = ("h_0",)
     _where = mode = "GRU"
@@ -956,13 +922,7 @@ class RNN(Layer[Tensor], nn.RNNBase):
         return super().extra_repr() + relu
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedRNN:
-        """Returns an inference-only copy of this layer with prepacked weights.
-
-        Args:
-            weights (torch.dtype): None, or torch.qint8 to quantize the weights to 8 bits, and input
-                and h at run time. This needs a quarter of the float32 memory and is faster, with
-                small errors. Only on the CPU, with tanh, not for float64. Default: None
-        """
+        """Returns a copy with prepacked weights, as :meth:`LSTM.prepack` does. int8 needs tanh."""
         return PrepackedRNN(self, weights)
 
 
@@ -1023,18 +983,7 @@ def _checked_nonlinearity(where: str, given: str) -> str:
 
 
 class PrepackedRNN(Prepacked, Layer[Tensor]):
-    """Inference-only RNN with prepacked weights, returned by :meth:`RNN.prepack`.
-
-    It computes like the layer in evaluation mode, but does not pack weights in every call. It has
-    no derivatives, cannot be changed or converted, and does not follow later changes of the layer.
-    Autocast has no effect: input and states need the layer's dtype. Its weights are buffers. Its
-    state_dict equals the layer's, but int8 weights are saved as quantized rows and scales. Loading
-    packs the weights for the CPU in use. ``torch.load`` needs ``weights_only=False``.
-
-    Args:
-        layer (lltm.RNN): layer to copy
-        weights (torch.dtype): None, or torch.qint8 for int8 weights. Default: None
-    """
+    """Inference-only RNN with prepacked weights, like :class:`PrepackedLSTM`."""
 
     _STATES = ("h_0",)
     _where = mode = "RNN"
