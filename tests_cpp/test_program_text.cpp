@@ -525,12 +525,14 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
   const std::string value = "a value of forward that is not a parameter";
   const std::vector<Wrong> table = {
       // lines and words
-      {kBase, "", "1: expected 'lltm-cell 1', got the end of the cell"},
+      {kBase, "", "1: expected 'lltm-cell 1' or 'lltm-cell 2', got the end of the cell"},
       {kBase, "\n", "1: expected words with one space between them, got ''"},
       {kBase, "lltm-cell 1", "1: expected a line that ends with \\n, got 'lltm-cell 1'"},
       {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the cell"},
-      {"cell 1", "cell 2", "1: expected 'lltm-cell 1', got 'lltm-cell 2'"},
-      {"lltm-cell 1\n", "lltm-cell 1\r\n", "1: expected 'lltm-cell 1', got 'lltm-cell 1\\x0d'"},
+      {"cell 1", "cell 3", "1: expected 'lltm-cell 1' or 'lltm-cell 2', got 'lltm-cell 3'"},
+      {"lltm-cell 1\n",
+       "lltm-cell 1\r\n",
+       "1: expected 'lltm-cell 1' or 'lltm-cell 2', got 'lltm-cell 1\\x0d'"},
       {"name base",
        "name  base",
        "2: expected words with one space between them, got 'name  base'"},
@@ -635,6 +637,40 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
   };
   for (const Wrong& wrong : table) {
     EXPECT_EQ(error_of(replaced(wrong.from, wrong.to)), wrong.error) << wrong.to;
+  }
+}
+
+TEST(CellErrors, OfProductsMeansAndGivenGates) {
+  const std::string base =
+      "lltm-cell 2\nname n\nweight_ih r n\nweight_hh r n\ninput m\nreads_h\nforward\n"
+      "v = multiply z.r h\nz.n = product v\nt = mean z.n\nh' = add t z.m\nsave h v z.r\nbackward\n"
+      "d.z.m = copy d.h'\nd.z.n = mean d.h'\ne = product d.z.n\nd.z.r = multiply e h\n"
+      "d.h = multiply e z.r\nend\n";
+  EXPECT_EQ(error_of(base), "no error");
+  const std::string header =
+      "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
+  const std::string all = "expected a single product of all gates of v";
+  const std::vector<Wrong> table = {
+      {"lltm-cell 2", "lltm-cell 1", "5: expected " + header + ", got 'input m'"},
+      {"input m", "input r", "5: expected gates that are not in weight_ih, got 'r'"},
+      {"input m", "input m m", "5: expected each gate once in input, got 'm'"},
+      {"multiply z.r h", "multiply z.n h", "8: expected a known name or a number, got 'z.n'"},
+      {"hh r n", "hh r", "4: expected the gate of a product, n, in weight_hh, got 'weight_hh r'"},
+      {"product v", "product w", "9: expected a known name, got 'w'"},
+      {"product v", "product v v", "9: expected an unused name, got 'z.n'"},
+      {"product v", "product v\nz.n = product v", "10: expected an unused name, got 'z.n'"},
+      {"z.n = product v", "z.r = product v", "8: expected a known name or a number, got 'z.r'"},
+      {"mean z.n", "mean z.n z.r", "10: expected mean of 1 operand, got 't = mean z.n z.r'"},
+      {"h v", "h", "13: expected the operand of a product among the saved values, got 'v'"},
+      {"product d.z.n", "product d.z.r", "16: expected the gate of a product, got 'd.z.r'"},
+      {"d.z.n\nd.z.r", "d.z.n d.z.m\nd.z.r", "16: " + all + ", got 'e = product d.z.n d.z.m'"},
+      {"e = ", "f = product d.z.n\ne = ", "17: " + all + ", got 'e = product d.z.n'"},
+      {"product d.z.n", "product d.h'", "16: expected the gate of a product, got 'd.h\''"},
+      {"mean d.h'\ne = product d.z.n", "product d.z.n", "15: expected a known name, got 'd.z.n'"},
+  };
+  for (const auto& [from, to, error] : table) {
+    std::string text = base;
+    EXPECT_EQ(error_of(text.replace(text.find(from), from.size(), to)), error) << to;
   }
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import torch
 import torch.nn.functional as F
 from torch import Tensor, randn, sigmoid, tanh
@@ -319,7 +320,7 @@ def test_layers_with_products_means_and_given_gates(name: str) -> None:
         cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 64)], dtypes=dtypes, verbose=False
     )
     # The same bits on any number of threads, and a new sequence after a reset.
-    layer = cell.Layer(64 if cell.Layer._HEADER.gates_input else 24, 64)
+    layer = cell.Layer(24 + 64 * len(cell.Layer._HEADER.gates_input), 64)
     x = torch.randn(6, 5, layer.input_size)
     reset = torch.arange(6).unsqueeze(1).expand(6, 5) == 3
     with torch.no_grad():

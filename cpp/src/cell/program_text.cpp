@@ -272,7 +272,11 @@ class Section {
     if (knows(name) || taken_.contains(name)) lines_.fail("an unused name", name);
     if (!may_assign(name)) check_name(lines_, name);
     if (words.size() < 3) lines_.fail("'NAME = OPERATION OPERANDS'");
-    if (products_ != nullptr && words[2] == "mean" && words.size() == 4) {
+    const bool takes_one = words[2] == "mean" || (words[2] == "product" && name_ == "forward");
+    if (products_ != nullptr && takes_one && words.size() != 4) {
+      lines_.fail(string(words[2]) + " of 1 operand");
+    }
+    if (products_ != nullptr && words[2] == "mean") {
       known_[string(name)] = {compiler_.input(), graph_.mean(value(words[3]).node)};
       return;
     }
@@ -327,13 +331,14 @@ class Section {
   // z.GATE = product OPERAND, or NAME = product d.z.GATES
   void multiply() {
     const std::vector<string_view>& words = lines_.words();
-    const bool backward = words[3].starts_with("d.z.");
-    const string gate(backward ? words[3].substr(4) : words[0].substr(words[0].find('.') + 1));
+    const bool backward = name_ == "backward";
+    const string_view at = words[backward ? 3 : 0];
+    const string_view start = backward ? "d.z." : "z.";
+    const string gate(at.starts_with(start) ? at.substr(start.size()) : "");
     const auto found = std::find_if(products_->begin(), products_->end(), [&](const Product& p) {
       return std::find(p.gates.begin(), p.gates.end(), gate) != p.gates.end();
     });
-    if (found == products_->end())
-      lines_.fail("a gate whose weights multiply a product's operand", gate);
+    if (found == products_->end()) lines_.fail("the gate of a product", at);
     const auto index = static_cast<unsigned char>(found - products_->begin());
     std::vector<int>& results = results_[index];
     std::vector<int> values;
@@ -406,10 +411,22 @@ void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products
   if (of_x.empty() && products == nullptr) lines.fail("a gate in weight_ih");
   lines.next();
   const std::vector<string> of_h = gates_of(lines, "weight_hh");
+  for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
+    for (const string& gate : (*products)[p].gates) {
+      if (block_of(of_h, gate) < 0) lines.fail("the gate of a product, " + gate + ", in weight_hh");
+    }
+  }
+  const auto is_new = [&](const string& gate) { return block_of(of_x, gate) < 0; };
+  if (of_x.size() + std::count_if(of_h.begin(), of_h.end(), is_new) > CellInfo::kMostSlots) {
+    lines.fail(at_most(CellInfo::kMostSlots, "different gates in weight_ih and weight_hh"));
+  }
   lines.next();
   std::vector<string> given;
   if (products != nullptr && lines.begins_with("input")) {
     given = gates_of(lines, "input");
+    for (const string& gate : given) {
+      if (!is_new(gate)) lines.fail("gates that are not in weight_ih", gate);
+    }
     lines.next();
   }
   if (of_x.empty() && given.empty()) lines.fail("a gate in weight_ih or input");
@@ -452,10 +469,6 @@ void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products
     info.x_blocks[slot] = block_of(of_x, gate);
     info.h_blocks[slot] = block_of(of_h, gate);
     info.given_blocks[slot] = 1 + block_of(given, gate);
-    if (is_of_x(gate) && info.given_blocks[slot] > 0) {
-      lines.fail("gates in weight_ih or input, not in both", gate);
-    }
-    if (multiplies(gate) && !is_of_h(gate)) lines.fail("product gates in weight_hh", gate);
   }
   for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
     for (const string& gate : (*products)[p].gates) {
@@ -516,8 +529,8 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
     if (products.size() > std::size(cell->stages.operands)) {
       lines.fail(at_most(std::size(cell->stages.operands), "operands of products"));
     }
-  } else {
-    lines.expect("lltm-cell 1");
+  } else if (!lines.take("lltm-cell 1")) {
+    lines.fail("'lltm-cell 1' or 'lltm-cell 2'");
   }
   std::vector<Product>* const of_products = second ? &products : nullptr;
   if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");

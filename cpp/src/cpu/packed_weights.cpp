@@ -118,7 +118,9 @@ struct PackedHeader {
   int64_t hidden, input_size;
   int64_t blocks;
   int64_t bf16x3_blocks;  // 0 if not stored
-  int64_t heads;
+  int64_t further_heads;  // than one
+
+  int64_t heads() const { return further_heads + 1; }
 };
 constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(PackedHeader));
 constexpr int64_t kPackedAlignment = 64;
@@ -132,7 +134,6 @@ inline constexpr auto kOperandTag<Int8Format> = static_cast<int32_t>(at::kQInt8)
 PackedHeader read_header(const Tensor& packed) {
   PackedHeader header;
   std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
-  if (header.heads == 0) header.heads = 1;  // of a version without heads
   return header;
 }
 void write_header(const PackedHeader& header, const Tensor& packed) {
@@ -154,13 +155,13 @@ int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, 
       blocks > 0 && blocks <= divide_up(header.hidden, kAlign) &&
       Blocks(header.hidden, kAlign, blocks).width <= max_forward_block_width(kFormat<Format>);
   const int64_t bytes =
-      PackedWeights<Format>::bytes(cell, header.hidden, header.input_size, header.heads);
+      PackedWeights<Format>::bytes(cell, header.hidden, header.input_size, header.heads());
   return valid ? begin + bytes : -1;
 }
 
 int64_t bf16x3_offset(const CellInfo& cell, const PackedHeader& header) {
   const int64_t first =
-      PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size, header.heads);
+      PackedWeights<F32Format>::bytes(cell, header.hidden, header.input_size, header.heads());
   return round_up(kHeaderBytes + first, kPackedAlignment);
 }
 
@@ -168,11 +169,14 @@ bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   // Limits the sizes so that no product overflows.
   const auto is_size = [](int64_t size) { return size >= 0 && size <= int64_t{1} << 27; };
   if (!is_size(header.hidden) || !is_size(header.input_size)) return false;
-  if (header.heads != 1) {
-    const bool divides = header.heads > 0 && header.hidden % (header.heads * kHeadAlign) == 0 &&
-                         header.blocks % header.heads == 0;
+  if (header.further_heads < 0 || header.further_heads >= std::max<int64_t>(header.hidden, 1)) {
+    return false;
+  }
+  if (header.further_heads > 0) {
+    const bool divides =
+        header.hidden % (header.heads() * kHeadAlign) == 0 && header.blocks % header.heads() == 0;
     const bool may_have = header.bf16x3_blocks == 0 && header.operand != kOperandTag<Int8Format>;
-    if (!divides || !may_have || header.heads > header.hidden) return false;
+    if (!divides || !may_have) return false;
   }
   const auto is = [&](at::ScalarType dtype) { return header.dtype == static_cast<int32_t>(dtype); };
   const bool once = header.bf16x3_blocks == 0;
@@ -272,7 +276,7 @@ bool has_form(const Tensor& packed, GemmFormat format) {
 }
 
 int64_t packed_heads(const Tensor& packed) {
-  return read_header(packed).heads;
+  return read_header(packed).heads();
 }
 
 Tensor aligned(const Tensor& packed) {
@@ -287,7 +291,7 @@ PackedWeights<Format> read_packed(const CellInfo& cell, const Tensor& packed) {
   const Blocks blocks(
       header.hidden, Format::kUnitAlign, kSecond ? header.bf16x3_blocks : header.blocks);
   const int64_t offset = kSecond ? bf16x3_offset(cell, header) : kHeaderBytes;
-  return {cell, blocks, header.input_size, header.heads, packed, offset};
+  return {cell, blocks, header.input_size, header.heads(), packed, offset};
 }
 template PackedWeights<F32Format> read_packed(const CellInfo&, const Tensor&);
 template PackedWeights<Bf16Format> read_packed(const CellInfo&, const Tensor&);
@@ -333,7 +337,7 @@ Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType d
        input_size,
        blocks.count,
        /*bf16x3_blocks=*/0,
-       heads},
+       heads - 1},
       packed);
   return pack(weights, read_packed<Format>(cell, packed)) ? packed : Tensor();
 }
@@ -413,7 +417,7 @@ Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
   using Source = typename Format::Source;
   const PackedHeader header = read_header(bytes);
   const auto options = bytes.options().dtype(kDtype<Source>);
-  const int64_t columns[] = {header.input_size, header.hidden / header.heads};
+  const int64_t columns[] = {header.input_size, header.hidden / header.heads()};
   Weights weights = {
       at::empty({cell.x.count() * header.hidden, columns[0]}, options),
       at::empty({cell.h.count() * header.hidden, columns[1]}, options)};
@@ -427,7 +431,7 @@ Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
     }
     return true;
   });
-  if (header.heads > 1) weights.hh = weights.hh.unflatten(0, {header.heads, -1});
+  if (header.heads() > 1) weights.hh = weights.hh.unflatten(0, {header.heads(), -1});
   return weights;
 }
 
