@@ -23,13 +23,6 @@ std::string form_case_name(const testing::TestParamInfo<Case>& info) {
   return std::get<0>(info.param).name + ('_' + case_name(info));
 }
 
-std::string derivative_name(const testing::TestParamInfo<DerivativeCase>& info) {
-  const char* const kinds[] = {"dense", "without_bias", "packed"};
-  const auto& [form, kind, reverse] = info.param;
-  return (form.cell == "lltm" ? "" : std::string(form.cell) + '_') + kinds[static_cast<int>(kind)] +
-         (reverse ? "_reverse" : "");
-}
-
 FormTest::FormTest() : form_(std::get<0>(GetParam())) {
   if (form_.setting != nullptr) setting_ = form_.setting();
 }
@@ -385,69 +378,6 @@ TEST_P(HostProperties, StridesOfWeightsBeyond32BitsAreSupported) {
     arguments.weights = far_apart.copy(arguments.weights, 0);
     return arguments;
   });
-}
-
-DerivativeProperties::DerivativeProperties() : form_(std::get<0>(GetParam())) {
-  const auto [form, kind, reverse] = GetParam();
-  const Sizes sizes = {4, 3, 2, 4};
-  const bool bias = kind != Kind::kWithoutBias;
-  arguments_ = form.step               ? cell_problem(sizes, at::kDouble, 1, bias, form.cell)
-               : kind == Kind::kPacked ? packed_problem({4, 2, 1}, 2, 3, at::kDouble, 1, form.cell)
-                                       : sequence_problem(sizes, at::kDouble, 1, bias, form.cell);
-  arguments_.reverse = reverse;
-}
-
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DerivativeProperties);
-
-TEST_P(DerivativeProperties, FirstMatchesFiniteDifferences) {
-  for (uint64_t seed = 0; seed < 5; ++seed) {
-    EXPECT_LT(derivative_error(function(), point(), seed), kDerivativeTolerance) << seed;
-  }
-}
-
-TEST_P(DerivativeProperties, SecondMatchesFiniteDifferences) {
-  const Scalar first = derivative(function(), 100);
-  for (uint64_t seed = 0; seed < 5; ++seed) {
-    EXPECT_LT(derivative_error(first, point(), seed), kDerivativeTolerance) << seed;
-  }
-}
-
-TEST_P(DerivativeProperties, ThirdMatchesFiniteDifferences) {
-  const Scalar second = derivative(derivative(function(), 100), 200);
-  for (uint64_t seed = 0; seed < 3; ++seed) {
-    EXPECT_LT(derivative_error(second, point(), seed), kDerivativeTolerance) << seed;
-  }
-}
-
-// The other results' gradients are undefined.
-TEST_P(DerivativeProperties, SecondMatchesFiniteDifferencesForOneResult) {
-  for (size_t used = 0; used < form_.baseline(arguments_).size(); ++used) {
-    const Function one = [&](const Arguments& a) { return Tensors{form_.run(a)[used]}; };
-    const Scalar first = derivative(weighted_sum(one, arguments_), 100);
-    EXPECT_LT(
-        derivative_error(first, weighted_sum_point(one, arguments_, 2), 3), kDerivativeTolerance)
-        << "result " << used;
-  }
-}
-
-TEST_P(DerivativeProperties, GradientsAreTheSameWhenAGraphIsKept) {
-  const Tensors grad_outputs = random_like(form_.baseline(arguments_), 2);
-  const Evaluation once = evaluate(form_.run, arguments_, grad_outputs);
-  const Arguments leaves = requiring_grad(arguments_);
-  const Tensors gradients = torch::autograd::grad(
-      form_.run(leaves), differentiable(leaves), grad_outputs, std::nullopt, /*create_graph=*/true);
-  const Expected expected = expect(arguments_, grad_outputs);
-  for (size_t k = 0; k < gradients.size(); ++k) {
-    EXPECT_TRUE(is_accurate(gradients[k], once.gradients[k], expected.gradients[k]))
-        << argument_names(leaves)[k];
-    // Gradients of ReLU biases are piecewise constant.
-    const bool constant = form_.cell == "rnn_relu" && gradients[k].dim() == 1;
-    EXPECT_TRUE(gradients[k].requires_grad() || constant) << argument_names(leaves)[k];
-  }
-}
-
-TEST_P(DerivativeProperties, ForwardModeMatchesFiniteDifferences) {
-  EXPECT_LT(forward_mode_error(form_.run, arguments_, 3), kDerivativeTolerance);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AutogradProperties);

@@ -94,20 +94,6 @@ class SequenceProperties : public FormTest {};  // sequences
 class GradientProperties : public FormTest {};  // differentiable forms
 class HostProperties : public FormTest {};      // forms with arguments on the host
 
-enum class Kind { kDense, kWithoutBias, kPacked };
-using DerivativeCase = std::tuple<Form, Kind, bool>;
-std::string derivative_name(const testing::TestParamInfo<DerivativeCase>& info);
-
-class DerivativeProperties : public testing::TestWithParam<DerivativeCase> {
- protected:
-  DerivativeProperties();
-  Scalar function() const { return weighted_sum(form_.run, arguments_); }
-  Tensors point() const { return weighted_sum_point(form_.run, arguments_, 2); }
-
-  const Form form_;
-  Arguments arguments_;  // float64
-};
-
 class AutogradProperties : public testing::TestWithParam<Form> {};
 
 }  // namespace lltm_test

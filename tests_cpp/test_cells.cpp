@@ -85,30 +85,6 @@ INSTANTIATE_TEST_SUITE_P(Cell, AutogradProperties, testing::ValuesIn(kSteps));
 INSTANTIATE_TEST_SUITE_P(Sequence, AutogradProperties, testing::ValuesIn(kSequences));
 INSTANTIATE_TEST_SUITE_P(
     SequenceCheckpointed, AutogradProperties, testing::ValuesIn(kCheckpointed));
-INSTANTIATE_TEST_SUITE_P(
-    Cell,
-    DerivativeProperties,
-    testing::Combine(
-        testing::ValuesIn(kSteps),
-        testing::Values(Kind::kDense, Kind::kWithoutBias),
-        testing::Values(false)),
-    derivative_name);
-INSTANTIATE_TEST_SUITE_P(
-    Sequence,
-    DerivativeProperties,
-    testing::Combine(
-        testing::ValuesIn(kSequences),
-        testing::Values(Kind::kDense, Kind::kPacked),
-        testing::Bool()),
-    derivative_name);
-INSTANTIATE_TEST_SUITE_P(
-    SequenceCheckpointed,
-    DerivativeProperties,
-    testing::Combine(
-        testing::ValuesIn(first_of(kCheckpointed)),
-        testing::Values(Kind::kDense, Kind::kPacked),
-        testing::Bool()),
-    derivative_name);
 
 using CellAndDtype = std::tuple<const char*, at::ScalarType>;
 

@@ -82,28 +82,6 @@ double largest_error(const at::Tensor& y, const reference::Matrix<>& y64) {
   return error;
 }
 
-at::Tensor directional(const Tensors& gradients, uint64_t seed) {
-  at::Tensor sum = at::zeros({}, at::kDouble);
-  for (const at::Tensor& gradient : gradients) {
-    if (gradient.defined()) {
-      sum = sum + (gradient * random_like(gradient, seed)).sum();
-    }
-    ++seed;
-  }
-  return sum;
-}
-
-// The truncation error is proportional to the squared step, the rounding error to its inverse.
-constexpr double kStep = 2.5e-6;
-
-Tensors shifted(const Tensors& x, const Tensors& directions, double step) {
-  Tensors result;
-  for (size_t k = 0; k < x.size(); ++k) {
-    result.push_back(x[k].detach() + step * directions[k]);
-  }
-  return result;
-}
-
 Tensors leaves_of(const Tensors& tensors) {
   Tensors leaves;
   for (const at::Tensor& tensor : tensors) {
@@ -872,82 +850,6 @@ Tensors laid_out(const Tensors& tensors, const Layout& layout) {
     result.push_back(layout.apply(tensor));
   }
   return result;
-}
-
-Scalar weighted_sum(const Function& function, const Arguments& arguments) {
-  return [function, arguments](const Tensors& x) {
-    const size_t count = differentiable(arguments).size();
-    const Tensors outputs = function(with(arguments, x));
-    at::Tensor sum = at::zeros({}, at::kDouble);
-    for (size_t k = 0; k < outputs.size(); ++k) {
-      sum = sum + (outputs[k] * x.at(count + k)).sum();
-    }
-    return sum;
-  };
-}
-
-Tensors weighted_sum_point(const Function& function, const Arguments& arguments, uint64_t seed) {
-  Tensors point = differentiable(arguments);
-  const Tensors weights = random_like(function(arguments), seed);
-  point.insert(point.end(), weights.begin(), weights.end());
-  return point;
-}
-
-double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed) {
-  const Tensors leaves = leaves_of(x);
-  const Tensors gradients = torch::autograd::grad(
-      {function(leaves)}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
-  const Tensors directions = random_like(x, seed);
-  double by_autograd = 0;
-  for (size_t k = 0; k < x.size(); ++k) {
-    if (gradients[k].defined()) {
-      by_autograd += (gradients[k] * directions[k]).sum().item<double>();
-    }
-  }
-  const double by_differences =
-      (function(shifted(x, directions, kStep)) - function(shifted(x, directions, -kStep)))
-          .div(2 * kStep)
-          .item<double>();
-  return std::abs(by_autograd - by_differences) / std::max(1.0, std::abs(by_differences));
-}
-
-double forward_mode_error(const Function& function, const Arguments& arguments, uint64_t seed) {
-  const Tensors x = differentiable(arguments);
-  const Tensors directions = random_like(x, seed);
-  const auto level = static_cast<int64_t>(torch::autograd::forward_ad::enter_dual_level());
-  Tensors duals;
-  for (size_t k = 0; k < x.size(); ++k) {
-    duals.push_back(at::_make_dual(x[k], directions[k], level));
-  }
-  Tensors tangents;
-  for (const at::Tensor& output : function(with(arguments, duals))) {
-    tangents.push_back(std::get<1>(at::_unpack_dual(output, level)));
-  }
-  torch::autograd::forward_ad::exit_dual_level(static_cast<uint64_t>(level));
-
-  const Tensors up = function(with(arguments, shifted(x, directions, kStep)));
-  const Tensors down = function(with(arguments, shifted(x, directions, -kStep)));
-  double error = 0;
-  for (size_t k = 0; k < up.size(); ++k) {
-    if (!tangents[k].defined()) {
-      return std::numeric_limits<double>::infinity();
-    }
-    const at::Tensor by_differences = (up[k] - down[k]).div(2 * kStep);
-    error = std::max(error, (tangents[k] - by_differences).abs().max().item<double>());
-  }
-  return error;
-}
-
-Scalar derivative(const Scalar& function, uint64_t seed) {
-  return [function, seed](const Tensors& x) {
-    // A first derivative without a graph: finite differences use the training kernels.
-    const bool differentiate_again =
-        std::any_of(x.begin(), x.end(), [](const at::Tensor& t) { return t.requires_grad(); });
-    const Tensors leaves = differentiate_again ? x : leaves_of(x);
-    const Tensors gradients = torch::autograd::grad(
-        {function(leaves)}, leaves, {}, std::nullopt, differentiate_again, /*allow_unused=*/true);
-    return directional(gradients, seed);
-  };
 }
 
 bool identical(const at::Tensor& a, const at::Tensor& b) {

@@ -33,13 +33,6 @@ inline const std::vector<const char*> kBoundedCells = [] {
   }
   return names;
 }();
-inline const std::vector<const char*> kTorchCells = [] {
-  std::vector<const char*> names;
-  for (const lltm::CellInfo* cell : lltm::kCells) {
-    if (!cell->joined) names.push_back(cell->name);
-  }
-  return names;
-}();
 
 // A step's input is (B, I).
 struct Arguments {
@@ -242,24 +235,6 @@ Function contiguous(const Function& function);
 
 // Flips the input, runs in reverse and flips the output.
 Function against_the_steps(const Function& sequence);
-
-using Scalar = std::function<at::Tensor(const Tensors&)>;
-
-// A function of the differentiable arguments and one weight per output.
-Scalar weighted_sum(const Function& function, const Arguments& arguments);
-
-// The differentiable arguments and random weights.
-Tensors weighted_sum_point(const Function& function, const Arguments& arguments, uint64_t seed);
-
-// Relative difference between autograd's directional derivative and central differences.
-double derivative_error(const Scalar& function, const Tensors& x, uint64_t seed);
-constexpr double kDerivativeTolerance = 1e-7;
-
-// Along a random direction. Apply twice for third derivatives.
-Scalar derivative(const Scalar& function, uint64_t seed);
-
-// The same for forward mode: absolute error over all outputs.
-double forward_mode_error(const Function& function, const Arguments& arguments, uint64_t seed);
 
 // No tolerance; NaN equals NaN.
 bool identical(const at::Tensor& a, const at::Tensor& b);

@@ -323,6 +323,22 @@ def test_derivatives(cell: str) -> None:
         assert torch.autograd.gradgradcheck(run, (mask, *given), fast_mode=True)
 
 
+@each_cell
+def test_third_derivatives(cell: str) -> None:
+    """Without a reset or mask."""
+    problem = Problem(cell, (3, 2, 2, 2), torch.float64, share=0)
+    leaves = problem.leaves()
+    given = [t for t in leaves if t is not None and t.numel() > 0]
+
+    def slopes(*values: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(values)
+        tensors = [t if t is None or t.numel() == 0 else next(rest) for t in leaves]
+        loss = sum(y.square().sum() for y in ops.sequence(problem.cell, *tensors))
+        return torch.autograd.grad(loss, values, create_graph=True)
+
+    assert torch.autograd.gradgradcheck(slopes, given, fast_mode=True)
+
+
 @pytest.mark.parametrize("shape", [(5, 3, 4, 7), LENGTHS], ids=["dense", "packed"])
 def test_vmap(shape: tuple[int, ...]) -> None:
     problem = Problem("gru", shape, masked=True)
