@@ -25,18 +25,6 @@ def autocast(dtype: torch.dtype) -> torch.autocast:
 
 
 @each_dtype
-@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_state_of_another_dtype_is_cast(given: torch.dtype, dtype: torch.dtype) -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    x = torch.randn(6, 4, 3)
-    state = torch.randn(2, 4, 5, dtype=given), torch.randn(2, 4, 5, dtype=given)
-    with autocast(dtype):
-        output, (h_n, c_n) = layer(x, state)
-        h, c = lltm.LLTMCell(3, 5)(x[0], (state[0][0], state[1][0]))
-    assert {y.dtype for y in (output, h_n, c_n, h, c)} == {dtype}
-
-
-@each_dtype
 @pytest.mark.parametrize("steps", [0, 1, 5])
 @pytest.mark.parametrize("given", [torch.float32, *LOWER], ids=str)
 def test_layers_that_concatenate_tensors(

@@ -491,6 +491,7 @@ def test_torchscript_traces() -> None:
     for module, x in (
         (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
         (gru.Cell(3, 4), torch.randn(2, 3)),
+        (lltm.LLTM(3, 4, num_layers=2), torch.randn(3, 2, 3)),
     ):
         traced = torch.jit.trace(module, (x,))
         same(traced(x), module(x))
@@ -721,13 +722,6 @@ def test_a_missing_argument_is_an_error_that_names_the_cells_class() -> None:
         with pytest.raises(TypeError, match=rf"^lstm\.{name}\(\) missing .* 'hidden_size'"):
             make(4)
         assert "hidden_size: 'int'" in str(inspect.signature(make))
-
-
-def test_a_saved_layer_needs_no_function() -> None:
-    step = pickle.loads(pickle.dumps(gru.Cell(3, 4)))
-    assert isinstance(step.forward(torch.randn(2, 3)), Tensor)
-    assert "gru.Cell" in repr(torch.nn.Sequential(step))
-    assert "3, 4" in repr(step)
 
 
 def test_int8_requires_a_bounded_cell() -> None:

@@ -262,16 +262,6 @@ def compiled(
     return model, str(package)
 
 
-@pytest.mark.slow  # compiles C++
-def test_a_compiled_package_runs_in_python(compiled: tuple[Model, str]) -> None:
-    model, package = compiled
-    run = torch._inductor.aoti_load_package(package)
-    for sizes in SIZES:
-        x = torch.randn(*sizes, 3)
-        with torch.no_grad():
-            torch.testing.assert_close(flat(run(x)), flat(model(x)))
-
-
 # Without lltm's Python: liblltm has the operators, the package the custom cell.
 WITHOUT_LLTM = """
 import sys, torch

@@ -196,36 +196,21 @@ def test_an_exported_program_is_converted_too() -> None:
         assert_same(torch.onnx.export(exported, dynamo=True, verbose=False), layer, features(3, 2))
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = lltm.LLTM(3, 5)
-
-    def forward(self, data: Tensor, batch_sizes: Tensor) -> Tensor:
-        output, _ = self.layer(PackedSequence(data, batch_sizes))
-        assert isinstance(output.data, Tensor)
-        return output.data
-
-
-def test_a_packed_sequence_is_an_error_with_a_remedy() -> None:
-    arguments = features(7), torch.tensor([4, 3])
-    with pytest.raises(Exception, match=r"lltm::sequence: a packed sequence .* padded input"):
-        torch.onnx.export(Packed().eval(), arguments, dynamo=True, verbose=False)
-
-
-class Prepacked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.packed = lltm.LLTM(3, 5).prepack()
-
-    def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = self.packed(input)[0]
-        return output
-
-
-def test_prepacked_weights_are_an_error_with_a_remedy() -> None:
-    with pytest.raises(Exception, match=r"lltm::sequence: .* export the layer itself"):
-        torch.onnx.export(Prepacked().eval(), (features(6, 4),), dynamo=True, verbose=False)
+@pytest.mark.parametrize(
+    ("layer", "input", "text"),
+    [
+        (
+            lltm.LLTM(3, 5),
+            PackedSequence(features(7), torch.tensor([4, 3])),
+            "a packed sequence .* padded input",
+        ),
+        (lltm.LLTM(3, 5).prepack(), features(6, 4), ".* export the layer itself"),
+    ],
+    ids=["packed", "prepacked"],
+)
+def test_errors_name_a_remedy(layer: nn.Module, input: Any, text: str) -> None:
+    with pytest.raises(Exception, match=f"lltm::sequence: {text}"):
+        torch.onnx.export(layer.eval(), (input,), dynamo=True, verbose=False)
 
 
 older_exporter = pytest.mark.filterwarnings(

@@ -213,11 +213,6 @@ def test_the_package_is_imported_without_docstrings() -> None:
     assert support.run_python("-OO", "-c", code).stdout == "LSTM(3, 5)\n"
 
 
-def test_include_dir_and_cmake_prefix_path_exist() -> None:
-    assert Path(lltm.include_dir, "lltm", "lltm.h").is_file()
-    assert Path(lltm.cmake_prefix_path, "lib/cmake/lltm/lltm-config.cmake").is_file()
-
-
 def test_the_library_links_nothing_of_python() -> None:
     linked = ldd(PACKAGE / "lib" / "liblltm.so")
     assert "libtorch_cpu" in linked

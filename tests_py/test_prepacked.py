@@ -85,15 +85,6 @@ def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
     torch.testing.assert_close(model.share_memory()(x), expected)
 
 
-def test_hooks_see_its_calls() -> None:
-    packed = lltm.LLTM(**SIZES).prepack()
-    seen: list[str] = []
-    packed.register_forward_pre_hook(lambda *_: seen.append("before"))
-    packed.register_forward_hook(lambda *_: seen.append("after"))
-    packed(torch.randn(3, 2, 5))
-    assert seen == ["before", "after"]
-
-
 @pytest.mark.xdist_group("compilers")
 def test_is_compiled_by_its_method() -> None:
     torch.compiler.reset()

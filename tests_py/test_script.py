@@ -239,11 +239,3 @@ def test_modules_that_cannot_be_scripted_raise_an_error() -> None:
     layer = nn.utils.parametrizations.weight_norm(lltm.LLTM(3, 5), "weights_l0")
     with pytest.raises(NotImplementedError, match=r"script can't compile parametrizations"):
         script(layer)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_a_traced_layer_is_traced_as_before() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    x = torch.randn(6, 4, 3)
-    traced: Any = torch.jit.trace(layer, (x,))
-    torch.testing.assert_close(traced(2 * x), layer(2 * x))
