@@ -82,14 +82,6 @@ double largest_error(const at::Tensor& y, const reference::Matrix<>& y64) {
   return error;
 }
 
-Tensors leaves_of(const Tensors& tensors) {
-  Tensors leaves;
-  for (const at::Tensor& tensor : tensors) {
-    leaves.push_back(tensor.detach().requires_grad_());
-  }
-  return leaves;
-}
-
 }  // namespace
 
 bool has_jumps(const Arguments& arguments) {
@@ -369,7 +361,11 @@ Arguments with(const Arguments& arguments, const Tensors& replaced) {
 }
 
 Arguments requiring_grad(const Arguments& arguments) {
-  return with(arguments, leaves_of(differentiable(arguments)));
+  Tensors leaves;
+  for (const at::Tensor& tensor : differentiable(arguments)) {
+    leaves.push_back(tensor.detach().requires_grad_());
+  }
+  return with(arguments, leaves);
 }
 
 void PrintTo(const Sizes& sizes, std::ostream* stream) {
