@@ -412,8 +412,8 @@ class LLTMCell(Step[Pair]):
         h' = o * tanh(c')
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
         bias (bool): if False, the cell has no biases. Default: True
         device (torch.device): parameter device. Default: PyTorch's default device
         dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
@@ -455,9 +455,9 @@ class LLTM(Layer[Pair]):
         h' = o * tanh(c')
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
+        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
@@ -470,7 +470,7 @@ class LLTM(Layer[Pair]):
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. All steps of a call use the same mask. Default: 0
+            training. A call uses the same mask in all steps. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -582,9 +582,9 @@ class LSTM(Layer[Pair], nn.RNNBase):
         h' = o * tanh(c')                           with proj_size: weight_hr (o * tanh(c'))
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
+        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
@@ -598,7 +598,7 @@ class LSTM(Layer[Pair], nn.RNNBase):
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. All steps of a call use the same mask. Default: 0
+            training. A call uses the same mask in all steps. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -688,8 +688,8 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
         h' = o * tanh(c')
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
         bias (bool): if False, the cell has no biases. Default: True
         device (torch.device): parameter device. Default: PyTorch's default device
         dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
@@ -749,9 +749,9 @@ class GRU(Layer[Tensor], nn.RNNBase):
         h' = (1 - z) * n + z * h
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
+        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
             effect on states, unbatched input and packed sequences. Default: False
@@ -763,7 +763,7 @@ class GRU(Layer[Tensor], nn.RNNBase):
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. All steps of a call use the same mask. Default: 0
+            training. A call uses the same mask in all steps. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -808,8 +808,8 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
         h' = (1 - z) * n + z * h
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
         bias (bool): if False, the cell has no biases. Default: True
         device (torch.device): parameter device. Default: PyTorch's default device
         dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
@@ -842,9 +842,9 @@ class RNN(Layer[Tensor], nn.RNNBase):
         h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
+        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
         nonlinearity (str): "tanh" or "relu". Default: "tanh"
         bias (bool): if False, the layer has no biases. Default: True
         batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
@@ -857,7 +857,7 @@ class RNN(Layer[Tensor], nn.RNNBase):
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. All steps of a call use the same mask. Default: 0
+            training. A call uses the same mask in all steps. Default: 0
 
     Shape:
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
@@ -934,8 +934,8 @@ class RNNCell(Step[Tensor], nn.RNNCellBase):
         h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
     Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
         bias (bool): if False, the cell has no biases. Default: True
         nonlinearity (str): "tanh" or "relu". Default: "tanh"
         device (torch.device): parameter device. Default: PyTorch's default device

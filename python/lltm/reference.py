@@ -261,35 +261,35 @@ class _Layer:
 
 
 class LLTMCell(_Cell, modules.LLTMCell):
-    """Reference implementation of lltm.LLTMCell, with its arguments and parameters."""
+    """lltm.LLTMCell in eager PyTorch, with its arguments and parameters."""
 
 
 class LSTMCell(_Cell, modules.LSTMCell):
-    """Reference implementation of lltm.LSTMCell, with its arguments and parameters."""
+    """lltm.LSTMCell in eager PyTorch, with its arguments and parameters."""
 
 
 class GRUCell(_Cell, modules.GRUCell):
-    """Reference implementation of lltm.GRUCell, with its arguments and parameters."""
+    """lltm.GRUCell in eager PyTorch, with its arguments and parameters."""
 
 
 class RNNCell(_Cell, modules.RNNCell):
-    """Reference implementation of lltm.RNNCell, with its arguments and parameters."""
+    """lltm.RNNCell in eager PyTorch, with its arguments and parameters."""
 
 
 class LLTM(_Layer, modules.LLTM):
-    """Reference implementation of lltm.LLTM, with its arguments and parameters."""
+    """lltm.LLTM in eager PyTorch, with its arguments and parameters."""
 
 
 class LSTM(_Layer, modules.LSTM):
-    """Reference implementation of lltm.LSTM, with its arguments and parameters."""
+    """lltm.LSTM in eager PyTorch, with its arguments and parameters."""
 
 
 class GRU(_Layer, modules.GRU):
-    """Reference implementation of lltm.GRU, with its arguments and parameters."""
+    """lltm.GRU in eager PyTorch, with its arguments and parameters."""
 
 
 class RNN(_Layer, modules.RNN):
-    """Reference implementation of lltm.RNN, with its arguments and parameters."""
+    """lltm.RNN in eager PyTorch, with its arguments and parameters."""
 
 
 for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
