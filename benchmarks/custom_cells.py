@@ -63,10 +63,11 @@ class Loop(Ours):
         tensors: dict[str, Tensor] = {
             name.removesuffix("_l0"): tensor for name, tensor in self.layer.named_parameters()
         }
-        h, *others = (state[0] for state in self._first(input))
-        (columns, size), gates_h = (tensors["weight_ih"].shape[1], h.shape[1]), self.header.gates_h
+        first = self.layer._first_states(input, input.shape[1])
+        h, *others = (state[0] for state in ([first] if isinstance(first, Tensor) else first))
+        columns, gates_h = tensors["weight_ih"].shape[1], self.header.gates_h
         from_x = linear(input[..., :columns], tensors["weight_ih"], tensors["bias_ih"])
-        parts = [tensors[name].split(size) for name in ("weight_hh", "bias_hh")]
+        parts = [tensors[name].split(h.shape[1]) for name in ("weight_hh", "bias_hh")]
         weights = {
             operand: [torch.cat([part[gates_h.index(gate)] for gate in gates]) for part in parts]
             for operand, gates in self.groups.items()
@@ -79,33 +80,25 @@ class Loop(Ours):
             outputs.append(h)
         return torch.stack(outputs), (h, *others)
 
-    def _first(self, input: Tensor) -> tuple[Tensor, ...]:
-        first = self.layer._first_states(input, input.shape[1])
-        return (first,) if isinstance(first, Tensor) else tuple(first)
-
     def _gates(self, x: Tensor, given: Tensor, h: Tensor, weights: dict[str, Any]) -> Any:
-        size, header = h.shape[1], self.header
+        size = h.shape[1]
         if self.joined:
-            gates = (x + linear(h, *weights["h"])).split(size, 1)
-            return dict(zip(header.gates_x, gates, strict=True))
-        z: dict[str, Any] = dict(zip(header.gates_x, x.split(size, 1), strict=True))
-        z |= zip(header.gates_input, given.split(size, 1), strict=False)
+            x = x + linear(h, *weights["h"])
+        z: dict[str, Any] = dict(zip(self.header.gates_x, x.split(size, 1), strict=True))
+        z |= zip(self.header.gates_input, given.split(size, 1), strict=False)
+        if self.joined:
+            return z
+        from_x = {**z}
 
-        def added(operand: str, v: Tensor) -> dict[str, Tensor]:
-            gates = zip(
-                self.groups[operand], linear(v, *weights[operand]).split(size, 1), strict=True
-            )
+        @cache
+        def parts(operand: str, v: Tensor) -> dict[str, Tensor]:
+            values = linear(v, *weights[operand]).split(size, 1)
+            gates = zip(self.groups[operand], values, strict=True)
             return {gate: from_x[gate] + part if gate in from_x else part for gate, part in gates}
 
-        from_x, added_once = {**z}, cache(added)
         for operand, gates in self.groups.items():
-            for gate in gates:
-                z[gate] = (
-                    added_once("h", h)[gate]
-                    if operand == "h"
-                    else lambda v, gate=gate, operand=operand: added_once(operand, v)[gate]
-                )
-        return z
+            z |= {gate: lambda v, key=(gate, operand): parts(key[1], v)[key[0]] for gate in gates}
+        return z | (parts("h", h) if "h" in self.groups else {})
 
 
 def compiled_loop(cell: lltm.Cell, case: Case) -> Make:

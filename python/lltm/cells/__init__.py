@@ -1,7 +1,4 @@
-"""Recurrent cells from the literature, made on first access: ``lltm.cells.cifg.Layer(32, 128)``.
-
-Each cell is a file in this folder. ``from_...`` convert modules of other libraries.
-"""
+"""Recurrent cells from the literature, made on first access: ``lltm.cells.cifg.Layer(32, 128)``."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ __all__ = [*_NAMES, "from_keras", "from_ncps", "from_torchrecurrent"]
 class _Cells(types.ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         """Python sets a submodule after its import. Sets its cell instead."""
-        super().__setattr__(name, getattr(value, name, value) if name in _NAMES else value)
+        super().__setattr__(name, getattr(value, name) if name in _NAMES else value)
 
 
 sys.modules[__name__].__class__ = _Cells

@@ -19,7 +19,6 @@ INITIAL = {f"a_{gate}": 1.0 for gate in GATES} | {f"b_{gate}": 0.0 for gate in G
 @lltm.cell(gates=GATES, parameters=INITIAL, bounded=True)
 def layernorm_lstm(z, c, a_i, a_f, a_g, a_o, b_i, b_f, b_g, b_o):
     i, f, g, o = map(lltm.layer_norm, (z.i, z.f, z.g, z.o))
-    c_next = torch.sigmoid(a_f * f + b_f) * c + torch.sigmoid(a_i * i + b_i) * torch.tanh(
-        a_g * g + b_g
-    )
-    return torch.sigmoid(a_o * o + b_o) * torch.tanh(lltm.layer_norm(c_next)), c_next
+    i, f, o = (torch.sigmoid(v) for v in (a_i * i + b_i, a_f * f + b_f, a_o * o + b_o))
+    c_next = f * c + i * torch.tanh(a_g * g + b_g)
+    return o * torch.tanh(lltm.layer_norm(c_next)), c_next

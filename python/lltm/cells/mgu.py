@@ -4,8 +4,6 @@
 
 G.-B. Zhou, J. Wu, C.-L. Zhang, Z.-H. Zhou: Minimal gated unit for recurrent neural networks.
 International Journal of Automation and Computing, 2016.
-
-Notable: a GEMM whose input is a gate. The candidate n is called with the value that U multiplies.
 """
 
 import torch

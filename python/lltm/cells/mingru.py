@@ -3,8 +3,6 @@
     u = sigmoid(W_u x + b_u)   h' = (1 - u) h + u (W_n x + b_n)
 
 L. Feng et al.: Were RNNs all we needed? 2024.
-
-Notable: steps have no GEMM.
 """
 
 import torch

@@ -3,8 +3,6 @@
     f = sigmoid(W_f x + b_f)   i = sigmoid(W_i x + b_i)   h' = (f h + i (W_n x + b_n)) / (f + i)
 
 L. Feng et al.: Were RNNs all we needed? 2024.
-
-Notable: steps have no GEMM.
 """
 
 import torch

@@ -4,8 +4,6 @@
     c' = f c + i g   h' = o tanh(c')
 
 B. Krause, L. Lu, I. Murray, S. Renals: Multiplicative LSTM for sequence modelling. 2016.
-
-Notable: four gates read the same product, so they share a GEMM.
 """
 
 import torch

@@ -4,8 +4,7 @@
     h' = (1 - u) h + u n
 
 R. Jozefowicz et al.: An empirical exploration of recurrent network architectures. ICML 2015.
-
-Notable: in the paper, W_n is the identity.
+The paper has x instead of W_n x + b_n.
 """
 
 import torch

@@ -4,8 +4,6 @@
     h' = (1 - u) h + u n
 
 R. Jozefowicz et al.: An empirical exploration of recurrent network architectures. ICML 2015.
-
-Notable: two products with different operands.
 """
 
 import torch
