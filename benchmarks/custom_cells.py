@@ -5,8 +5,8 @@ functions and, with --compile, with torch.compile of that loop.
     python benchmarks/custom_cells.py --compile --json custom_cells.json
 
 The method is that of `python -m lltm.benchmark`. The loop has a GEMM for the
-input of all steps and a GEMM per step for h, the best that PyTorch's operations
-allow.
+input of all steps, and a GEMM per step for h and for each product's operand:
+the best that PyTorch's operations allow.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ def test_a_converted_layer_is_as_its_module(name: str, monkeypatch: pytest.Monke
 def test_an_unknown_cell_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'gru'"):
         cells.gru  # noqa: B018
+    with pytest.raises(ValueError, match=r"expected one of LiGRU, .*, got GRU"):
+        cells.from_torchrecurrent(torch.nn.GRU(2, 3))
 
 
 def test_the_slstm_learns_as_well_as_the_lstm() -> None:
