@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import io
 import math
@@ -32,15 +31,14 @@ import lltm
 
 ROOT = Path(__file__).resolve().parents[1]
 
-GALLERY = ROOT / "examples" / "cells"
-GALLERY_CELLS = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "train")
+GALLERY_CELLS = lltm.cells._NAMES
 
 
-def gallery_cell(name: str, monkeypatch: pytest.MonkeyPatch) -> lltm.Cell:
-    monkeypatch.syspath_prepend(str(GALLERY))
-    cell = getattr(importlib.import_module(name), name)
-    assert isinstance(cell, lltm.Cell)
-    return cell
+def gallery_module(name: str, inputs: int, hidden: int, kind: str = "Layer", **options: Any) -> Any:
+    """A module of lltm.cells. `inputs` does not count the columns of gates that read the input."""
+    cell = getattr(lltm.cells, name)
+    given = len(cell.Layer._HEADER.gates_input)
+    return getattr(cell, kind)(inputs + given * hidden, hidden, **options)
 
 
 # Minor release of PyTorch, such as (2, 13).

@@ -30,6 +30,7 @@ from machine import bounds, read_weights, weight_passes
 from runtimes import JAX, RUNTIMES, runtimes
 from torch.utils.dlpack import from_dlpack
 
+import lltm
 from lltm.benchmark import timing
 from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case, Shape
@@ -191,12 +192,12 @@ def test_a_case_may_have_layers_directions_and_packed_sequences(cell: str) -> No
 
 @pytest.mark.parametrize("name", custom_cells.NAMES)
 def test_the_loop_over_a_gallery_cell_equals_the_layer(name: str) -> None:
-    cell = custom_cells.cell_of(name)
+    cell = getattr(lltm.cells, name)
     ours, loop = (
-        make(cell, 3, 4, dtype=torch.float64) for make in (custom_cells.Ours, custom_cells.Loop)
+        make(cell, 9, 4, dtype=torch.float64) for make in (custom_cells.Ours, custom_cells.Loop)
     )
     loop.load_state_dict(ours.state_dict())
-    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    x = torch.randn(5, 2, 9, dtype=torch.float64)
     torch.testing.assert_close(loop(x, None)[0], ours(x, None)[0])
 
 

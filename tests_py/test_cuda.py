@@ -287,20 +287,17 @@ def test_custom_cells_are_as_exact_as_on_the_cpu(
     name: str,
     dtype: torch.dtype,
     shape: tuple[int, int, int, int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cell = support.gallery_cell(name, monkeypatch)
     *leading, inputs, hidden = shape
-    check_on_cuda(cell.Layer(inputs, hidden), (*leading, inputs), dtype)
+    layer = support.gallery_module(name, inputs, hidden)
+    check_on_cuda(layer, (*leading, layer.input_size), dtype)
 
 
 @each_custom_cell
-def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cell = support.gallery_cell(name, monkeypatch)
+def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(name: str, dtype: torch.dtype) -> None:
     for batch, inputs, hidden in ((3, 4, 5), (1100, 8, 128)):
-        check_on_cuda(cell.Cell(inputs, hidden), (batch, inputs), dtype)
+        step = support.gallery_module(name, inputs, hidden, "Cell")
+        check_on_cuda(step, (batch, step.input_size), dtype)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +305,14 @@ def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(
     [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"checkpoint_steps": 3}],
     ids=str,
 )
-def test_layers_of_custom_cells_work(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_custom_cells_work(options: Any) -> None:
     for name in ("peephole_lstm", "slstm", "indrnn", "mgu"):
-        cell = support.gallery_cell(name, monkeypatch)
-        check_on_cuda(cell.Layer(4, 7, **options), (8, 3, 4), torch.float64)
+        layer = support.gallery_module(name, 4, 7, **options)
+        check_on_cuda(layer, (8, 3, 4), torch.float64)
 
 
-def test_custom_cells_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = support.gallery_cell("slstm", monkeypatch).Layer(4, 7, dtype=torch.float64)
+def test_custom_cells_reset() -> None:
+    layer = lltm.cells.slstm.Layer(4, 7, dtype=torch.float64)
     input, reset = torch.randn(8, 3, 4, dtype=torch.float64), torch.rand(8, 3) < 0.3
     expected, _ = layer(input, reset=reset)
     output, _ = layer.cuda()(input.cuda(), reset=reset.cuda())
@@ -323,8 +320,8 @@ def test_custom_cells_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_custom_cells_have_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 16, device="cuda", dtype=dtype)
+def test_custom_cells_have_kernels(dtype: torch.dtype) -> None:
+    layer = lltm.cells.cifg.Layer(4, 16, device="cuda", dtype=dtype)
     input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
     names = kernels_of(lambda: trained(layer, input))
     assert {"lltm_forward", "lltm_backward"} <= names.keys()
@@ -639,8 +636,8 @@ def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
 
 
 @needs_two_gpus
-def test_custom_cells_work_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = support.gallery_cell("cifg", monkeypatch).Layer(4, 8)
+def test_custom_cells_work_on_each_device() -> None:
+    layer = lltm.cells.cifg.Layer(4, 8)
     input = torch.randn(5, 3, 4)
     expected = trained(layer, input)
     for device in ("cuda:1", "cuda:0"):

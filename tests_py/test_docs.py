@@ -31,11 +31,10 @@ ROOT = support.ROOT
 DOCS = ROOT / "docs"
 FORECAST = ROOT / "examples" / "forecast" / "README.md"
 COMPARE = ROOT / "examples" / "compare" / "README.md"
-CELLS = ROOT / "examples" / "cells" / "README.md"
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted(DOCS.glob("*.md")),
-    *(FORECAST, COMPARE, CELLS),
+    *(FORECAST, COMPARE),
 ]
 # Separate tests run these projects.
 PROJECTS = (FORECAST, DOCS / "your-own-library.md")

@@ -1,17 +1,21 @@
-"""Cells from the literature: examples/cells."""
+"""Cells from the literature: lltm.cells."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import support
 import torch
 
 import lltm.testing
+from lltm import cells
 
-FOLDER, NAMES = support.GALLERY, support.GALLERY_CELLS
+NAMES = support.GALLERY_CELLS
 
 # Small and large batches use different engines; odd sizes.
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
@@ -30,54 +34,84 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_agrees_with_its_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = support.gallery_cell(name, monkeypatch)
+def test_a_cell_agrees_with_its_function(name: str) -> None:
+    cell = getattr(cells, name)
     lltm.testing.check_cell(cell, shapes=SHAPES, dtypes=DTYPES)
     assert ("\nown_gradient\n" in cell.text) == (name in OWN_GRADIENT)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bounded_cell_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_cell_is_bounded(name: str) -> None:
     """Other cells do exceed 1, so that the list is complete."""
-    cell = support.gallery_cell(name, monkeypatch)
-    layer = cell.Layer(8, 16, dtype=torch.float64)
+    layer = support.gallery_module(name, 8, 16, dtype=torch.float64)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.mul_(8)
-        output, _ = layer(4 * torch.randn(50, 20, 8, dtype=torch.float64))
-    assert (output.abs().max().item() <= 1) == ("\nbounded\n" in cell.text)
+        output, _ = layer(4 * torch.randn(50, 20, layer.input_size, dtype=torch.float64))
+    assert (output.abs().max().item() <= 1) == ("\nbounded\n" in layer._CELL)
 
 
-def rows_of_the_table() -> dict[str, tuple[str, ...]]:
-    lines = (FOLDER / "README.md").read_text().splitlines()
+def test_the_table_describes_the_cells() -> None:
+    lines = (support.ROOT / "docs" / "cells.md").read_text().splitlines()
     rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| [")]
-    return {re.sub(r"\[(\w+)\].*", r"\1", cell): tuple(rest) for cell, *rest in rows}
-
-
-def test_the_table_describes_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = rows_of_the_table()
-    assert sorted(table) == NAMES
-    for name, (paper, *row) in table.items():
-        cell = support.gallery_cell(name, monkeypatch)
-        weights = [re.findall(rf"^weight_{k}h( .*)?$", cell.text, re.MULTILINE)[0] for k in "ih"]
+    assert [re.sub(r"\[(\w+)\].*", r"\1", row[0]) for row in rows] == NAMES
+    converters = {"cfc": "from_ncps", "keras_gru": "from_keras"}
+    for name, _ in cells._convert._TORCHRECURRENT.values():
+        converters[name] = "from_torchrecurrent"
+    for name, (_, paper, *row) in zip(NAMES, rows, strict=True):
+        cell = getattr(cells, name)
+        gates = {gate: ", ".join(terms) for gate, terms in cell.Layer._HEADER.reads.items()}
+        shown = [g if gates[g] == "x, h" else f"{g} ({gates[g]})" for g in cell.gates]
         (saved,) = re.findall(r"^save(.*)$", cell.text, re.MULTILINE)
-        of_x, of_h = map(str.split, weights)
-        gates = [
-            gate
-            + (" (only x)" if gate not in of_h else "")
-            + (" (only h)" if gate not in of_x else "")
-            for gate in cell.gates
-        ]
-        columns = [", ".join(names) for names in (gates, cell.states, cell.parameters)]
-        assert row == [*columns, str(len(saved.split()))], name
-        source = (FOLDER / f"{name}.py").read_text()
+        columns = [", ".join(names) for names in (shown, cell.states, cell.parameters)]
+        converter = f"`{converters[name]}`" if name in converters else ""
+        assert row[:-1] == [*columns, str(len(saved.split())), converter], name
+        source = (Path(cells.__path__[0]) / f"{name}.py").read_text()
         year = re.findall(r"\d{4}", paper)[0]
         assert re.search(rf"{re.split(' et al|,| ', paper)[0]}.*{year}", source, re.DOTALL), name
 
 
+OTHERS = {"CfC": ("ncps.torch", cells.from_ncps), "GRU": ("keras.layers", cells.from_keras)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "CfC": {"input_size": 4, "backbone_units": 6},
+    "GRU": {"reset_after": False, "return_sequences": True, "dtype": "float64"},
+    "IndRNN": {"input_size": 4, "num_layers": 2, "nonlinearity": "relu"},
+}
+
+
+@pytest.mark.slow
+@support.needs_extra("examples", "keras", "ncps", "torchrecurrent")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*cells._convert._TORCHRECURRENT, *OTHERS])
+def test_a_converted_layer_is_as_its_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    library, convert = OTHERS.get(name, ("torchrecurrent", cells.from_torchrecurrent))
+    options = OPTIONS.get(name, {"input_size": 4, "num_layers": 2})
+    size = "hidden_size" if library == "torchrecurrent" else "units"
+    module = getattr(importlib.import_module(library), name)(**options, **{size: 6}).double()
+    x = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
+    module(x)  # creates the parameters in Keras
+    for parameter in filter(torch.is_floating_point, module.parameters()):
+        torch.nn.init.normal_(parameter, std=0.5)
+    layer = convert(module)
+    expected, *_ = (module(x),) if name == "GRU" else module(x)
+    output, _ = layer(torch.cat([x, x.new_ones(5, 3, layer.input_size - 4)], -1))
+    slopes = [torch.autograd.grad(y.square().sum(), x) for y in (output, expected)]
+    limit = 1e-5 if name == "GRU" else 1e-12  # Keras multiplies matrices in float32
+    torch.testing.assert_close([output, slopes[0]], [expected, slopes[1]], rtol=0, atol=limit)
+
+
+def test_an_unknown_cell_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'gru'"):
+        cells.gru  # noqa: B018
+    with pytest.raises(ValueError, match=r"expected one of LiGRU, .*, got GRU"):
+        cells.from_torchrecurrent(torch.nn.GRU(2, 3))
+
+
 def test_the_slstm_learns_as_well_as_the_lstm() -> None:
-    script, small = str(FOLDER / "train.py"), ("--steps", "6", "--updates", "200")
-    results = [support.run_forked(script, *small, cwd=FOLDER) for _ in range(2)]
+    folder, small = support.ROOT / "examples" / "cells", ("--steps", "6", "--updates", "200")
+    script = str(folder / "train.py")
+    results = [support.run_forked(script, *small, cwd=folder) for _ in range(2)]
     tables = []
     for result in results:
         assert result.returncode == 0, result.stderr

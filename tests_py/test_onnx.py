@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import GALLERY_CELLS, decompositions, flat, gallery_cell
+from support import GALLERY_CELLS, decompositions, flat, gallery_module
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -52,8 +52,8 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(11, shape)
 
 
-def features(*shape: int) -> Tensor:
-    return torch.randn(*shape, 3)
+def features(*shape: int, size: int = 3) -> Tensor:
+    return torch.randn(*shape, size)
 
 
 Case = tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[int, ...]]
@@ -156,20 +156,20 @@ QUICK = ("rsynaptic",)
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in GALLERY_CELLS],
 )
-def test_custom_cells(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = gallery_cell(name, monkeypatch)
-    layers = cell.Layer(3, 5, num_layers=2, bidirectional=True).eval()
-    fixed = torch.onnx.export(layers, (features(4, 2),), dynamo=True, verbose=False)
+def test_custom_cells(name: str) -> None:
+    layers = gallery_module(name, 3, 5, num_layers=2, bidirectional=True).eval()
+    inputs = partial(features, size=layers.input_size)
+    fixed = torch.onnx.export(layers, (inputs(4, 2),), dynamo=True, verbose=False)
     assert ("", "Scan") not in operators(fixed)
-    assert_same(fixed, layers, features(4, 2))
-    layer = cell.Layer(3, 5).eval()
+    assert_same(fixed, layers, inputs(4, 2))
+    layer = gallery_module(name, 3, 5).eval()
     sizes = ({0: "steps", 1: "batch"},)
     program = torch.onnx.export(
-        layer, (features(6, 4),), dynamo=True, dynamic_shapes=sizes, verbose=False
+        layer, (inputs(6, 4),), dynamo=True, dynamic_shapes=sizes, verbose=False
     )
     assert ("", "Scan") in operators(program)
     for shape in ((9, 2), (2, 9), (1, 1)):
-        assert_same(program, layer, features(*shape))
+        assert_same(program, layer, inputs(*shape))
 
 
 @pytest.mark.parametrize(

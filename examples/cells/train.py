@@ -1,4 +1,4 @@
-"""Trains the sLSTM in this folder and lltm.LSTM on the adding problem.
+"""Trains the sLSTM and lltm.LSTM on the adding problem.
 
     python examples/cells/train.py
 
@@ -13,7 +13,6 @@ import argparse
 import time
 
 import torch
-from slstm import slstm
 from torch import Tensor, nn
 
 import lltm
@@ -69,7 +68,7 @@ def main() -> None:
     reports = min(5, options.updates)
 
     columns = {}
-    for name, layer in (("sLSTM", slstm.Layer), ("LSTM", lltm.LSTM)):
+    for name, layer in (("sLSTM", lltm.cells.slstm.Layer), ("LSTM", lltm.LSTM)):
         torch.manual_seed(0)
         columns[name] = train(Adder(layer(2, HIDDEN)), options.steps, options.updates, reports)
     print("updates" + "".join(f"{name:>10}" for name in columns))

@@ -9,6 +9,7 @@
     @lltm.cell                 creates a custom cell, lltm.Cell, from a function
     lltm.CustomLayer, lltm.CustomCell
                                base classes of its modules
+    lltm.cells                 cells from the literature, such as lltm.cells.slstm
     lltm.layer_norm            layer norm of gates in a custom cell's function, also joint
     lltm.functional            steps and sequences as functions
     lltm.reference             readable definitions in eager PyTorch operations
@@ -33,6 +34,7 @@ from . import _native  # loads the library
 # isort: split
 from . import _C
 from . import backends as backends
+from . import cells as cells
 from . import functional as functional
 from . import modules as modules
 from . import reference as reference
@@ -59,6 +61,7 @@ __all__ = [
     "backends",
     "build_info",
     "cell",
+    "cells",
     "cmake_prefix_path",
     "decompositions",
     "functional",

@@ -164,7 +164,7 @@ inline BackwardAccess access_of(const BackwardArgs<T, D>& a) {
 }
 
 // Rows are multiples of an access, and registers hold all units' values. With 128 registers per
-// thread, the cells in examples/cells fit, with at most 11 inputs or outputs in 16 bits.
+// thread, most cells in python/lltm/cells fit, with at most 11 inputs or outputs in 16 bits.
 template <typename T>
 constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   constexpr int kMostBytes = 88 * 4;
