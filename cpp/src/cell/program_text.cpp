@@ -300,13 +300,14 @@ class Section {
     int compiled, node;  // in compiler_ and graph_
   };
 
+  bool is_backward() const { return name_ == "backward"; }
   bool may_assign(string_view name) const {
     return std::any_of(
                outputs_.begin(),
                outputs_.end(),
                [&](const auto& output) { return output.first == name; }) ||
-           (products_ != nullptr && name.starts_with("z.") && lines_.words().size() == 4 &&
-            lines_.words()[2] == "product");
+           (products_ != nullptr && !is_backward() && name.starts_with("z.") &&
+            lines_.words().size() == 4 && lines_.words()[2] == "product");
   }
 
   Value constant(double number) { return {compiler_.constant(number), graph_.constant(number)}; }
@@ -327,7 +328,11 @@ class Section {
   // z.GATE = product OPERAND, or NAME = product d.z.GATES
   void multiply() {
     const std::vector<string_view>& words = lines_.words();
-    const bool backward = words[3].starts_with("d.z.");
+    const bool backward = is_backward();
+    for (size_t k = 3; k < words.size() && backward; ++k) {
+      if (!words[k].starts_with("d.z.")) lines_.fail("d.z.GATES as operands of product", words[k]);
+    }
+    if (!backward && !words[0].starts_with("z.")) lines_.fail("'z.GATE = product OPERAND'");
     const string gate(backward ? words[3].substr(4) : words[0].substr(words[0].find('.') + 1));
     const auto found = std::find_if(products_->begin(), products_->end(), [&](const Product& p) {
       return std::find(p.gates.begin(), p.gates.end(), gate) != p.gates.end();
@@ -345,7 +350,7 @@ class Section {
     if (backward) {
       std::set<string> gates(found->gates.begin(), found->gates.end());
       for (size_t k = 3; k < words.size(); ++k) {
-        gates.erase(string(words[k].substr(std::min<size_t>(4, words[k].size()))));
+        gates.erase(string(words[k].substr(4)));
       }
       if (words.size() - 3 != found->gates.size() || !gates.empty() || !results.empty()) {
         lines_.fail("a single product of all gates of " + found->operand);

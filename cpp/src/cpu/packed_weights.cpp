@@ -371,7 +371,7 @@ Tensor prepack(
     std::optional<at::ScalarType> quantized) {
   const Weights weights = weights_of(cell, weight_ih, weight_hh);
   const at::ScalarType dtype = weight_ih.scalar_type();
-  const bool empty = weight_ih.numel() == 0;
+  const bool empty = (cell.x.count() > 0 ? weights.ih : weights.hh).numel() == 0;
   if (quantized == at::kQInt8 && !empty) return quantize(cell, weights);
   if (dtype == at::kDouble || empty || !F32Format::available()) {
     return weight_hh.defined() ? join(cell, weights)
