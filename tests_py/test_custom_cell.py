@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import itertools
+import math
 import pickle
 import re
 import sys
@@ -340,6 +341,35 @@ def test_a_layer_without_biases_has_its_parameters() -> None:
         assert names == [f"{stem}_{x}".rstrip("_") for stem in stems]
         assert "bias=False" in repr(module)
     same(cell.Layer(3, 4, bias=False)(torch.zeros(1, 2, 3))[0], torch.zeros(1, 2, 4))
+
+
+@pytest.mark.parametrize("reads", ["input", ("input", "h"), ("input", "product")], ids=str)
+def test_weight_ih_may_have_no_rows(reads: Any) -> None:
+    def function(z: Any, h: Tensor) -> Tensor:
+        n = z.n(tanh(h)) if "product" in reads else z.n
+        return tanh(n - n.mean(-1, keepdim=True)) - 0.5 * h
+
+    cell = lltm.cell(gates=("n",), reads={"n": reads}, name="given")(function)
+    check_cell(cell, shapes=[(3, 4, 0, 32)], verbose=False)
+    layer, step, x = cell.Layer(4, 4), cell.Cell(4, 4), torch.randn(1, 3, 4)
+    step.load_state_dict({k.removesuffix("_l0"): v for k, v in layer.state_dict().items()})
+    same(step(x[0]), layer(x)[0][0])
+    assert (layer.prepack().packed_weights_l0.dtype == torch.uint8) == (reads != "input")
+
+
+def test_padding_of_a_product_does_not_read_uninitialized_memory() -> None:
+    @lltm.cell(gates=("n",), reads={"n": ("x", "product")}, parameters={"p": 0.5})
+    def cell(z: Any, h: Tensor, p: Tensor) -> Tensor:
+        return tanh(z.n(h * p))
+
+    layer, x = cell.Layer(5, 48, dtype=torch.bfloat16), torch.randn(6, 8, 5).bfloat16()
+    for _ in range(30):
+        output, _ = layer(x)
+        size = (output.numel() * 2,)  # of the gradient of pre-activations and p
+        nan = [torch.full(size, math.nan, dtype=torch.bfloat16) for _ in range(30)]
+        del nan  # the allocator returns this memory
+        output.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
 # ---- transforms, compilers, files ------------------------------------------------------
@@ -794,6 +824,16 @@ def test_wrong_serialized_cells_are_rejected() -> None:
         lltm.Cell(wrong)
     with pytest.raises(ValueError, match=expected):
         torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
+
+
+@pytest.mark.parametrize("line", ["n = product t1", "t4 = product t2", "z.n = product t1"])
+def test_wrong_products_of_gradients_are_rejected(line: str) -> None:
+    reads = {"n": ("x", "product")}
+    cell = lltm.cell(gates=("r", "n"), reads=reads, name="it")(lambda z: tanh(z.n(sigmoid(z.r))))
+    wrong = re.sub(r"\n\w+ = product d.z.n\n", f"\n{line}\n", cell.text)
+    assert wrong != cell.text
+    with pytest.raises(lltm.ArgumentError, match=r"line \d+: expected .*, got '(z\.n|t1|t2)'$"):
+        lltm.Cell(wrong)
 
 
 def test_values_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:

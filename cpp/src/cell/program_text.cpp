@@ -304,13 +304,14 @@ class Section {
     int compiled, node;  // in compiler_ and graph_
   };
 
+  bool is_backward() const { return name_ == "backward"; }
   bool may_assign(string_view name) const {
     return std::any_of(
                outputs_.begin(),
                outputs_.end(),
                [&](const auto& output) { return output.first == name; }) ||
-           (products_ != nullptr && name.starts_with("z.") && lines_.words().size() == 4 &&
-            lines_.words()[2] == "product");
+           (products_ != nullptr && !is_backward() && name.starts_with("z.") &&
+            lines_.words().size() == 4 && lines_.words()[2] == "product");
   }
 
   Value constant(double number) { return {compiler_.constant(number), graph_.constant(number)}; }
@@ -331,7 +332,10 @@ class Section {
   // z.GATE = product OPERAND, or NAME = product d.z.GATES
   void multiply() {
     const std::vector<string_view>& words = lines_.words();
-    const bool backward = name_ == "backward";
+    const bool backward = is_backward();
+    for (size_t k = 3; k < words.size() && backward; ++k) {
+      if (!words[k].starts_with("d.z.")) lines_.fail("the gate of a product", words[k]);
+    }
     const string_view at = words[backward ? 3 : 0];
     const string_view start = backward ? "d.z." : "z.";
     const string gate(at.starts_with(start) ? at.substr(start.size()) : "");
@@ -350,7 +354,7 @@ class Section {
     if (backward) {
       std::set<string> gates(found->gates.begin(), found->gates.end());
       for (size_t k = 3; k < words.size(); ++k) {
-        gates.erase(string(words[k].substr(std::min<size_t>(4, words[k].size()))));
+        gates.erase(string(words[k].substr(4)));
       }
       if (words.size() - 3 != found->gates.size() || !gates.empty() || !results.empty()) {
         lines_.fail("a single product of all gates of " + found->operand);

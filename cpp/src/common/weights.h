@@ -51,12 +51,11 @@ inline at::Tensor with_heads(const at::Tensor& gradient, const at::Tensor& weigh
 inline Weights weights_of(
     const CellInfo& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {
   if (weight_hh.defined()) return {weight_ih, weight_hh};
-  const c10::SymInt hidden = weight_ih.sym_size(0) / cell.joined_blocks();
+  const int rows = cell.joined_blocks();  // 0 if all gates are given
+  const c10::SymInt hidden = rows > 0 ? weight_ih.sym_size(0) / rows : weight_ih.sym_size(1);
   const auto part = [&](SlotRange slots, c10::SymInt begin, c10::SymInt end) {
     const at::Tensor columns = weight_ih.slice_symint(1, begin, end);
-    return slots.count() == cell.joined_blocks()
-               ? columns
-               : columns.slice_symint(0, 0, slots.count() * hidden);
+    return slots.count() == rows ? columns : columns.slice_symint(0, 0, slots.count() * hidden);
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }

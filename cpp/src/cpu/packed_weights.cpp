@@ -393,10 +393,11 @@ Tensor prepack(
     const Tensor& weight_hh,
     std::optional<at::ScalarType> quantized) {
   const at::ScalarType dtype = weight_ih.scalar_type();
-  const bool empty = weight_ih.numel() == 0;
+  const Weights given = weights_of(cell, weight_ih, weight_hh);
+  const bool empty = (cell.x.count() > 0 ? given.ih : given.hh).numel() == 0;
   const bool in_aten = dtype == at::kDouble || empty || !F32Format::available();
-  const bool packs = packs_heads(weight_hh) && !in_aten && quantized != at::kQInt8;
-  const Weights weights = weights_of(cell, weight_ih, packs ? weight_hh : without_heads(weight_hh));
+  const bool packs = packs_heads(given.hh) && !in_aten && quantized != at::kQInt8;
+  const Weights weights = {given.ih, packs ? given.hh : without_heads(given.hh)};
   if (quantized == at::kQInt8 && !empty) return quantize(cell, weights);
   if (in_aten) {
     return weight_hh.defined() ? join(cell, weights)

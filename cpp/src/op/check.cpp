@@ -176,7 +176,7 @@ class Checker {
     if (misfit(sizes) != nullptr) {
       settle(sizes, batch_sizes);
       derive(sizes);
-      report_shape(*misfit(sizes), sizes);
+      if (const Argument* const wrong = misfit(sizes)) report_shape(*wrong, sizes);
     }
     return sizes;
   }
@@ -544,7 +544,8 @@ class Arguments {
 
 void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
   arguments.add(args.input, "input", kStepInput, kDecides);
-  arguments.add(args.h, "h", kState);
+  const bool has_x = arguments.shapes().weight_ih[0].times > 0;  // weight_ih also has H
+  arguments.add(args.h, "h", kState, has_x ? kRequired : kDecides);
   arguments.add_c(op, args.c, "c");
   arguments.add_parameters(op, args);
 }

@@ -237,7 +237,7 @@ Gradients gradients_of(
     return x_blocks(at::matmul(dz_x.t(), widened(x)), cell);
   };
   const auto of_weight_h = [&] {
-    if (cell.stages == nullptr) {
+    if (cell.stages == nullptr || cell.h.count() == 0) {
       return h_blocks(at::matmul(dz_h.t(), recurrent_rows(args)), cell);
     }
     std::vector<std::pair<int, Tensor>> parts;  // in pre-activation order

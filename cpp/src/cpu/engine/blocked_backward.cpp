@@ -156,8 +156,12 @@ class BlockedBackward {
     kernel_args_.operand_step = slot_pitch_;
   }
 
-  // Padding of a product's K reads the dz that follows, times zeros.
-  int64_t padding_of_products() const { return products_.size() > 1 ? kPackedRows : 0; }
+  // Padding of K of an operand's product reads the dz that follows, perhaps not yet computed, times
+  // zeros. So the rows are longer, and begin as zeros.
+  int64_t padding_of_products() const {
+    const bool of_operand = !products_.empty() && products_.back().operand >= 0;
+    return of_operand ? kPackedRows : 0;
+  }
 
   bool pack_weights() {
     const int64_t bytes = packed_size_ * static_cast<int64_t>(sizeof(Operand));
