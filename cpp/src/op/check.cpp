@@ -462,11 +462,13 @@ Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh)
   if (!has_heads(weight_hh)) return weight_hh;
   const SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
   TORCH_CHECK_VALUE(
-      heads > 0 && units > 0 && weight_hh.sym_size(1) == units * cell.h.count(),
+      heads > 1 && units > 0 && weight_hh.sym_size(1) == units * cell.h.count(),
       op,
-      ": expected weight_hh of shape (heads, ",
+      ": expected weight_hh of shape (",
       cell.h.count(),
-      "H/heads, H/heads) with three dimensions, got ",
+      "H, H), or of several heads (heads, ",
+      cell.h.count(),
+      "H/heads, H/heads), got ",
       shape_text(weight_hh.sym_sizes()));
   if (cell.h.count() == 0) return weight_hh.new_empty_symint({0, heads * units});
   const Tensor one = weight_hh.select(0, 0).select(0, 0).narrow(0, 0, 1);
