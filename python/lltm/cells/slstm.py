@@ -7,8 +7,8 @@ M. Beck, K. Pöppel, M. Spanring, A. Auer, O. Prudnikova, M. Kopp, G. Klambauer,
 S. Hochreiter: xLSTM: Extended long short-term memory. NeurIPS 2024.
 
 Notable: three states in addition to h. m cancels in c' / n', so it has no gradient; its initial
-value -inf makes the first step forget the initial state. The recurrent weights are dense, not one
-block per head as in the paper.
+value -inf makes the first step forget the initial state. With `heads=` of the layer, the recurrent
+weights have a block per head, as in the paper.
 """
 
 import math
