@@ -679,6 +679,47 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRejected) {
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
+TEST(ModulesOfCustomCells, MayHaveProductsGivenGatesAndHeads) {
+  const lltm::Cell cell = lltm::Cell::parse(
+      "lltm-cell 2\nname staged\nweight_ih r n\nweight_hh r n\ninput m\nreads_h\nforward\n"
+      "v = multiply z.r h\nz.n = product v\nt = mean z.n\nu = add t z.m\nh' = tanh u\n"
+      "save h v z.r h'\nbackward\ns = multiply h' h'\ng = subtract 1.0 s\n"
+      "d.z.m = multiply d.h' g\nd.z.n = mean d.z.m\ne = product d.z.n\nd.z.r = multiply e h\n"
+      "d.h = multiply e z.r\nend\n");
+  lltm::CustomLayer heads(lltm::CustomLayerOptions(cell, 3 + 64, 64).heads(2));
+  EXPECT_EQ(
+      shapes_of(*heads),
+      Named(
+          {{"weight_ih_l0", {128, 3}},
+           {"weight_hh_l0", {2, 64, 32}},
+           {"bias_ih_l0", {128}},
+           {"bias_hh_l0", {128}}}));
+  lltm::CustomLayer single(cell, 3 + 64, 64);
+  const at::NoGradGuard no_grad;
+  const Tensors from = heads->parameters(), to = single->parameters();
+  for (const size_t k : {0, 2, 3}) to[k].copy_(from[k]);
+  to[1].zero_();
+  for (int64_t block = 0; block < 4; ++block) {  // of a gate and a head
+    const int64_t gate = block / 2, head = block % 2;
+    to[1]
+        .narrow(0, 32 * block, 32)
+        .narrow(1, 32 * head, 32)
+        .copy_(from[1][head].narrow(0, 32 * gate, 32));
+  }
+  const Tensor x = at::randn({7, 20, 3 + 64}), expected = list(single->forward(x))[0];
+  EXPECT_TRUE(at::allclose(list(heads->forward(x))[0], expected, 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(list(heads->prepack().forward(x))[0], expected, 1e-5, 1e-6));
+  expect_error(
+      [&] { lltm::CustomLayer(lltm::CustomLayerOptions(cell, 67, 64).heads(3)); },
+      kValueError,
+      "lltm::staged.Layer: expected heads of a custom cell that divide hidden_size 64, got 3");
+  expect_error(
+      [&] { lltm::CustomLayer(cell, 63, 64); },
+      kValueError,
+      "lltm::staged: expected at least 64 input features, hidden_size for each gate that reads the"
+      " input, got 63");
+}
+
 TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
   lltm::CustomCell cell(kDuo, kInputSize, kHiddenSize);
   lltm::CustomLayer layer(kDuo, kInputSize, kHiddenSize);

@@ -230,6 +230,9 @@ struct LLTM_API LayerOptions {
   /// saves the states before every n-th step instead of all activations. Backward recomputes n
   /// steps at a time. 0 disables it. Default: 0
   TORCH_ARG(int64_t, checkpoint_steps) = 0;
+  /// CustomLayer only: a divisor of H. The recurrent weights of a head connect only its own H/heads
+  /// units: weight_hh is (heads, G*H/heads, H/heads). Default: 1
+  TORCH_ARG(int64_t, heads) = 1;
   /// RNN only: torch::kTanh or torch::kReLU. Default: torch::kTanh
   TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
   /// The custom cell. Required by CustomLayer; must not be set for other layers.

@@ -119,14 +119,26 @@ std::vector<Parameter> parameters_of(
     const std::optional<Cell>& own,
     int64_t input_size,
     int64_t hidden_size,
-    int64_t proj_size) {
+    int64_t proj_size,
+    int64_t heads) {
   const int64_t rows_x = cell.x.count() * hidden_size;
   if (cell.joined)
     return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
   const int64_t rows_h = cell.h.count() * hidden_size;
+  const int64_t given = cell.given * hidden_size;
+  TORCH_CHECK_VALUE(
+      input_size >= given,
+      "lltm::",
+      cell.title(),
+      ": expected at least ",
+      given,
+      " input features, hidden_size for each gate that reads the input, got ",
+      input_size);
+  std::vector<int64_t> shape_of_hh = {rows_h, proj_size > 0 ? proj_size : hidden_size};
+  if (heads > 1) shape_of_hh = {heads, rows_h / heads, hidden_size / heads};
   std::vector<Parameter> parameters = {
-      {"weight_ih", {rows_x, input_size}},
-      {"weight_hh", {rows_h, proj_size > 0 ? proj_size : hidden_size}},
+      {"weight_ih", {rows_x, input_size - given}},
+      {"weight_hh", shape_of_hh},
       {"bias_ih", {rows_x}, true},
       {"bias_hh", {rows_h}, true}};
   if (own.has_value()) {
@@ -176,7 +188,7 @@ void RecurrentCell<Module, Parameters, States>::reset() {
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
   for (const Parameter& p : parameters_of(
-           cell, options.cell(), options.input_size(), options.hidden_size(), /*proj_size=*/0)) {
+           cell, options.cell(), options.input_size(), options.hidden_size(), 0, /*heads=*/1)) {
     const bool given = options.bias() || !p.is_bias;
     *members[next++] =
         this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
@@ -296,6 +308,16 @@ void RecurrentLayer<Module, States>::reset() {
   const int64_t hidden_size = options.hidden_size();
   const int64_t proj_size = options.proj_size();
   check_projection(cell, proj_size, hidden_size, options.recurrent_dropout());
+  const int64_t heads = options.heads();
+  check_size(where, "heads", heads, kLargestSize);
+  TORCH_CHECK_VALUE(
+      hidden_size % heads == 0 && (heads == 1 || options.cell().has_value()),
+      "lltm::",
+      where,
+      ": expected heads of a custom cell that divide hidden_size ",
+      hidden_size,
+      ", got ",
+      heads);
   const int64_t count = options.bidirectional() ? 2 : 1;
   all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
@@ -304,7 +326,7 @@ void RecurrentLayer<Module, States>::reset() {
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
       for (const Parameter& p :
-           parameters_of(cell, options.cell(), input_size, hidden_size, proj_size)) {
+           parameters_of(cell, options.cell(), input_size, hidden_size, proj_size, heads)) {
         const bool given = options.bias() || !p.is_bias;
         const Tensor parameter = this->register_parameter(
             p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);
@@ -332,6 +354,7 @@ void RecurrentLayer<Module, States>::pretty_print(std::ostream& stream) const {
          << ", dropout=" << options.dropout()
          << ", bidirectional=" << bool_text(options.bidirectional());
   if (options.proj_size() != 0) stream << ", proj_size=" << options.proj_size();
+  if (options.heads() != 1) stream << ", heads=" << options.heads();
   if (options.recurrent_dropout() != 0) {
     stream << ", recurrent_dropout=" << options.recurrent_dropout();
   }
