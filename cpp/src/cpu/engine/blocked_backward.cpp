@@ -352,8 +352,10 @@ class BlockedBackward {
       part.operand = packed_dz(k).from(rows.begin, unit);
       part.out_of_range = &out_of_range;
     }
+    StageMemory<float> stages;
     if (cell_.stages != nullptr) {
-      part.stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+      stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+      part.stages = &stages;
       part.grad_operands = dh_state.from(0, hidden_);
     }
     elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);

@@ -400,17 +400,22 @@ class BlockedForward {
     part.h_next = part.h_next.from(row, unit);
     if (!output_is_operand_) part.h_operand = state_of(k).from(rows.begin, unit);
     part.activations = part.activations.from(row, unit);
-    if (cell_.stages != nullptr) {
-      part.stages = between_.memory(stage, slot.index).from(rows.begin, unit);
-      for (size_t p = 0; p < operands_.size(); ++p) {
-        part.operands[p] = operands_[p].rows.from(rows.begin, unit);
-      }
-    }
     bool out_of_range = false;
     part.out_of_range =
         kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
-    elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
-    return !out_of_range;
+    const auto run = [&] {
+      elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
+      return !out_of_range;
+    };
+    if (cell_.stages == nullptr) return run();
+    const StageMemory<float> stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+    Matrix<Operand> operands[CellInfo::kMostSlots];
+    for (size_t p = 0; p < operands_.size(); ++p) {
+      operands[p] = operands_[p].rows.from(rows.begin, unit);
+    }
+    part.stages = &stages;
+    part.operands = operands;
+    return run();
   }
 
   // Groups have separate memory, because some are a chunk ahead.

@@ -24,8 +24,9 @@ template <typename Args, typename C, typename Run>
 void run_stage(
     Args step, const BetweenStages<C>& between, int stage, int64_t rows, const Run& run) {
   const int64_t hidden = step.hidden;
-  step.stages = between.memory(stage, 0);
-  const int64_t unit = step.stages.stage == nullptr ? 1 : hidden;
+  const StageMemory<C> stages = between.memory(stage, 0);
+  if (stages.stage != nullptr) step.stages = &stages;
+  const int64_t unit = stages.stage == nullptr ? 1 : hidden;
   const int64_t grain = divide_up(kElementwiseGrain, unit);
   parallel_for(rows * hidden / unit, grain, [&](int64_t begin, int64_t end) {
     run(step, begin * unit, end * unit);
@@ -75,7 +76,9 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
         /*readers=*/1,
         gates.options());
     ForwardArgs<T, C> step;
-    for (size_t p = 0; p < operands.size(); ++p) step.operands[p] = write<C>(operands[p]);
+    std::vector<Matrix<C>> matrices;
+    for (const Tensor& operand : operands) matrices.push_back(write<C>(operand));
+    step.operands = matrices.data();
     step.cell = &cell;
     step.hidden = step.layer_hidden = step.gates_step = hidden;
     step.parameters = read_row<C>(parameters);

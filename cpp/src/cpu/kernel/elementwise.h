@@ -28,7 +28,7 @@ using source_t =
 // Between the stages of a step (program.h). C: compute type.
 template <typename C>
 struct StageMemory {
-  const Stage* stage = nullptr;  // null for cells without stages
+  const Stage* stage = nullptr;
   Matrix<C> kept;
   std::int64_t kept_step = 0;  // columns between kept values
   Matrix<const C> means;       // (rows, means)
@@ -65,9 +65,9 @@ struct ForwardArgs {
   Matrix<const T> h_factor;   // recurrent mask, multiplied into h_operand; or null
   Matrix<bool> out_of_range;  // set for rows that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
-  Matrix<T> activations;  // saved for backward (cell.h); or null
-  StageMemory<compute_t<T>> stages;
-  Matrix<G> operands[CellInfo::kMostSlots];  // of products
+  Matrix<T> activations;                              // saved for backward (cell.h); or null
+  const StageMemory<compute_t<T>>* stages = nullptr;  // null for cells without stages
+  const Matrix<G>* operands = nullptr;                // of products
 };
 
 // grad_c_prev may be grad_c. A null gradient is zero.
@@ -86,7 +86,7 @@ struct BackwardArgs {
   Matrix<G> operand;  // dz without parameters, for the next GEMM; or null
   std::int64_t operand_step = 0;
   bool* out_of_range = nullptr;  // set if a value cannot be packed
-  StageMemory<compute_t<T>> stages;
+  const StageMemory<compute_t<T>>* stages = nullptr;
   Matrix<const compute_t<T>> grad_operands;  // of products, in the order of operands
 };
 

@@ -157,13 +157,12 @@ LLTM_CELL_INLINE void fetch_part_ahead(const Matrix<T>& x, const Part& part, std
   }
 }
 
-// The sum of up to kUnitsPerSum terms, in a fixed order.
+// The sum of kUnitsPerSum terms, in a fixed order.
 template <typename C>
-LLTM_CELL_INLINE double sum_of(const C* x, std::int64_t n) {
-  constexpr std::int64_t kHalf = kUnitsPerSum / 2;
-  double terms[kUnitsPerSum] = {};
-  for (std::int64_t j = 0; j < n; ++j) terms[j] = static_cast<double>(x[j]);
-  for (std::int64_t half = kHalf; half > 0; half /= 2) {
+LLTM_CELL_INLINE double sum_of(const C* x) {
+  double terms[kUnitsPerSum];
+  for (std::int64_t j = 0; j < kUnitsPerSum; ++j) terms[j] = static_cast<double>(x[j]);
+  for (std::int64_t half = kUnitsPerSum / 2; half > 0; half /= 2) {
     for (std::int64_t j = 0; j < half; ++j) terms[j] += terms[j + half];
   }
   return terms[0];
@@ -173,11 +172,12 @@ template <typename C>
 __attribute__((noinline)) void add_terms(
     const StageMemory<C>& memory, const Part& part, int mean, Pieces<C> terms) {
   for (std::int64_t p = 0; p < part.pieces; ++p) {
-    double* const sums = memory.sums.row(part.row_of(p)) + mean * memory.sums_step;
-    const std::int64_t col = part.col_of(p);
-    for (std::int64_t j = 0; j < part.n; j += kUnitsPerSum) {
-      sums[(col + j) / kUnitsPerSum] =
-          sum_of(terms.piece(p) + j, at_most(part.n - j, kUnitsPerSum));
+    double* const sums =
+        memory.sums.row(part.row_of(p)) + mean * memory.sums_step + part.col_of(p) / kUnitsPerSum;
+    C* const piece = terms.piece(p);  // has complete groups
+    for (std::int64_t j = part.n; j < padded(part.n); ++j) piece[j] = 0;
+    for (std::int64_t group = 0; group < padded(part.n) / kUnitsPerSum; ++group) {
+      sums[group] = sum_of(piece + group * kUnitsPerSum);
     }
   }
 }
@@ -206,7 +206,7 @@ __attribute__((noinline)) void store_operand_part(
 template <typename T, typename G>
 void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  const Stage& stage = *a.stages.stage;
+  const Stage& stage = *a.stages->stage;
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
@@ -225,10 +225,10 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
       } else if (place == Place::kParameter) {
         load_input(registers, k, a.parameters, part, offset);
       } else if (place == Place::kMean) {
-        load_mean(registers, k, a.stages, part, index);
+        load_mean(registers, k, *a.stages, part, index);
       } else {
-        const Matrix<const C> kept = as_const(a.stages.kept);
-        load_input(registers, k, kept, part, index * a.stages.kept_step);
+        const Matrix<const C> kept = as_const(a.stages->kept);
+        load_input(registers, k, kept, part, index * a.stages->kept_step);
       }
     }
     const auto target_of = [&](int k, const auto& y, std::int64_t offset) {
@@ -239,7 +239,7 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
       if (place == Place::kSaved) {
         target_of(k, a.activations, index * a.layer_hidden);
       } else if (place == Place::kKept) {
-        target_of(k, a.stages.kept, index * a.stages.kept_step);
+        target_of(k, a.stages->kept, index * a.stages->kept_step);
       } else {
         registers.set_output(k, {registers.output_memory(k)->values, kBlock});
       }
@@ -253,9 +253,9 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
       if (place == Place::kSaved) {
         store_part(a.activations, part, index * a.layer_hidden, y);
       } else if (place == Place::kKept) {
-        store_part(a.stages.kept, part, index * a.stages.kept_step, y);
+        store_part(a.stages->kept, part, index * a.stages->kept_step, y);
       } else if (place == Place::kMean) {
-        add_terms(a.stages, part, index, y);
+        add_terms(*a.stages, part, index, y);
       } else if (place == Place::kOperand) {
         store_operand_part<T>(a.operands[index], part, y);
       } else if (place == Place::kState) {
@@ -275,7 +275,7 @@ template <typename T, typename G>
 void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
   const CellInfo& cell = *a.cell;
-  const Stage& stage = *a.stages.stage;
+  const Stage& stage = *a.stages->stage;
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
@@ -300,12 +300,12 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
         }
         registers.set_input(k, {dh->values, kBlock});
       } else if (place == Place::kOperand) {
-        load_input(registers, k, a.grad_operands, part, index * a.stages.kept_step);
+        load_input(registers, k, a.grad_operands, part, index * a.stages->kept_step);
       } else if (place == Place::kMean) {
-        load_mean(registers, k, a.stages, part, index);
+        load_mean(registers, k, *a.stages, part, index);
       } else {
-        const Matrix<const C> kept = as_const(a.stages.kept);
-        load_input(registers, k, kept, part, index * a.stages.kept_step);
+        const Matrix<const C> kept = as_const(a.stages->kept);
+        load_input(registers, k, kept, part, index * a.stages->kept_step);
       }
     }
     const auto column_of_gate = [&](Port port) {
@@ -318,8 +318,8 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
         const std::int64_t offset = column_of_gate(to[k]) * a.layer_hidden;
         registers.set_output(k, target_part(a.grad_gates, part, offset, memory));
       } else if (place == Place::kKept) {
-        const std::int64_t offset = index * a.stages.kept_step;
-        registers.set_output(k, target_part(a.stages.kept, part, offset, memory));
+        const std::int64_t offset = index * a.stages->kept_step;
+        registers.set_output(k, target_part(a.stages->kept, part, offset, memory));
       } else {
         registers.set_output(k, {memory->values, kBlock});
       }
@@ -333,9 +333,9 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
       if (place == Place::kGate || place == Place::kParameter) {
         store_part(a.grad_gates, part, column_of_gate(to[k]) * a.layer_hidden, y);
       } else if (place == Place::kKept) {
-        store_part(a.stages.kept, part, index * a.stages.kept_step, y);
+        store_part(a.stages->kept, part, index * a.stages->kept_step, y);
       } else if (place == Place::kMean) {
-        add_terms(a.stages, part, index, y);
+        add_terms(*a.stages, part, index, y);
       } else {
         store_part(a.grad_c_prev, part, index * a.layer_hidden, y);
       }
@@ -346,7 +346,7 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
 template <typename T, typename G>
 void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  if (a.stages.stage != nullptr) return forward_stage(a, begin, end);
+  if (a.stages != nullptr) return forward_stage(a, begin, end);
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward;
   const int own = cell.reads_h ? 1 : 0;  // 1 if h precedes the other states in c
@@ -394,7 +394,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
 template <typename T, typename G>
 void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  if (a.stages.stage != nullptr) return backward_stage(a, begin, end);
+  if (a.stages != nullptr) return backward_stage(a, begin, end);
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->backward;
   const int own = cell.reads_h ? 1 : 0;
