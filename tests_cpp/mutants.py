@@ -56,7 +56,7 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 ARGUMENTS = re.compile(r"(?:(?<=\()|(?<=, ))(\w[\w.]*), (\w[\w.]*)(?=[,)])")
 
 
-STRINGS = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+STRINGS = r"(?:\b[bfr])?\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
 # Text that tests cannot check: comments, strings, directives, Python types.
 CPP_SKIPPED = r"//[^\n]*|R\"(\w*)\(.*?\)\1\"|^ *#(?:[^\n]*\\\n)*[^\n]*|\bstatic_assert\([^;]*;|"
 PYTHON_SKIPPED = r"\"\"\".*?\"\"\"|#[^\n]*|^ *@[^\n]*|-> [^:]*(?=:)|"

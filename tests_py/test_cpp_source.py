@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -19,9 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lltm
 from lltm.custom.program import Program, evaluate
-
-FOLDER = support.ROOT / "examples" / "cells"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "train")
 
 
 @lltm.cell(
@@ -50,7 +46,10 @@ def linear(z: Any) -> Tensor:
 
 
 def cells() -> list[lltm.Cell]:
-    return [words, linear, *(getattr(importlib.import_module(name), name) for name in NAMES)]
+    of_literature = [getattr(lltm.cells, name) for name in lltm.cells.__all__]
+    made = [cell for cell in of_literature if isinstance(cell, lltm.Cell)]
+    # Without products, means and given gates.
+    return [words, linear, *(cell for cell in made if cell.text.startswith("lltm-cell 1\n"))]
 
 
 def array(values: Tensor) -> str:
@@ -90,10 +89,7 @@ def test_the_id_is_the_next_after_the_built_in_cells() -> None:
     assert f".id = {len(built_in.split(', '))}," in words.cpp_source
 
 
-def test_the_cpp_source_computes_the_same_as_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+def test_the_cpp_source_computes_the_same_as_the_program(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     includes, statements, expected = [], [], []
     for cell in cells():
@@ -162,7 +158,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for size in ((T, B, I), (B, H), (2 * H, I), (2 * H, H), (2 * H,), (2 * H,))
     ]
     results = []
-    for cell in ("mgu", pathlib.Path(text).read_text()):
+    for cell in ("ugrnn", pathlib.Path(text).read_text()):
         x, h, *weights = leaves
         output, h_n, _ = torch.ops.lltm.sequence(cell, x, h, None, *weights)
         h_next, _ = torch.ops.lltm.step(cell, x[0], h, None, *weights)
@@ -175,12 +171,9 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="builds the library with CMake")
-def test_a_cell_is_built_in_by_the_steps_of_contributing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_is_built_in_by_the_steps_of_contributing(tmp_path: Path) -> None:
     """Only the three steps of CONTRIBUTING.md."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    cell = importlib.import_module("mgu").mgu
+    cell = lltm.cells.ugrnn
     sources = tmp_path / "sources"
     sources.mkdir()
     for file in ("CMakeLists.txt", "LICENSE", "LICENSE-THIRD-PARTY", "README.md"):
@@ -188,11 +181,11 @@ def test_a_cell_is_built_in_by_the_steps_of_contributing(
     for folder in ("cmake", "cpp"):
         shutil.copytree(support.ROOT / folder, sources / folder)
     cells_h = sources / "cpp" / "src" / "cell" / "cells.h"
-    (cells_h.parent / "mgu.h").write_text(cell.cpp_source)
+    (cells_h.parent / "ugrnn.h").write_text(cell.cpp_source)
     text, edits = cells_h.read_text(), 0
     for old, new in (
-        ('#include "cell/lstm.h"\n', '#include "cell/lstm.h"\n#include "cell/mgu.h"\n'),
-        (">;\nstatic_assert(Cells", ", Mgu>;\nstatic_assert(Cells"),
+        ('#include "cell/lstm.h"\n', '#include "cell/lstm.h"\n#include "cell/ugrnn.h"\n'),
+        (">;\nstatic_assert(Cells", ", Ugrnn>;\nstatic_assert(Cells"),
     ):
         edits += text.count(old)
         text = text.replace(old, new)
@@ -209,11 +202,11 @@ def test_a_cell_is_built_in_by_the_steps_of_contributing(
     }
     options = [f"-D{name}={value}" for name, value in defines.items()]
     (tmp_path / "compare.py").write_text(COMPARE)
-    (tmp_path / "mgu.txt").write_text(cell.text)
+    (tmp_path / "ugrnn.txt").write_text(cell.text)
     for command in (
         ["cmake", "-S", str(sources), "-B", str(build), *options],
         ["cmake", "--build", str(build), "--target", "lltm", "--parallel", "2"],
-        [sys.executable, "compare.py", str(build / "liblltm.so"), "mgu.txt"],
+        [sys.executable, "compare.py", str(build / "liblltm.so"), "ugrnn.txt"],
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -234,9 +227,8 @@ def unwrapped(text: str) -> str:
     return text.replace("\n  ", " ")
 
 
-def test_explains_saved_values_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    cell = importlib.import_module("peephole_lstm").peephole_lstm
+def test_explains_saved_values_and_instructions() -> None:
+    cell = lltm.cells.peephole_lstm
     found = sections(cell)
     assert list(found) == ["cell", "saved", "forward", "backward", "hints", "cpp_source"]
     assert unwrapped(found["cell"]).splitlines() == [
@@ -273,10 +265,8 @@ def test_counts_bytes_that_autograd_saves() -> None:
         assert kept.explain() == report
 
 
-def test_hints_at_a_stabilizer_with_a_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    detached = importlib.import_module("slstm").slstm
-    assert sections(detached)["hints"] == "none"
+def test_hints_at_a_stabilizer_with_a_derivative() -> None:
+    assert sections(lltm.cells.slstm)["hints"] == "none"
 
     @lltm.cell(gates=("i", "f", "z", "o"), states={"m": -torch.inf})
     def whole(z: Any, c: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
