@@ -103,7 +103,7 @@ def test_a_converted_layer_is_as_its_module(name: str, monkeypatch: pytest.Monke
 
 def test_an_unknown_cell_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'gru'"):
-        cells.gru  # noqa: B018
+        cells.gru  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ValueError, match=r"expected one of LiGRU, .*, got GRU"):
         cells.from_torchrecurrent(torch.nn.GRU(2, 3))
 

@@ -260,7 +260,7 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 def test_arguments_and_gradients_may_have_any_strides(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """Modules; tests_cpp/properties.cpp tests functions."""
+    """Modules; tests_cpp tests functions."""
 
     def results(s: Sample, values: Values, strided: bool) -> tuple[list[Tensor], Values]:
         given = {

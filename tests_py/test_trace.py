@@ -331,6 +331,28 @@ def test_layers_with_products_means_and_given_gates(name: str) -> None:
                 assert torch.equal(layer(x, reset=reset)[0], output)
 
 
+def test_a_product_without_gradient_leaves_those_of_other_gates() -> None:
+    def first(z: Any, h: Tensor) -> Any:
+        v = sigmoid(z.r) * h
+        with torch.no_grad():
+            without = z.o(v)
+        return tanh(z.n(v) + without)
+
+    reads = {"n": ("x", "product"), "o": "product"}
+    cell = lltm.cell(gates=("r", "n", "o"), reads=reads)(first)
+    assert "d.h = copy 0.0" not in cell.text
+    lltm.testing.check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+
+
+def test_a_step_with_means_may_have_no_units() -> None:
+    cell = lltm.cell(gates=("a",), name="centered")(lambda z: z.a - z.a.mean(-1, keepdim=True))
+    zeros = (torch.zeros(shape) for shape in ((0, 4), (0, 0), (0,), (0,)))
+    output, *_ = torch.ops.lltm.sequence(
+        cell.text, torch.zeros(2, 3, 4), torch.zeros(3, 0), None, *zeros
+    )
+    assert output.shape == (2, 3, 0)
+
+
 def test_cells_with_products_have_no_cpp_source() -> None:
     function, options, _ = CELLS["keras_gru"]
     with pytest.raises(lltm.ArgumentError, match=r"keras_gru: expected a cell without products"):

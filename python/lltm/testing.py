@@ -135,9 +135,8 @@ def _problem(
         return (scale * torch.randn(sizes, generator=generator, dtype=torch.float64)).to(dtype)
 
     options: dict[str, Any] = {
-        # A second layer has 2 H columns.
         "two directions": {
-            "num_layers": 2 if given <= 2 * bool(header.gates_x) or given == 2 else 1,
+            "num_layers": 1 if given else 2,
             "bidirectional": True,
         },
         "checkpointed": {"checkpoint_steps": 2},

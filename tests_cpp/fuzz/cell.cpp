@@ -93,7 +93,36 @@ std::string random_cell(Random& random) {
 
 }  // namespace
 
+// With products, means and a given gate.
+const std::string kStagedText =
+    "lltm-cell 2\nname staged\nweight_ih r n o\nweight_hh r n o\ninput m\nreads_h\nforward\n"
+    "v = multiply z.r h\nz.n = product v\nz.o = product v\nt = mean z.n\nu = add t z.m\n"
+    "w = mean u\nh' = multiply w z.o\nsave h v w z.r z.o\nbackward\nd.z.o = multiply d.h' w\n"
+    "a = multiply d.h' z.o\nd.z.m = mean a\nd.z.n = mean d.z.m\ne = product d.z.n d.z.o\n"
+    "d.z.r = multiply e h\nd.h = multiply e z.r\nend\n";
+
+// Each port of a stage names a value that exists.
+void check_ports(const lltm::CellInfo& cell, const lltm::Pass& pass) {
+  const int most[lltm::kPlaces] = {
+      cell.slots,
+      cell.parameters,
+      cell.state_columns(),
+      1,
+      cell.saved,
+      cell.stages->operand_count,
+      pass.means,
+      pass.kept};
+  for (int k = 0; k < pass.count; ++k) {
+    const lltm::Stage& stage = pass.stages[k];
+    for (int p = 0; p < stage.program.inputs + stage.program.outputs; ++p) {
+      const auto [place, index] = stage.ports[p];
+      require(index < most[static_cast<int>(place)], "port ", p, " of stage ", k);
+    }
+  }
+}
+
 std::string first_input(Random& random) {
+  if (random.one_in(4)) return kStagedText;
   return random.one_in(4) ? random.one_of(lltm_test::kCellTexts) : random_cell(random);
 }
 
@@ -129,7 +158,10 @@ void run(std::string_view input) {
   }
   const uint64_t most = (1 << 20) + 64 * input.size();
   require(allocations.bytes() <= most, allocations.bytes(), " bytes for a text of ", input.size());
-  if (cell != nullptr) {
+  if (cell != nullptr && cell->info.stages != nullptr) {
+    check_ports(cell->info, cell->stages.forward);
+    check_ports(cell->info, cell->stages.backward);
+  } else if (cell != nullptr) {
     // Numbers with few bits, so that some are equal. Some are not finite.
     Random random(input.size());
     const auto next = [&] {

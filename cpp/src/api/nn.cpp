@@ -127,10 +127,10 @@ std::vector<Parameter> parameters_of(
   const int64_t rows_h = cell.h.count() * hidden_size;
   const int64_t given = cell.given * hidden_size;
   TORCH_CHECK_VALUE(
-      input_size >= given,
+      input_size == given || (input_size > given && rows_x > 0),
       "lltm::",
       cell.title(),
-      ": expected at least ",
+      rows_x > 0 ? ": expected at least " : ": expected ",
       given,
       " input features, hidden_size for each gate that reads the input, got ",
       input_size);
@@ -319,6 +319,12 @@ void RecurrentLayer<Module, States>::reset() {
       ", got ",
       heads);
   const int64_t count = options.bidirectional() ? 2 : 1;
+  TORCH_CHECK_VALUE(
+      cell.given == 0 || options.num_layers() == 1,
+      "lltm::",
+      where,
+      ": expected num_layers to be 1 for a cell with gates that read the input, got ",
+      options.num_layers());
   all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
     const int64_t size_of_h = proj_size > 0 ? proj_size : hidden_size;

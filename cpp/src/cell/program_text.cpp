@@ -156,7 +156,7 @@ struct Product {
   std::vector<Port> ports;
 };
 
-// Of the lines `z.GATE = product OPERAND`.
+// Reads the lines `z.GATE = product OPERAND`.
 std::vector<Product> products_of(string_view text) {
   std::vector<Product> products;
   for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
@@ -257,9 +257,9 @@ class Section {
 
   Pass divide(StageGraph::Code& code) {
     for (const auto& [name, port] : outputs_) graph_.output(known_.at(name).node, port);
+    check(graph_.stages(), CellStages::kMost, "products and means in a row");
     const Pass pass = graph_.divide(code);
     for (int k = 0; k < pass.count; ++k) check_registers(pass.stages[k].program);
-    check(pass.count, CellStages::kMost, "products and means in a row");
     check(pass.means, CellStages::kMostMeans, "means");
     check(pass.kept, CellStages::kMostKept, "values for later parts of the step");
     return pass;

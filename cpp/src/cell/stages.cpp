@@ -68,7 +68,7 @@ std::vector<int> StageGraph::product(
   return results;
 }
 
-// Those of a stage are consecutive.
+// The means of a stage are consecutive.
 void StageGraph::number_means() {
   for (int stage = 0; stage < stages_; ++stage) {
     for (const Cut& cut : cuts_) {

@@ -28,8 +28,7 @@ sys.modules[__name__].__class__ = _Cells
 def __getattr__(name: str) -> Cell:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(f"{__name__}.{name}")
-    cell: Cell = globals()[name]
+    cell: Cell = getattr(importlib.import_module(f"{__name__}.{name}"), name)
     return cell
 
 

@@ -177,7 +177,7 @@ def _with_cost(line: str) -> str:
     _, _, op, *words = line.split(" ")
     if op == "mean":
         return f"{line}  # sum over the hidden units"
-    gates = "" if line.startswith("z.") else f"{len(words)} "
+    gates = "" if len(words) == 1 else f"{len(words)} "
     return f"{line}  # GEMM with recurrent weights, ({gates}H, H)"
 
 

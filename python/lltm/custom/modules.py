@@ -187,7 +187,8 @@ class CustomLayer(_Custom, Layer[Any]):
         checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
             every n-th state instead of all activations, and backward recomputes them. Default: 0
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. All steps of a call use the same mask. Default: 0
+            training. All steps of a call use the same mask. Values that products multiply are not
+            masked. Default: 0
         heads (int): number of heads, a divisor of H. The recurrent weights of a head connect only
             its own H/heads hidden units, which are consecutive. Fastest if H/heads is a multiple of
             32. Default: 1
@@ -201,8 +202,8 @@ class CustomLayer(_Custom, Layer[Any]):
     Parameters of layer k (suffix ``_reverse``: second direction), with G_x gates that depend on x
     and G_h gates that depend on h::
 
-        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H; if K gates read the input, I is reduced
-                        by K * H, the last columns of the input
+        weight_ih_l{k}  (G_x * H, I); for k > 0, I is D*H; if K gates read the input, (G_x * H,
+                        I - K * H), and there is a single layer
         weight_hh_l{k}  (G_h * H, H); with heads (heads, G_h * H/heads, H/heads)
         bias_ih_l{k}    (G_x * H)
         bias_hh_l{k}    (G_h * H)
@@ -234,6 +235,11 @@ class CustomLayer(_Custom, Layer[Any]):
             raise ArgumentError(
                 f"lltm::{self._where}: expected heads that divide hidden_size {size}, got {heads}"
             )
+        if self._HEADER.gates_input and num_layers != 1:
+            raise ArgumentError(
+                f"lltm::{self._where}: expected num_layers to be 1 for a cell with gates that read"
+                f" the input, got {num_layers}"
+            )
         vars(self)["heads"] = int(heads)
         self._make(
             (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
@@ -250,7 +256,9 @@ class CustomLayer(_Custom, Layer[Any]):
                 and h at run time. This needs a quarter of the float32 memory and is faster, with
                 small errors. Only for bounded cells, on the CPU, not for float64. Default: None
         """
-        return self._PACKED(self, weights)
+        packed = self._PACKED(self, weights)
+        vars(packed)["heads"] = self.heads
+        return packed
 
 
 class CustomPrepacked(_Custom, Prepacked, Layer[Any]):

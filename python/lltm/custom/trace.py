@@ -463,7 +463,9 @@ class Tracer(TorchDispatchMode):
             self.fail(f"expected a value of the step in z.{gate}(...), got {got}")
         if operand not in self.operands:
             gates: list[str] = []
-            self.operands[operand] = v, _Operand.apply(v, self, gates), gates  # type: ignore[no-untyped-call]
+            with torch.enable_grad():  # for gates that are called later
+                known = _Operand.apply(v, self, gates)  # type: ignore[no-untyped-call]
+            self.operands[operand] = v, known, gates
         first, known, gates = self.operands[operand]
         if first is not v and _calls_functions((first, v)):  # their gradients may differ
             self.fail(

@@ -73,7 +73,8 @@ class BlockedForward {
             std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_) &&
             !args.recurrent_mask.defined()),
         input_(as_source<Source>(args.input)),
-        input_rows_(input_) {
+        input_rows_(input_),
+        given_rows_(args.input) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_.size(-1));
     // Unlike the input's, a group's rows for a merged projection have no gaps, and no given gates.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
@@ -378,7 +379,7 @@ class BlockedForward {
       if (cell_.given_blocks[gate] == 0) continue;
       const int64_t column = input_size_ + (cell_.given_blocks[gate] - 1) * hidden_;
       const auto from =
-          input_rows_.of(steps_[k].offset).from(rows.begin, column + blocks_.begin(block));
+          given_rows_.of(steps_[k].offset).from(rows.begin, column + blocks_.begin(block));
       const auto to = z.from(0, gate * weights_.slot_columns(block));
       for (int64_t r = 0; r < rows.size(); ++r) widen(from.from(r), to.row(r), blocks_.size(block));
     }
@@ -468,6 +469,7 @@ class BlockedForward {
 
   Tensor input_;
   StepRows<Source> input_rows_;
+  StepRows<T> given_rows_;  // not rounded to the operands' type
   OperandA<Format> packed_input_;
   Matrix<const Operand> h_0_;
   OperandA<Format> packed_h_0_;

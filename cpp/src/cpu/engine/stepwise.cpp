@@ -13,6 +13,8 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 namespace lltm::cpu {
 
 using at::Tensor;
@@ -26,7 +28,7 @@ void run_stage(
   const int64_t hidden = step.hidden;
   const StageMemory<C> stages = between.memory(stage, 0);
   if (stages.stage != nullptr) step.stages = &stages;
-  const int64_t unit = stages.stage == nullptr ? 1 : hidden;
+  const int64_t unit = stages.stage == nullptr ? 1 : std::max<int64_t>(hidden, 1);
   const int64_t grain = divide_up(kElementwiseGrain, unit);
   parallel_for(rows * hidden / unit, grain, [&](int64_t begin, int64_t end) {
     run(step, begin * unit, end * unit);

@@ -156,8 +156,16 @@ inline void narrow(const float* x, BFloat16* y, int64_t n) {
 inline void widen(Matrix<const float> x, float* y, int64_t n) {
   for (int64_t j = 0; j < n; ++j) y[j] = x.data[j * x.col_stride];
 }
+template <typename T>
+void widen(Matrix<const T> x, float* y, int64_t n, const ArrayConvert<T>& convert) {
+  if (x.col_stride == 1) return convert.load(x.data, y, n);
+  for (int64_t j = 0; j < n; ++j) convert.load(x.data + j * x.col_stride, y + j, 1);
+}
+inline void widen(Matrix<const Half> x, float* y, int64_t n) {
+  widen(x, y, n, kernels().convert_f16);
+}
 inline void widen(Matrix<const BFloat16> x, float* y, int64_t n) {
-  kernels().convert_bf16.load(x.data, y, n);
+  widen(x, y, n, kernels().convert_bf16);
 }
 
 // C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Source type,
