@@ -3,7 +3,6 @@ from ._convert import from_keras as from_keras
 from ._convert import from_ncps as from_ncps
 from ._convert import from_torchrecurrent as from_torchrecurrent
 
-__all__: list[str]
 _NAMES: list[str]
 
 augru: Cell
