@@ -163,11 +163,13 @@ std::vector<Product> products_of(string_view text) {
     end = std::min(text.find('\n', begin), text.size());
     const std::vector<string_view> words = words_of(text.substr(begin, end - begin));
     if (words.size() != 4 || !words[0].starts_with("z.") || words[2] != "product") continue;
+    const string_view gate = words[0].substr(2);
+    if (gate.empty() || gate.size() > CellText::kMostNameLength || !is_name(gate)) continue;
     auto found = std::find_if(products.begin(), products.end(), [&](const Product& product) {
       return product.operand == words[3];
     });
     if (found == products.end()) found = products.insert(found, {string(words[3]), {}, {}});
-    found->gates.emplace_back(words[0].substr(2));
+    found->gates.emplace_back(gate);
   }
   return products;
 }
