@@ -74,7 +74,7 @@ struct CellText {
   CellInfo info = {};
   CellPrograms programs = {};
   ProgramCode forward, backward;
-  // Of a step with products or means, instead of the programs.
+  // A step with products or means has these instead of the programs.
   CellStages stages = {};
   StageGraph::Code forward_stages, backward_stages;
 };

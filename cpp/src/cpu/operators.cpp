@@ -33,7 +33,7 @@ bool is_plain(const StepInputs& args) {
 
 struct Cpu {
   using DeviceGuard = NoDeviceGuard;
-  // As a sequence, which all cells support.
+  // Cells with stages, given gates or heads run a sequence of one step.
   static StepResult step_forward(const StepArgs& args) {
     if (is_plain(args)) return cpu::step_forward(args);
     auto [output, h, c, saved] = cpu::sequence_forward({sequence_of(args), args.save});

@@ -76,7 +76,7 @@ Tensor project_x(const Operands& operands, const Tensor& x) {
   return at::cat({project(own), widened(given)}, 1);
 }
 
-// Of a cell with stages or given gates. Products add to the result.
+// For cells with stages or given gates. Products add to the result.
 Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
   const c10::SymInt hidden = h.sym_size(-1);
@@ -95,7 +95,7 @@ Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, cons
       const c10::SymInt first = (slot - cell.h.begin) * hidden;
       add(operands.bias_h.narrow_symint(0, first, hidden));
     }
-    // With all rows: terms may be a bias, or missing.
+    // The only term may be a bias, or none.
     slots.push_back(z.defined() ? z.expand_symint(h.sym_sizes()) : at::zeros_like(h));
   }
   return at::cat(slots, 1);

@@ -195,7 +195,7 @@ std::vector<Tensor> run_forward_stages(
   std::vector<Tensor>& gates = values.read(Place::kGate);
   const Tensor like = gates[0];
   values.run_stages(cell.stages->forward, like, [&](int p) {
-    // Rounded as h.
+    // v is rounded, as h is.
     const Tensor& made = values.written(Place::kOperand)[p];
     const Tensor v = made.to(dtype).to(made.scalar_type());
     for (const SlotRange& range : cell.stages->operands[p].gates) {

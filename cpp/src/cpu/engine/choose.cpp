@@ -45,7 +45,7 @@ bool can_block(const Machine& machine, const SequenceInputs& args) {
          args.h_0->numel() > 0 && (args.cell->x.count() == 0 || input.size(-1) > given);
 }
 
-// False for steps that only the blocked and the per-step engine run, without bf16x3.
+// Other steps run only in the blocked engine, without bf16x3, and the per-step engine.
 bool is_plain(const SequenceInputs& args) {
   const bool heads =
       args.prepacked() ? packed_heads(args.weight_ih) > 1 : has_heads(args.weight_hh);
