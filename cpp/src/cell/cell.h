@@ -38,7 +38,7 @@ struct CellInfo {
   // Pre-activations, and their blocks of H rows, in weight_ih and in weight_hh.
   SlotRange x, h;
   int x_blocks[kMostSlots], h_blocks[kMostSlots];
-  SlotRange direct = h;  // those of h whose weights multiply h itself: all, without products
+  SlotRange direct = h;  // the part of h whose weights multiply h: all, without products
   int states;            // in addition to h: 0 to 3
   bool reads_h;          // element-wise; always true without other states
   // weight is [weight_hh, weight_ih], with a single bias.

@@ -58,14 +58,14 @@ struct Operands {
   Tensor parameters;  // (P * H)
 };
 
-// The columns of x (rows, I) that weight_ih multiplies, and those of the given gates.
+// The columns of x (rows, I) that weight_ih multiplies, and the columns of the given gates.
 std::pair<Tensor, Tensor> parts_of_input(
     const CellInfo& cell, const Tensor& x, c10::SymInt hidden) {
   const c10::SymInt own = x.sym_size(1) - hidden * cell.given;
   return {x.slice_symint(1, 0, own), x.slice_symint(1, own)};
 }
 
-// With the columns of the given gates, after those of the pre-activations with x.
+// The columns of the given gates follow the pre-activations with x.
 Tensor project_x(const Operands& operands, const Tensor& x) {
   const CellInfo& cell = operands.cell;
   const auto project = [&](const Tensor& own) {

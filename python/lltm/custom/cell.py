@@ -56,7 +56,7 @@ def cell(
               The function calls the gate once: ``z.n(v)`` is ``W_ih x + b_ih + W_hh v + b_hh``.
               Gates called with the same value share a GEMM
             - ``"input"`` instead of ``"x"``: H columns of the input, without weights. The last
-              columns of the input are those of these gates, in their order
+              columns of the input belong to these gates, in their order
         states: dict with initial values, or the number of states, as a check. At most 3 states.
             Default: 0 for each state
         parameters: dict with the learned parameters among the function's arguments, at most 8. A

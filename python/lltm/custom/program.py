@@ -634,8 +634,8 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Evaluates forward or backward with tensors by name. Returns the assigned values.
 
-    weights are the recurrent weights (H, H) of gates that are products. Their z in inputs is what
-    forward adds the product to.
+    weights are the recurrent weights (H, H) of gates that are products. Forward adds the products
+    to the z of these gates in inputs.
     """
     values, assigned = dict(inputs), dict[str, Tensor]()
     shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
