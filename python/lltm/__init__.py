@@ -11,6 +11,7 @@
                                base classes of its modules
     lltm.cells                 cells from the literature, such as lltm.cells.slstm
     lltm.layer_norm            layer norm of gates in a custom cell's function, also joint
+    lltm.scalar                parameter of a custom cell with one value
     lltm.functional            steps and sequences as functions
     lltm.reference             readable definitions in eager PyTorch operations
     lltm.testing               tests of custom cells
@@ -44,6 +45,7 @@ from ._replace import Replaced, replace_
 from .custom.cell import Cell, cell
 from .custom.means import layer_norm
 from .custom.modules import CustomCell, CustomLayer
+from .custom.program import scalar
 from .integrations import flops as flops
 from .integrations.decompositions import decompositions
 from .integrations.inductor import inductor_decomposed
@@ -70,6 +72,7 @@ __all__ = [
     "layer_norm",
     "reference",
     "replace_",
+    "scalar",
     "testing",
 ]
 

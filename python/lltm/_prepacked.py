@@ -131,7 +131,7 @@ class Prepacked(Recurrent):
     def _scriptable(self) -> nn.Module:
         buffers = [(packed, others) for packed, _, others in self._directions()]
         saved = buffers, len(self._saved_matrices)
-        return script.prepacked(self, self._names, len(self._STATES), *saved)
+        return script.prepacked(self, self._names, len(self._STATES), len(self._OUTPUTS), *saved)
 
     def extra_repr(self) -> str:
         shown = ["input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"]

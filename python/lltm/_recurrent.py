@@ -25,6 +25,8 @@ class Recurrent(nn.Module):
     _where: str  # prefix in error messages
     # User's state names. With a single state, hx is a tensor, otherwise a tuple.
     _STATES: tuple[str, ...]
+    # Names of the values that a layer returns of each step. If empty: h, not in a tuple.
+    _OUTPUTS: tuple[str, ...] = ()
     # Parameter names for a direction. In layers, these are stems (names_of).
     _parameter_names: tuple[str, ...] = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     _TORCH: type[nn.Module] | None = None  # the torch.nn class that lltm.replace_ replaces
@@ -45,6 +47,12 @@ class Recurrent(nn.Module):
         # By index, because a torch.fx proxy has no length.
         count = len(self._STATES)
         return states[0] if count == 1 else tuple(states[k] for k in range(count))
+
+    def _results(self, output: Any, states: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Returns the results of a layer. More outputs follow the states."""
+        first, more = len(self._STATES), range(len(self._OUTPUTS) - 1)
+        outputs = (output, *(states[first + k] for k in more)) if self._OUTPUTS else output
+        return outputs, self._returned(states)
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
         """Parameter shapes of a direction with `columns` input features."""
@@ -143,7 +151,7 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
     """Forward of a layer by `run(module, input, states)`.
 
     For a PackedSequence, `run` also receives batch_sizes, sorted_indices and unsorted_indices. If
-    given, reset is passed by keyword. `run` returns the output and the states.
+    given, reset is passed by keyword. `run` returns the output, and the states with more outputs.
     """
     where = module._where
     if fx.is_tracing():
@@ -169,8 +177,10 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
     _check.optional_tensor(where, "reset", reset)
     last = {} if reset is None else {"reset": reset}
     output, states = run(module, rows, module._states_of(hx), *parts, **last)
-    state = module._returned(states)
-    return PackedSequence(output, *parts) if parts else output, state
+    outputs, state = module._results(output, states)
+    if parts and module._OUTPUTS:
+        return tuple(PackedSequence(output, *parts) for output in outputs), state
+    return PackedSequence(outputs, *parts) if parts else outputs, state
 
 
 def names_of(stems: Sequence[str], num_layers: int, bidirectional: bool) -> tuple[str, ...]:

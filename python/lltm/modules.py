@@ -253,11 +253,15 @@ class Layer(Recurrent, Generic[State]):
         Returns:
             (output, state): output has the form of the input, with D*H features (D*P with
             proj_size). state has the form of hx and holds the states after the last step of each
-            sequence. If T = 0, output is empty and state is the initial state.
+            sequence. If T = 0, output is empty and state is the initial state. For a custom cell
+            with ``outputs``, output is a tuple.
         """
         if calls_kernels():
             states = hx if len(self._STATES) > 1 or hx is None else (hx,)
             result: Any = _C.layer(self, input, states, self._names, self._OPTIONS, reset)
+            if result is not None and self._OUTPUTS:
+                output, after = result
+                return self._results(output, [after] if isinstance(after, Tensor) else after)
             if result is not None:
                 return result  # type: ignore[no-any-return]
         if in_older_onnx_export():
@@ -276,7 +280,7 @@ class Layer(Recurrent, Generic[State]):
         return self._scriptable()
 
     def _scriptable(self) -> nn.Module:
-        return script.layer(self, self._names, len(self._STATES))
+        return script.layer(self, self._names, len(self._STATES), len(self._OUTPUTS))
 
     @property
     def _dropout_now(self) -> float:

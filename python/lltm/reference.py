@@ -77,6 +77,8 @@ class Equations(NamedTuple):
     joined: bool = False  # True if the parameters are a matrix [W_hh, W_ih] and one bias
     gates_input: Sequence[str] = ()  # gates that read the last columns of the input, H columns each
     products: Sequence[str] = ()  # gates of weight_hh that multiply another value than h
+    no_bias: Sequence[str] = ()  # gates without rows in bias_ih and bias_hh
+    outputs: Sequence[int] = (0,)  # indices of the states that a layer returns of each step
 
 
 _EQUATIONS = {
@@ -99,7 +101,7 @@ def _after(
 
     The cell's own parameters follow weights and biases, and are passed to the function.
     """
-    gates_x, gates_h, function, joined, gates_input, products = equations
+    gates_x, gates_h, function, joined, gates_input, products = equations[:6]
     if joined:
         z = F.linear(torch.cat([read, x], dim=1), *parameters).chunk(len(gates_x), dim=1)
         return function(z, *states)
@@ -121,7 +123,7 @@ def _separate_gates(
     equations: Equations, x: Tensor, read: Tensor, parameters: Sequence[Any]
 ) -> dict[str, Any]:
     """Computes each gate's pre-activation, or the function that computes it."""
-    gates_x, gates_h, _, _, gates_input, products = equations
+    gates_x, gates_h, _, _, gates_input, products = equations[:6]
     weight_ih, weight_hh, *rest = parameters
     bias_ih, bias_hh = rest[:2] or (None, None)
     size, count = read.shape[1], len(gates_input)
@@ -170,13 +172,13 @@ def _steps(
             before = [state.masked_fill(mask.unsqueeze(1), 0) for state in before]
         read = before[0] if recurrent_mask is None else before[0] * recurrent_mask[:rows]
         after = _after(equations, x, read, before, parameters)
-        outputs.append(after[0])
+        outputs.append(torch.cat([after[k] for k in equations.outputs], 1))
         if rows < states[0].shape[0]:
             after = [torch.cat([new, old[rows:]]) for new, old in zip(after, states, strict=True)]
         states = after
     if reverse:
         outputs.reverse()
-    return torch.cat(outputs).view(*input.shape[:-1], states[0].shape[1]), states
+    return torch.cat(outputs).view(*input.shape[:-1], outputs[0].shape[1]), states
 
 
 def step(
@@ -324,6 +326,20 @@ def _without_heads(weight_hh: Tensor) -> Tensor:
     return torch.diag_embed(last, 0, 1, 3).reshape(heads * rows, heads * units)
 
 
+def _all_biases(equations: Equations, biases: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns bias_ih and bias_hh with zeros for the gates without biases."""
+    made: list[Tensor | None] = []
+    for gates, bias in zip((equations.gates_x, equations.gates_h), biases, strict=True):
+        count = len({*gates} - {*equations.no_bias})
+        if bias is not None and count < len(gates):
+            size = bias.shape[0] // max(count, 1)
+            of_gates = iter(bias.split(size))
+            zeros = bias.new_zeros(size)
+            bias = torch.cat([zeros if g in equations.no_bias else next(of_gates) for g in gates])
+        made.append(bias)
+    return made
+
+
 def _layer(
     module: Any,
     input: Tensor,
@@ -356,7 +372,7 @@ def _layer(
     for layer in range(module.num_layers):
         if layer > 0 and module.dropout > 0:
             x = F.dropout(x, module.dropout, training)
-        outputs: list[Tensor] = []
+        outputs: list[Sequence[Tensor]] = []
         for direction in range(2 if module.bidirectional else 1):
             k = len(last)
             mask = None
@@ -365,6 +381,8 @@ def _layer(
             parameters = [getattr(module, name) for name in module._names_of(k)]
             if getattr(module, "heads", 1) > 1:
                 parameters[1] = _without_heads(parameters[1])
+            if equations.no_bias:
+                parameters[2:4] = _all_biases(equations, parameters[2:4])
             of_direction = equations
             if module.proj_size > 0:
                 *parameters, weight_hr = parameters
@@ -372,15 +390,18 @@ def _layer(
             before = [state[k] for state in initial]
             options = (batch_sizes, direction == 1, reset, mask)
             output, after = _steps(of_direction, x, before, parameters, *options)
-            outputs.append(output)
+            outputs.append(output.chunk(len(equations.outputs), -1))
             last.append(after)
-        x = torch.cat(outputs, dim=-1)
+        x, *more = [torch.cat(of_all, dim=-1) for of_all in zip(*outputs, strict=True)]
     states = [torch.stack(of_all) for of_all in zip(*last, strict=True)]
     if batched:
         states = [module.permute_hidden(state, unsorted_indices) for state in states]
     else:
         states = [state.squeeze(1) for state in states]
-    return x.transpose(0, 1) if transposed else x if batched else x.squeeze(1), states
+    x, *more = [
+        y.transpose(0, 1) if transposed else y if batched else y.squeeze(1) for y in (x, *more)
+    ]
+    return x, [*states, *more]
 
 
 def _initial_states(

@@ -44,7 +44,9 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
         return [new.to(others[0].dtype).expand_as(others[0]) for new in after]
 
     of_gates = (header.gates_x, header.gates_h, function, False)
-    equations = reference.Equations(*of_gates, header.gates_input, header.products)
+    outputs = [("h", *cell.states).index(name) for name in header.outputs] or [0]
+    more = (header.gates_input, header.products, header.no_bias, outputs)
+    equations = reference.Equations(*of_gates, *more)
     run = partial(reference._layer, equations=equations, training=False)
     return _recurrent.layer_of(layer, input, hx, None, run)
 
@@ -260,9 +262,13 @@ def _results(
     state = None if hx is None else given[1] if isinstance(hx, Tensor) else tuple(given[1:])
     with torch.set_grad_enabled(derive):
         output, last = run(leaf, state)
-    rows = output.data if isinstance(output, PackedSequence) else output
+    outputs = output if layer._OUTPUTS else (output,)
+    named_outputs = zip(layer._OUTPUTS or ("h",), outputs, strict=True)
     finals = [last] if isinstance(last, Tensor) else list(last)
-    results = {"output": rows, **{f"state {k}": s for k, s in enumerate(finals)}}
+    results = {
+        **{f"output {k}": y[0] if isinstance(y, PackedSequence) else y for k, y in named_outputs},
+        **{f"state {k}": s for k, s in enumerate(finals)},
+    }
     if not derive:
         return results
     generator = torch.Generator().manual_seed(2)
@@ -301,9 +307,8 @@ def _check_second(cell: Cell, scale: float) -> None:
 
     def second(run: Callable[..., Any]) -> list[Tensor]:
         leaves = [x.clone().requires_grad_(), *layer.parameters()]
-        output, last = run(leaves[0], hx)
-        finals = [last] if isinstance(last, Tensor) else list(last)
-        total = sum(((y.cos() * y).sum() for y in (output, *finals)), torch.zeros(()).double())
+        results = [y for y in tree_leaves(run(leaves[0], hx)) if isinstance(y, Tensor)]
+        total = sum(((y.cos() * y).sum() for y in results), torch.zeros(()).double())
         first = _gradients(total, leaves, create_graph=True)
         squares = torch.stack([(g * g).sum() for g in first]).sum()
         return _gradients(squares, leaves)

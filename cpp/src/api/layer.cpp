@@ -222,7 +222,8 @@ void LayerModule::check(const Tensor& input) const {
   } else if (has_bias) {  // prepacked weights are bytes
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
-  for (int64_t k = 0; cell.parameters > 0 && k < directions(); ++k) {
+  const bool own = cell.parameters > 0 || cell.without_bias != 0;
+  for (int64_t k = 0; own && k < directions(); ++k) {
     check_custom_parameters(cell, cell.layer_class, input, has_bias, hidden_size, parameters_of(k));
   }
   if (proj_size() > 0) check_projection(input);
@@ -273,15 +274,20 @@ LayerModule::Result LayerModule::forward(
     const JoinedState initial = initial_state(input, states, 1, /*batched=*/false);
     const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
     const Result result = run({input.unsqueeze(1), std::nullopt, column}, initial, interceptors);
-    return {result.output.squeeze(1), map_states(result.states, [](const Tensor& s) {
-              return s.squeeze(1);
-            })};
+    const auto squeeze = [](const Tensor& tensor) { return tensor.squeeze(1); };
+    return {
+        squeeze(result.output),
+        map_states(result.states, squeeze),
+        map_states(result.more, squeeze)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
   const JoinedState initial = initial_state(input, states, steps.sym_size(1), /*batched=*/true);
   const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
   Result result = run({steps, std::nullopt, by_step}, initial, interceptors);
-  if (batch_first) result.output = result.output.transpose(0, 1);
+  if (batch_first) {
+    result.output = result.output.transpose(0, 1);
+    for (Tensor& output : result.more) output = output.transpose(0, 1);
+  }
   return result;
 }
 
@@ -408,8 +414,10 @@ LayerModule::Result LayerModule::run(
     auto [output, h, c] = run_direction(0, args, interceptors);
     h = unsqueeze_state(std::move(h), unobserved);
     if (cell.has_c()) c = unsqueeze_state(std::move(c), unobserved);
-    return {std::move(output), split(cell, std::move(h), std::move(c))};
+    std::vector<Tensor> more = split_output(output);
+    return {std::move(output), split(cell, std::move(h), std::move(c)), std::move(more)};
   }
+  std::vector<Tensor> more;
   std::vector<Tensor> h_n;
   std::vector<Tensor> c_n;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
@@ -429,14 +437,37 @@ LayerModule::Result LayerModule::run(
       }
     }
     std::vector<Tensor> outputs;
+    more.clear();
     for (auto& [output, h, c] : results) {
+      std::vector<Tensor> others = split_output(output);
+      for (size_t n = 0; n < others.size(); ++n) {
+        if (outputs.empty()) {
+          more.push_back(others[n]);
+        } else {
+          more[n] = at::cat({more[n], others[n]}, -1);
+        }
+      }
       outputs.push_back(std::move(output));
       h_n.push_back(std::move(h));
       c_n.push_back(std::move(c));
     }
     rows.input = outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
   }
-  return {rows.input, split(cell, at::stack(h_n), cell.has_c() ? at::stack(c_n) : Tensor())};
+  return {
+      rows.input,
+      split(cell, at::stack(h_n), cell.has_c() ? at::stack(c_n) : Tensor()),
+      std::move(more)};
+}
+
+std::vector<Tensor> LayerModule::split_output(Tensor& output) const {
+  if (cell.outputs == 0) return {};
+  std::vector<Tensor> all = output.chunk(cell.output_columns(), -1);
+  const Tensor h = all.front();
+  all.erase(all.begin());
+  if (cell.output_of_h >= 0) all.insert(all.begin() + cell.output_of_h, h);
+  output = all.front();
+  all.erase(all.begin());
+  return all;
 }
 
 // ---- the operators ------------------------------------------------------------
@@ -490,9 +521,9 @@ std::tuple<Tensor, std::vector<Tensor>> layer(
       or_undefined(sorted_indices),
       or_undefined(unsorted_indices)};
   const Tensor& mask = or_undefined(reset);
-  auto [output, last] = batch_sizes.has_value() ? module.forward(rows, states, mask)
-                                                : module.forward(input, states, mask);
-  return {std::move(output), std::move(last)};
+  LayerModule::Result result = batch_sizes.has_value() ? module.forward(rows, states, mask)
+                                                       : module.forward(input, states, mask);
+  return {std::move(result.output), std::move(result).states_and_more()};
 }
 
 namespace {

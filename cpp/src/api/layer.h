@@ -37,6 +37,12 @@ struct LayerModule {
   struct Result {
     at::Tensor output;
     std::vector<at::Tensor> states;
+    std::vector<at::Tensor> more;  // outputs, of cells that return several
+
+    std::vector<at::Tensor> states_and_more() && {
+      states.insert(states.end(), more.begin(), more.end());
+      return std::move(states);
+    }
   };
 
   // reset is undefined or has the batch shape of the input: (T, B), (B, T) or (T).
@@ -85,6 +91,8 @@ struct LayerModule {
       int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const;
   SequenceOutputs run_projected(
       int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const;
+  // Leaves the first of the cell's outputs, and returns the others.
+  std::vector<at::Tensor> split_output(at::Tensor& output) const;
   bool fits_side_by_side(const SequenceArgs& args, const Interceptors& interceptors) const;
 };
 

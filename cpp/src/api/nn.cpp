@@ -139,10 +139,11 @@ std::vector<Parameter> parameters_of(
   std::vector<Parameter> parameters = {
       {"weight_ih", {rows_x, input_size - given}},
       {"weight_hh", shape_of_hh},
-      {"bias_ih", {rows_x}, true},
-      {"bias_hh", {rows_h}, true}};
-  if (own.has_value()) {
-    for (const std::string& name : own->parameters()) parameters.push_back({name, {hidden_size}});
+      {"bias_ih", {count_biases(cell, cell.x) * hidden_size}, true},
+      {"bias_hh", {count_biases(cell, cell.h) * hidden_size}, true}};
+  for (int k = 0; own.has_value() && k < cell.parameters; ++k) {
+    const bool scalar = (cell.scalars >> k & 1) != 0;
+    parameters.push_back({own->parameters()[k], {scalar ? 1 : hidden_size}});
   }
   if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
   return parameters;
@@ -251,8 +252,8 @@ std::tuple<Tensor, StateT> forward_dense(
     const Tensor& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) {
-  auto [output, last] = layer.forward(input, states_of(state), or_undefined(reset));
-  return {std::move(output), state_of<StateT>(std::move(last))};
+  LayerModule::Result result = layer.forward(input, states_of(state), or_undefined(reset));
+  return {std::move(result.output), state_of<StateT>(std::move(result).states_and_more())};
 }
 
 template <typename StateT>
@@ -263,10 +264,10 @@ std::tuple<PackedSequence, StateT> forward_packed(
     const std::optional<Tensor>& reset) {
   const PackedRows rows = {
       input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
-  auto [output, last] = layer.forward(rows, states_of(state), or_undefined(reset));
+  LayerModule::Result result = layer.forward(rows, states_of(state), or_undefined(reset));
   return {
-      PackedSequence(output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
-      state_of<StateT>(std::move(last))};
+      PackedSequence(result.output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
+      state_of<StateT>(std::move(result).states_and_more())};
 }
 
 }  // namespace

@@ -9,6 +9,29 @@ namespace lltm {
 
 using at::Tensor;
 
+namespace {
+
+// Inserts zeros for the gates without biases.
+Tensor with_all_biases(
+    const CellInfo& cell,
+    const Tensor& biases,
+    const SlotRange& slots,
+    const int* blocks,
+    int64_t hidden_size) {
+  if (count_biases(cell, slots) == slots.count()) return biases;
+  std::vector<Tensor> all(slots.count());
+  for (int slot = slots.begin; slot < slots.end; ++slot) {
+    if ((cell.without_bias >> slot & 1) != 0) all[blocks[slot]] = biases.new_zeros(hidden_size);
+  }
+  int64_t next = 0;
+  for (Tensor& bias : all) {
+    if (!bias.defined()) bias = biases.narrow(0, hidden_size * next++, hidden_size);
+  }
+  return cat_without_autocast(all, 0);
+}
+
+}  // namespace
+
 std::array<Tensor, 2> biases_and_parameters(
     const CellInfo& cell,
     bool has_bias,
@@ -17,13 +40,24 @@ std::array<Tensor, 2> biases_and_parameters(
     at::TensorList given) {
   const Tensor zeros =
       has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
-  const auto bias = [&](size_t k, const SlotRange& blocks) {
-    return has_bias ? given[matrices + k] : zeros.narrow(0, 0, blocks.count() * hidden_size);
+  const auto bias = [&](size_t k, const SlotRange& slots, const int* blocks) {
+    if (!has_bias) return zeros.narrow(0, 0, slots.count() * hidden_size);
+    return with_all_biases(cell, given[matrices + k], slots, blocks, hidden_size);
   };
-  std::vector<Tensor> appended = {bias(0, cell.x)};
-  const at::TensorList own = given.slice(given.size() - cell.parameters);
-  appended.insert(appended.end(), own.begin(), own.end());
-  return {cat_without_autocast(appended, 0), bias(1, cell.h)};
+  std::vector<Tensor> appended = {bias(0, cell.x, cell.x_blocks)};
+  const size_t first = given.size() - cell.parameters;
+  for (int k = 0; k < cell.parameters; ++k) {
+    const Tensor& own = given[first + k];
+    appended.push_back((cell.scalars >> k & 1) != 0 ? own.expand({hidden_size}) : own);
+  }
+  const Tensor bias_ih = appended.size() == 1 ? appended[0] : cat_without_autocast(appended, 0);
+  return {bias_ih, bias(1, cell.h, cell.h_blocks)};
+}
+
+int64_t count_biases(const CellInfo& cell, const SlotRange& slots) {
+  int64_t count = slots.count();
+  for (int slot = slots.begin; slot < slots.end; ++slot) count -= cell.without_bias >> slot & 1;
+  return count;
 }
 
 void check_custom_parameters(
@@ -33,14 +67,21 @@ void check_custom_parameters(
     bool has_bias,
     int64_t hidden_size,
     at::TensorList given) {
-  if (cell.parameters == 0) return;
-  const auto check = [&](const char* name, const Tensor& parameter, int64_t blocks) {
-    check_shape(where, name, parameter, {c10::SymInt(blocks * hidden_size)});
+  if (cell.parameters == 0 && cell.without_bias == 0) return;
+  const auto check = [&](const char* name, const Tensor& parameter, int64_t size) {
+    check_shape(where, name, parameter, {c10::SymInt(size)});
     check_joined_kind(where, name, parameter, input);
   };
   const size_t first = given.size() - cell.parameters;
-  if (has_bias) check("bias_ih", given[first - 2], cell.x.count());
-  for (int k = 0; k < cell.parameters; ++k) check(cell.parameter_names[k], given[first + k], 1);
+  if (has_bias) {
+    check("bias_ih", given[first - 2], count_biases(cell, cell.x) * hidden_size);
+    const bool partial = count_biases(cell, cell.h) < cell.h.count();
+    if (partial) check("bias_hh", given[first - 1], count_biases(cell, cell.h) * hidden_size);
+  }
+  for (int k = 0; k < cell.parameters; ++k) {
+    const bool scalar = (cell.scalars >> k & 1) != 0;
+    check(cell.parameter_names[k], given[first + k], scalar ? 1 : hidden_size);
+  }
 }
 
 }  // namespace lltm

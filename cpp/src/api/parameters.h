@@ -17,6 +17,9 @@ inline int64_t count_parameters(const CellInfo& cell, bool has_bias, bool prepac
   return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
 }
 
+// Pre-activations in `slots` with biases in modules.
+int64_t count_biases(const CellInfo& cell, const SlotRange& slots);
+
 // The parameters are appended to bias_ih. Missing biases are zero.
 std::array<at::Tensor, 2> biases_and_parameters(
     const CellInfo& cell,
@@ -33,7 +36,7 @@ void set_parameters(
   const size_t matrices = cell.joined || prepacked ? 1 : 2;
   args.weight_ih = given[0];
   if (matrices == 2) args.weight_hh = given[1];
-  if (cell.parameters > 0) {
+  if (cell.parameters > 0 || (has_bias && cell.without_bias != 0)) {
     auto [bias_ih, bias_hh] = biases_and_parameters(cell, has_bias, matrices, hidden_size, given);
     args.bias_ih = std::move(bias_ih);
     args.bias_hh = std::move(bias_hh);

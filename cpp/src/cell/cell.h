@@ -12,7 +12,10 @@
 // last ones. Between the parts of such a step (stages, program.h) are GEMMs or means over units.
 //
 // A parameter, such as a peephole weight, is (H,). The P parameters follow the biases in bias_ih,
-// and their gradients those of z: the same code sums both over rows.
+// and their gradients those of z: the same code sums both over rows. The modules may have
+// parameters (1,) and no biases for some gates; then they expand these.
+//
+// A layer may return states of every step: output (T, B, (1 + outputs) * H) has h and the others.
 //
 // The K states other than h are element-wise, concatenated in c (rows, K * H). If the element-wise
 // part also reads h, the engines' c begins with h, and h_0 has two gradients: through the GEMM and
@@ -53,6 +56,11 @@ struct CellInfo {
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
   const CellStages* stages = nullptr;      // of a step with products or means, else null
+  unsigned scalars = 0;                    // bit k: modules have parameter k as (1,)
+  unsigned without_bias = 0;               // bit s: modules have no biases of pre-activation s
+  int outputs = 0;                         // states in the output, in addition to h
+  int output_states[kMostStates] = {};     // their columns of the engines' c
+  int output_of_h = 0;                     // position of h among a layer's outputs; -1: none
 
   // False for steps with stages or given gates, which some engines do not run.
   constexpr bool is_plain() const { return stages == nullptr && given == 0; }
@@ -61,6 +69,7 @@ struct CellInfo {
   // Widths in multiples of H. Zeros pad the smaller weight in a concatenated matrix.
   constexpr int state_columns() const { return states + (reads_h ? 1 : 0); }
   constexpr int grad_columns() const { return slots + parameters; }
+  constexpr int output_columns() const { return 1 + outputs; }
   constexpr int joined_blocks() const { return x.count() > h.count() ? x.count() : h.count(); }
 };
 

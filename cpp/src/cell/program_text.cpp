@@ -484,13 +484,21 @@ void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products
   }
 }
 
-// Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored.
+// Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored. With `scalars`, sets
+// the bits of lines that end with `scalar`.
 std::vector<CellText::Named> read_named(
-    TextLines& lines, const string& word, int most, bool may_lack, Names& taken) {
+    TextLines& lines,
+    const string& word,
+    int most,
+    bool may_lack,
+    Names& taken,
+    unsigned* scalars = nullptr) {
   std::vector<CellText::Named> all;
   for (; lines.begins_with(word); lines.next()) {
     const std::vector<string_view>& words = lines.words();
-    if (words.size() != 3) lines.fail("'" + word + " NAME NUMBER'");
+    const bool scalar = scalars != nullptr && words.size() == 4 && words[3] == "scalar";
+    if (words.size() != 3 && !scalar) lines.fail("'" + word + " NAME NUMBER'");
+    if (scalar) *scalars |= 1u << all.size();
     if (std::ssize(all) == most) lines.fail(at_most(most, word + "s"));
     check_name(lines, words[1]);
     if (!taken.emplace(words[1]).second) lines.fail("an unused name", words[1]);
@@ -499,6 +507,39 @@ std::vector<CellText::Named> read_named(
     all.push_back({string(words[1]), initial});
   }
   return all;
+}
+
+void read_no_bias(TextLines& lines, CellText& cell) {
+  if (!lines.begins_with("no_bias")) return;
+  for (const string& gate : gates_of(lines, "no_bias")) {
+    const int slot = block_of(cell.gates, gate);
+    if (slot < 0) lines.fail("a gate", gate);
+    cell.info.without_bias |= 1u << slot;
+  }
+  lines.next();
+}
+
+// The words of the line `output`; the states follow.
+std::vector<string> read_outputs(TextLines& lines) {
+  if (!lines.begins_with("output")) return {};
+  std::vector<string> outputs = gates_of(lines, "output");
+  if (outputs.empty()) lines.fail("'output STATES'");
+  lines.next();
+  return outputs;
+}
+
+void set_outputs(TextLines& lines, const std::vector<string>& outputs, CellText& cell) {
+  CellInfo& info = cell.info;
+  if (outputs.empty()) return;
+  info.output_of_h = block_of(outputs, "h");
+  for (const string& output : outputs) {
+    if (output == "h") continue;
+    const auto found = std::find_if(
+        cell.states.begin(), cell.states.end(), [&](const auto& s) { return s.name == output; });
+    if (found == cell.states.end()) lines.fail("outputs that are h or states", output);
+    const auto state = static_cast<int>(found - cell.states.begin());
+    info.output_states[info.outputs++] = state + (info.reads_h ? 1 : 0);
+  }
 }
 
 void read_saved(TextLines& lines, Section& forward, CellText& cell) {
@@ -544,14 +585,25 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   cell->name = lines.words()[1];
   lines.next();
   read_gates(lines, *cell, of_products);
+  std::vector<string> outputs;
+  if (second) {
+    read_no_bias(lines, *cell);
+    outputs = read_outputs(lines);
+  }
   info.bounded = lines.take("bounded");
   const bool reads_h = lines.take("reads_h");
   info.own_gradient = lines.take("own_gradient");
   Names taken = {"h", "z"};
   cell->states = read_named(lines, "state", CellInfo::kMostStates, /*may_lack=*/false, taken);
-  cell->parameters =
-      read_named(lines, "parameter", CellInfo::kMostParameters, /*may_lack=*/true, taken);
+  cell->parameters = read_named(
+      lines,
+      "parameter",
+      CellInfo::kMostParameters,
+      /*may_lack=*/true,
+      taken,
+      second ? &info.scalars : nullptr);
   info.reads_h = reads_h || cell->states.empty();
+  set_outputs(lines, outputs, *cell);
   if (!lines.begins_with("forward")) {
     lines.fail(
         "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");

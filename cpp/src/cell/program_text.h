@@ -24,6 +24,9 @@
 //
 //     input m                   after weight_hh, optional: given gates, which are columns of the
 //                               input; not in weight_ih
+//     no_bias m                 then, optional: gates without biases in modules
+//     output c h                then, optional: what a layer returns of each step; default: h
+//     parameter p 0 scalar      learned, one value, shape (1)
 //     z.n = product v           in forward: instead of h, the weights of gate n multiply v, a saved
 //                               value. z.n can be used after this line
 //     d = product d.z.n d.z.o   in backward: the gradient of v, from all gates that multiply it

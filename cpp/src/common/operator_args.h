@@ -156,6 +156,9 @@ struct SequenceBackwardArgs : SequenceInputs {
   // Not an operator argument: within a sequence, gradients of states, weights and biases stay in
   // the compute dtype for the next segment.
   bool segment = false;
+  // Not an operator argument: for backends, output and grad_output have only h, and this has the
+  // gradients of the states in the output (states.h).
+  at::Tensor grad_states = {};
 
   auto flat() const {
     return std::tuple_cat(

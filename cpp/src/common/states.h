@@ -27,6 +27,29 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
   return states.size() == 1 ? states.front() : at::cat(states, 1);
 }
 
+// A row of the output: h (rows, H), and states of c.
+inline at::Tensor with_output_states(
+    const CellInfo& cell, const at::Tensor& h, const at::Tensor& c) {
+  if (cell.outputs == 0) return h;
+  std::vector<at::Tensor> columns = {h};
+  const std::vector<at::Tensor> states = c.chunk(cell.state_columns(), 1);
+  for (int k = 0; k < cell.outputs; ++k) columns.push_back(states[cell.output_states[k]]);
+  return at::cat(columns, 1);
+}
+
+// Adds the gradient of the states in the output (rows, outputs * H), or undefined, to that of c.
+inline at::Tensor with_grad_states(
+    const CellInfo& cell, const at::Tensor& grad_c, const at::Tensor& grad_states) {
+  if (!grad_states.defined()) return grad_c;
+  std::vector<at::Tensor> states = grad_c.chunk(cell.state_columns(), 1);
+  const std::vector<at::Tensor> gradients = grad_states.chunk(cell.outputs, 1);
+  for (int k = 0; k < cell.outputs; ++k) {
+    at::Tensor& state = states[cell.output_states[k]];
+    state = at::add(state, gradients[k]);
+  }
+  return at::cat(states, 1);
+}
+
 // Masks h (rows, H) before the recurrent GEMM, or the gradient of its operand.
 inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
   return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
@@ -52,9 +75,27 @@ auto with_own_c(const Args& args, const Forward& forward) {
   return results;
 }
 
-// backward uses the engines' c and its gradient; the two parts of the gradient of h are added.
+// Divides the output and its gradient into those of h and of states.
+inline SequenceBackwardArgs with_grad_states(const SequenceBackwardArgs& args) {
+  SequenceBackwardArgs changed = args;
+  const c10::SymInt hidden = args.h_0->sym_size(1);
+  changed.output = args.output->slice_symint(-1, 0, hidden);
+  if (args.grad_output.defined()) {
+    changed.grad_output = args.grad_output->slice_symint(-1, 0, hidden);
+    changed.grad_states = args.grad_output->slice_symint(-1, hidden);
+  }
+  return changed;
+}
+
+// backward uses the engines' c and its gradient, and the parts of the output; the two parts of the
+// gradient of h are added.
 template <typename Args, typename Backward>
 Gradients with_grad_of_h(const Args& args, const Backward& backward) {
+  if constexpr (requires { args.grad_states; }) {
+    if (args.cell->outputs > 0 && args.output->sym_size(-1) != args.h_0->sym_size(1)) {
+      return with_grad_of_h(with_grad_states(args), backward);
+    }
+  }
   if (!args.cell->reads_h) return backward(args);
   const bool has_c = args.cell->has_c();
   const at::Tensor& state = args.state_h();

@@ -53,8 +53,6 @@ constexpr Size kStepInput[] = {{kBatch}, {kInput}};
 constexpr Size kPaddedInput[] = {{kSteps}, {kBatch}, {kInput}};
 constexpr Size kPackedInput[] = {{kRows}, {kInput}};
 constexpr Size kState[] = {{kBatch}, {kHidden}};
-constexpr Size kPaddedOutput[] = {{kSteps}, {kBatch}, {kHidden}};
-constexpr Size kPackedOutput[] = {{kRows}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
 struct CellShapes {
@@ -68,10 +66,13 @@ struct CellShapes {
         gates_of_step{{kBatch}, {kHidden, cell.slots}},
         activations_of_step{{kBatch}, {kHidden, cell.saved}},
         activations{{kRows}, {kHidden, cell.saved}},
-        checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}} {}
+        checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}},
+        padded_output{{kSteps}, {kBatch}, {kHidden, cell.output_columns()}},
+        packed_output{{kRows}, {kHidden, cell.output_columns()}} {}
 
   Size weights[2], weight_ih[2], weight_hh[2], bias_ih[1], bias_hh[1], c[2];
   Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
+  Size padded_output[3], packed_output[2];
 };
 
 // Such as "(3H, H+I)".
@@ -428,8 +429,8 @@ class Checker {
 Shape input_shape(const SequenceInputs& args) {
   return args.batch_sizes.defined() ? Shape(kPackedInput) : Shape(kPaddedInput);
 }
-Shape output_shape(const SequenceInputs& args) {
-  return args.batch_sizes.defined() ? Shape(kPackedOutput) : Shape(kPaddedOutput);
+Shape output_shape(const CellShapes& shapes, const SequenceInputs& args) {
+  return args.batch_sizes.defined() ? Shape(shapes.packed_output) : Shape(shapes.padded_output);
 }
 
 // checkpoint_steps: 0 without checkpoints.
@@ -654,13 +655,13 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
   arguments.add_parameters(kOp, args);
-  arguments.add(args.output, "output", output_shape(args));
+  arguments.add(args.output, "output", output_shape(arguments.shapes(), args));
   arguments.add(
       args.saved,
       "saved",
       args.checkpoint_steps > 0 ? Shape(arguments.shapes().checkpoints)
                                 : Shape(arguments.shapes().activations));
-  arguments.add(args.grad_output, "grad_output", output_shape(args), kOptional);
+  arguments.add(args.grad_output, "grad_output", output_shape(arguments.shapes(), args), kOptional);
   arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
   arguments.add_grad_c(args.grad_c_n, "grad_c_n");
   check_sizes(Checker(kOp, arguments), args, args.checkpoint_steps);

@@ -139,6 +139,7 @@ Gradients checkpointed_backward(
     of_segment.output = segments.rows(args.output, s);
     of_segment.saved = std::get<3>(forward({of_segment, /*save=*/true}));
     of_segment.grad_output = segments.rows(args.grad_output, s);
+    of_segment.grad_states = segments.rows(args.grad_states, s);
     of_segment.grad_h_n = segment_dh;
     of_segment.grad_c_n = segment_dc;
     of_segment.output_mask[1] |= s > 0;

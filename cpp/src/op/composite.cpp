@@ -330,7 +330,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
         reset_of(args.reset, steps[k]),
         args.recurrent_mask,
         args.saves_activations());
-    outputs.push_back(h_next);
+    outputs.push_back(with_output_states(*args.cell, h_next, c_next));
     activations.push_back(saved);
     h = with_rows(h_next, h);
     c = with_rows(c_next, c);
@@ -344,12 +344,15 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     if (!args.saves_checkpoints()) return Tensor();
     return none ? at::empty({0, c.size(0), c.size(1)}, c.options()) : at::stack(checkpoints);
   };
-  return {at::cat(outputs, 0).view(output_sizes(input, args.h_0->size(1))), h, c, saved()};
+  const int64_t columns = args.h_0->size(1) * args.cell->output_columns();
+  return {at::cat(outputs, 0).view(output_sizes(input, columns)), h, c, saved()};
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Operands operands(args);
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
+  const Tensor grad_states =
+      args.grad_states.defined() ? flat_rows(widened(args.grad_states)) : Tensor();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   Tensor dh = widened_or_zeros(args.grad_h_n, args.h_0);
   Tensor dc = widened_or_zeros(args.grad_c_n, args.c_0);
@@ -361,7 +364,10 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         operands,
         args.saved->narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
-        dc.narrow(0, 0, rows),
+        with_grad_states(
+            *args.cell,
+            dc.narrow(0, 0, rows),
+            grad_states.defined() ? grad_states.narrow(0, offset, rows) : grad_states),
         reset_of(args.reset, steps[k]),
         args.recurrent_mask);
     dz.push_back(dz_of_step);
@@ -387,7 +393,7 @@ Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
   SequenceBackwardArgs recomputed = args;
   recomputed.checkpoint_steps = 0;
   const SequenceResult results = sequence_forward({recomputed, /*save=*/true});
-  recomputed.output = std::get<0>(results);
+  recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
   recomputed.saved = std::get<3>(results);
   return sequence_backward(recomputed);
 }
@@ -432,7 +438,14 @@ TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   m.impl("_unpack", TORCH_FN(unpack_joined));
 }
 
-std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, bool, int64_t, int64_t>
+std::tuple<
+    std::vector<int64_t>,
+    std::vector<int64_t>,
+    std::vector<double>,
+    bool,
+    int64_t,
+    int64_t,
+    std::vector<int64_t>>
 describe(std::string_view name) {
   const CellInfo& cell = get_cell("lltm::_cell", name);
   std::vector<int64_t> x, h;
@@ -444,7 +457,8 @@ describe(std::string_view name) {
   for (int k = 0; k < cell.states; ++k) {
     states.push_back(first_value(cell, k + (cell.reads_h ? 1 : 0)));
   }
-  return {x, h, states, cell.reads_h, cell.parameters, cell.saved};
+  const std::vector<int64_t> outputs(cell.output_states, cell.output_states + cell.outputs);
+  return {x, h, states, cell.reads_h, cell.parameters, cell.saved, outputs};
 }
 
 std::tuple<int64_t, int64_t> instructions(std::string_view name) {

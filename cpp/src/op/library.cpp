@@ -74,7 +74,7 @@ TORCH_LIBRARY(lltm, m) {
   // _instructions returns the two programs' lengths.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
-      " int parameters, int saved)");
+      " int parameters, int saved, int[] outputs)");
   m.def("_instructions(str cell) -> (int forward, int backward)");
   // For external loops, in ATen operations. _sequence_operands returns the weights as the steps
   // read them. _sequence_step uses the input projection z_x and the states in the compute dtype;

@@ -74,7 +74,7 @@ struct Meta {
     const SymInt hidden = args.h_0->sym_size(1);
     std::vector<SymInt> shape = args.input->sym_sizes().vec();
     const SymInt rows = shape.size() == 2 ? shape[0] : shape[0] * shape[1];
-    shape.back() = hidden;
+    shape.back() = hidden * args.cell->output_columns();
     return {
         empty(args.input, std::move(shape)),
         contiguous_like(args.h_0),

@@ -15,10 +15,10 @@ from .._C import ArgumentError
 from . import explanation
 from .cpp_source import cpp_source
 from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
-from .program import Program, Reads
+from .program import Program, Reads, Scalar
 from .trace import call, trace
 
-Initial = float | Callable[[Tensor], object]
+Initial = float | Callable[[Tensor], object] | Scalar
 Path = str | os.PathLike[str]
 
 
@@ -29,6 +29,8 @@ def cell(
     states: int | Mapping[str, float] | None = None,
     parameters: Mapping[str, Initial] | None = None,
     bounded: bool = False,
+    bias: Mapping[str, bool] | None = None,
+    outputs: Sequence[str] | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Cell]:
     """Decorator that creates a custom recurrent cell from a Python function for one time step.
@@ -61,9 +63,15 @@ def cell(
             Default: 0 for each state
         parameters: dict with the learned parameters among the function's arguments, at most 8. A
             parameter has a value per hidden unit, and starts from a number, or from a function
-            that fills a tensor (H) in place or returns it. Default: none
+            that fills a tensor (H) in place or returns it. With :func:`lltm.scalar` it has a single
+            value. Default: none
         bounded: if True, declares that abs(h') <= 1, as ``prepack(torch.qint8)`` requires.
             Default: False
+        bias: dict, False for gates without biases, such as ``{"m": False}``. They have no rows in
+            bias_ih and bias_hh. Default: True for every gate
+        outputs: names of h and states that a layer returns of each step, such as ``("h", "c")``:
+            its output is then a tuple of tensors (T, B, D*H). The first is the input of the next
+            layer. Default: h, not in a tuple
         name: name of the cell. Default: the function's name
 
     Returns:
@@ -94,6 +102,8 @@ def cell(
             states=states,
             parameters=parameters,
             bounded=bounded,
+            bias=bias,
+            outputs=outputs,
             name=name,
             warn_at=3,
         )
@@ -155,6 +165,9 @@ class Cell:
                     f" modules, got {parameter!r}"
                 )
         states = ("h", *header.states)
+        of_parameters = {
+            k: x.initial if isinstance(x, Scalar) else x for k, x in (initial or {}).items()
+        }
 
         def made(base: Any, kind: str, **members: Any) -> Any:
             where = f"{self.name}.{kind.removeprefix('Prepacked')}"
@@ -162,7 +175,8 @@ class Cell:
                 "_CELL": text,
                 "_HEADER": header,
                 "_parameter_names": (*base._parameter_names, *self.parameters),
-                "_INITIAL": {**header.parameters, **(initial or {})},
+                "_INITIAL": {**header.parameters, **of_parameters},
+                "_OUTPUTS": header.outputs,
                 "_STATES": states if kind == "Cell" else tuple(f"{name}_0" for name in states),
                 "_where": where,
                 "__init__": _renamed(base.__init__, where),

@@ -66,6 +66,9 @@ class _Custom(Recurrent):
         if self.heads > 1:
             units = self.hidden_size // self.heads
             shapes["weight_hh"] = (self.heads, shapes["weight_hh"][0] // self.heads, units)
+        for name, of_bias in (("bias_ih", self._HEADER.gates_x), ("bias_hh", self._HEADER.gates_h)):
+            shapes[name] = (len({*of_bias} - {*self._HEADER.no_bias}) * self.hidden_size,)
+        shapes |= dict.fromkeys(self._HEADER.scalars, (1,))
         return shapes | {"weight_ih": (rows, columns - needed)}
 
     def reset_parameters(self) -> None:
@@ -163,7 +166,8 @@ class CustomCell(_Custom, Step[Any]):
         bias_ih    (G_x * H), or None
         bias_hh    (G_h * H), or None
 
-    These are uniform in ±1/sqrt(H). The cell's parameters have shape (H) and their initial values.
+    These are uniform in ±1/sqrt(H). Gates without biases have no rows in bias_ih and bias_hh. The
+    cell's parameters have shape (H), or (1) with :func:`lltm.scalar`, and their initial values.
     """
 
 
@@ -197,7 +201,8 @@ class CustomLayer(_Custom, Layer[Any]):
         - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
           unbatched sequence, or a PackedSequence
         - h and the other states: each tensor (L*D, B, H), or (L*D, H) for unbatched input
-        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
+        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1.
+          For a cell with ``outputs``, a tuple of these
 
     Parameters of layer k (suffix ``_reverse``: second direction), with G_x gates that depend on x
     and G_h gates that depend on h::
@@ -208,8 +213,9 @@ class CustomLayer(_Custom, Layer[Any]):
         bias_ih_l{k}    (G_x * H)
         bias_hh_l{k}    (G_h * H)
 
-    These are uniform in ±1/sqrt(H). The cell's parameters, such as ``scale_l{k}``, have shape (H)
-    and their initial values.
+    These are uniform in ±1/sqrt(H). Gates without biases have no rows in bias_ih and bias_hh. The
+    cell's parameters, such as ``scale_l{k}``, have shape (H), or (1) with :func:`lltm.scalar`, and
+    their initial values.
     """
 
     _PACKED: type[CustomPrepacked]

@@ -24,7 +24,16 @@ from .._C import ArgumentError
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
 MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
 
-Parameters = Mapping[str, float | Callable[[Tensor], Any]]
+
+@dataclass(frozen=True)
+class Scalar:
+    """A parameter with one value for all hidden units; see :func:`lltm.scalar`."""
+
+    initial: float | Callable[[Tensor], Any]
+
+
+Initial = float | Callable[[Tensor], Any]
+Parameters = Mapping[str, Initial | Scalar]
 SOURCES = ("x", "h", "product", "input")  # the terms of a pre-activation
 Reads = Mapping[str, str | Sequence[str]]
 
@@ -173,11 +182,14 @@ class Program:
     bounded: bool
     reads_h: bool  # True if the element-wise functions read h
     states: Mapping[str, float]  # initial values
-    parameters: Parameters  # initial values, or functions that fill a tensor
+    parameters: Mapping[str, Initial]  # initial values, or functions that fill a tensor
     gates_input: tuple[str, ...] = ()  # the gates that read columns of the input as they are
     products: tuple[str, ...] = ()  # the gates of gates_h that multiply another value than h
     saved: tuple[str, ...] = ()
     own_gradient: bool = False  # True if backward may differ from forward's derivative
+    scalars: tuple[str, ...] = ()  # the parameters with one value
+    no_bias: tuple[str, ...] = ()  # the gates without biases
+    outputs: tuple[str, ...] = ()  # what a layer returns of each step; empty: h
     text: str = ""
 
     @property
@@ -200,14 +212,13 @@ class Program:
                 products.add(first[2:])
 
         def numbers(key: str) -> dict[str, float]:
-            return {name: float(value) for name, value in words.get(key, [])}
+            return {name: float(value) for name, value, *_ in words.get(key, [])}
 
-        gates_x, gates_h, gates_input = kinds = [
-            tuple(words.get(key, [[]])[0]) for key in ("weight_ih", "weight_hh", "input")
-        ]
+        keys = ("weight_ih", "weight_hh", "input", "no_bias", "output")
+        gates_x, gates_h, gates_input, *others = [tuple(words.get(key, [[]])[0]) for key in keys]
         return Program(
             name=words["name"][0][0],
-            gates=tuple(dict.fromkeys(chain(*kinds))),
+            gates=tuple(dict.fromkeys(chain(gates_x, gates_h, gates_input))),
             gates_x=gates_x,
             gates_h=gates_h,
             gates_input=gates_input,
@@ -218,8 +229,27 @@ class Program:
             parameters=numbers("parameter"),
             saved=tuple(words["save"][0]),
             own_gradient="own_gradient" in words,
+            scalars=tuple(name for name, _, *rest in words.get("parameter", []) if rest),
+            no_bias=others[0],
+            outputs=others[1],
             text=text,
         )
+
+
+def scalar(initial: float | Callable[[Tensor], Any] = 0.0) -> Scalar:
+    """Declares a parameter of a custom cell that has one value, of shape (1), for all hidden units.
+
+    Args:
+        initial: initial value, or a function that fills a tensor (1) in place or returns it.
+            Default: 0
+
+    Example::
+
+        @lltm.cell(gates=("n",), parameters={"alpha": lltm.scalar(0.1)})
+        def leaky(z, h, alpha):
+            return h + alpha * (torch.tanh(z.n) - h)
+    """
+    return Scalar(initial)
 
 
 def is_name(name: Any) -> bool:
@@ -271,8 +301,24 @@ def _check_names(
         expect(not both, where, "a state or a parameter", f"{name!r} as both")
 
 
+def _check_outputs(
+    where: str,
+    gates: Sequence[str],
+    states: Sequence[str],
+    bias: Mapping[str, bool],
+    outputs: Sequence[Any],
+) -> None:
+    for gate, value in bias.items():
+        expect(gate in gates, where, f"bias of gates ({', '.join(gates)})", repr(gate))
+        expect_type(value, bool, where, f"bias of {gate} to be a bool")
+    known = ("h", *states)
+    for k, name in enumerate(outputs):
+        right = name in known and name not in outputs[:k]
+        expect(right, where, f"outputs, each once, from {', '.join(known)}", repr(name))
+
+
 def _check_numbers(
-    where: str, count: int, states: Mapping[str, float], parameters: Parameters
+    where: str, count: int, states: Mapping[str, float], parameters: Mapping[str, Initial]
 ) -> None:
     """Checks the number of states (`count`) and parameters, and the initial values."""
     expect(count <= MOST_STATES, where, f"at most {MOST_STATES} states", count)
@@ -295,6 +341,8 @@ def declared(
     states: int | Mapping[str, float],
     parameters: Parameters,
     bounded: bool,
+    bias: Mapping[str, bool],
+    outputs: Sequence[str] | None,
 ) -> tuple[Program, list[str], list[str]]:
     """Returns the program without text, and the positional and keyword arguments after z."""
     if not callable(function):
@@ -303,6 +351,8 @@ def declared(
     expect_type(states, (int, Mapping), where, "states to be an int or a dict")
     expect_type(parameters, Mapping, where, "parameters to be a dict")
     expect_type(bounded, bool, where, "bounded to be a bool")
+    expect_type(bias, Mapping, where, "bias to be a dict")
+    outputs = () if outputs is None else _words(outputs)
     kinds = () if isinstance(gates, str) else (int, Sequence)
     expect_type(gates, kinds, where, "gates to be an int or a sequence of names")
     count = gates if isinstance(gates, int) else len(gates)
@@ -334,7 +384,10 @@ def declared(
         expected = f"the input only in z, and states={{{name!r}: 0}} if {name} is a state"
         expect(False, where, expected, f"an argument {name}")
     _check_names(where, gates, names, reads, states, parameters)
-    _check_numbers(where, len(state_names), states, parameters)
+    _check_outputs(where, gates, state_names, bias, outputs)
+    scalars = tuple(name for name in names if isinstance(parameters.get(name), Scalar))
+    initial = {k: x.initial if isinstance(x, Scalar) else x for k, x in parameters.items()}
+    _check_numbers(where, len(state_names), states, initial)
 
     def reading(*sources: str) -> tuple[str, ...]:
         default = ("x", "h")
@@ -352,8 +405,11 @@ def declared(
         states={name: float(states.get(name, 0.0)) for name in state_names},
         parameters={
             name: x if callable(x) else float(x)
-            for name, x in sorted(parameters.items(), key=lambda item: names.index(item[0]))
+            for name, x in sorted(initial.items(), key=lambda item: names.index(item[0]))
         },
+        scalars=scalars,
+        no_bias=tuple(gate for gate in gates if not bias.get(gate, True)),
+        outputs=outputs,
     )
     by_name = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
     return program, [name for name in names if name not in by_name], by_name
@@ -523,17 +579,20 @@ def written(program: Program, made: Expressions) -> Program:
     known |= {v: name for name, v in made.tangents.items()}
     backward, _ = _assignments(made.gradients, known, (), taken)
     has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
+    needs_second = program.gates_input, program.no_bias, program.outputs, program.scalars
     lines = [
-        f"lltm-cell {2 if has_cuts or program.gates_input else 1}",
+        f"lltm-cell {2 if has_cuts or any(needs_second) else 1}",
         f"name {program.name}",
         " ".join(["weight_ih", *program.gates_x]),
         " ".join(["weight_hh", *program.gates_h]),
         *[" ".join(["input", *program.gates_input])] * bool(program.gates_input),
+        *[" ".join(["no_bias", *program.no_bias])] * bool(program.no_bias),
+        *[" ".join(["output", *program.outputs])] * bool(program.outputs),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
         *(
-            f"parameter {k} {math.nan if callable(x) else x!r}"
+            f"parameter {k} {math.nan if callable(x) else x!r}" + " scalar" * (k in program.scalars)
             for k, x in program.parameters.items()
         ),
         "forward",

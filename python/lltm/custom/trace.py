@@ -801,6 +801,8 @@ def trace(
     states: int | Mapping[str, float] | None = None,
     parameters: Parameters | None = None,
     bounded: bool = False,
+    bias: Mapping[str, bool] | None = None,
+    outputs: Sequence[str] | None = None,
     name: str | None = None,
     warn_at: int = 2,
 ) -> Program:
@@ -813,7 +815,7 @@ def trace(
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
     states = {} if states is None else states
     program, positional, by_name = declared(
-        function, where, gates, reads or {}, states, parameters or {}, bounded
+        function, where, gates, reads or {}, states, parameters or {}, bounded, bias or {}, outputs
     )
     with plain_torch():
         tracers = [

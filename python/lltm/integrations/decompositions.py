@@ -11,7 +11,7 @@ GEMMs are float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +62,10 @@ def _with_arguments(
     return loop(SimpleNamespace(**given))
 
 
+def _columns(c: Tensor, h: Tensor, states: Sequence[int]) -> list[Tensor]:
+    return [c.split(h.shape[1], 1)[k] for k in states]
+
+
 def _sequence(a: Any, training: bool) -> Any:
     """Returns output, h_n, c_n and, in training, the activations (T * B, saved * H)."""
     if a.batch_sizes is not None or (training and a.checkpoint_steps != 0):
@@ -73,7 +77,8 @@ def _sequence(a: Any, training: bool) -> Any:
 
     def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
         h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **given)
-        out = [h, activations] if training else [h]
+        output = torch.cat([h, *_columns(c, h, ops._cell(a.cell)[6])], 1)
+        out = [output, activations] if training else [output]
         # Without c, the second state is h. States must not share memory.
         return [h, h.clone() if a.c_0 is None else c], [y.to(dtype) for y in out]
 
@@ -110,7 +115,11 @@ def _sequence_backward(a: Any) -> Any:
     def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
         dh, dc = state
         if "grad_output" in given:
-            dh = dh + given.pop("grad_output")
+            of_h, *of_states = given.pop("grad_output").split(dh.shape[1], 1)
+            dh, columns = dh + of_h, [*dc.split(dh.shape[1], 1)]
+            for k, gradient in zip(ops._cell(a.cell)[6], of_states, strict=True):
+                columns[k] = columns[k] + gradient
+            dc = torch.cat(columns, 1)
         dz, dh, dc = ops._sequence_step_backward(a.cell, dh=dh, dc=dc, **given)
         return [dh, dc], [dz]
 

@@ -25,8 +25,10 @@ from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-# Type of hx in the methods below. states_of and returned convert it to and from tensor lists.
+# Types of hx and output in the methods below, which convert them to and from tensor lists.
 State = Any
+Output = Any
+PackedOutput = Any
 
 
 class _Cell:
@@ -69,6 +71,8 @@ class _Layer:
     scripted_parameters: Callable[[], list[Tensor]]
     states_of: Callable[..., Any]
     returned: Callable[..., Any]
+    outputs_of: Callable[..., Any]
+    packed: Callable[..., Any]
 
     def run_operator(
         self,
@@ -78,7 +82,7 @@ class _Layer:
         sorted_indices: Tensor | None,
         unsorted_indices: Tensor | None,
         reset: Tensor | None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Output, State]:
         output, states = torch.ops.lltm.layer(
             self._CELL,
             input,
@@ -99,11 +103,11 @@ class _Layer:
             unsorted_indices,
             reset,
         )
-        return output, self.returned(states)
+        return self.outputs_of(output, states), self.returned(states)
 
     def forward(
         self, input: Tensor, hx: State | None = None, reset: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Output, State]:
         if not is_scripting():
             return self.forward_in_python(input, hx, reset)
         return self.run_operator(input, hx, None, None, None, reset)
@@ -111,12 +115,12 @@ class _Layer:
     @torch.jit.export
     def forward_packed(
         self, input: PackedSequence, hx: State | None = None, reset: Tensor | None = None
-    ) -> tuple[PackedSequence, State]:
+    ) -> tuple[PackedOutput, State]:
         if not is_scripting():
             return self(input, hx, reset)  # type: ignore[operator]
         rows, sizes, order, inverse = input
         output, state = self.run_operator(rows, hx, sizes, order, inverse, reset)
-        return PackedSequence(output, sizes, order, inverse), state
+        return self.packed(output, sizes, order, inverse), state
 
 
 _CONVERSIONS = """
@@ -127,19 +131,42 @@ _CONVERSIONS = """
 
     def returned(self, states: list[Tensor]) -> State:
         return {returned}
+
+    def outputs_of(self, output: Tensor, states: list[Tensor]) -> Output:
+        return {outputs}
+
+    def packed(
+        self, output: Output, sizes: Tensor, order: Tensor | None, inverse: Tensor | None
+    ) -> PackedOutput:
+        return {packed}
 """
 
 
 @functools.cache
-def _methods(form: type, states: int) -> type:
-    """Returns a form in which State is the type for this number of states."""
-    state = "Tensor" if states == 1 else f"tuple[{', '.join(['Tensor'] * states)}]"
+def _methods(form: type, states: int, outputs: int = 0) -> type:
+    """Returns a form with the types for this number of states and outputs (0: not a tuple)."""
+
+    def several(kind: str, count: int) -> str:
+        return f"tuple[{', '.join([kind] * count)}]"
+
+    more = [f"states[{states + k}], " for k in range(outputs - 1)]
+    names = [f"output[{k}]" for k in range(outputs)] or ["output"]
+    packed = ", ".join(f"PackedSequence({name}, sizes, order, inverse)" for name in names)
     source = inspect.getsource(form) + _CONVERSIONS.format(
         given="[hx]" if states == 1 else f"[{', '.join(f'hx[{k}]' for k in range(states))}]",
         returned=", ".join(f"states[{k}]" for k in range(states)),
+        outputs=f"(output, {''.join(more)})" if outputs else "output",
+        packed=f"({packed},)" if outputs else packed,
     )
-    source = re.sub(r"\bState\b", state, source)
-    made: type = _compiled(f"{form.__name__} of {states} states", source)[form.__name__]
+    types = {
+        "State": "Tensor" if states == 1 else several("Tensor", states),
+        "Output": several("Tensor", outputs) if outputs else "Tensor",
+        "PackedOutput": several("PackedSequence", outputs) if outputs else "PackedSequence",
+    }
+    for name, kind in types.items():
+        source = re.sub(rf"\b{name}\b", kind, source)
+    named = f"{form.__name__} of {states} states, {outputs} outputs"
+    made: type = _compiled(named, source)[form.__name__]
     return made
 
 
@@ -160,15 +187,16 @@ def cell(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module
 _CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
 
 
-def layer(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
+def layer(module: nn.Module, parameters: Sequence[str], states: int, outputs: int) -> nn.Module:
     """Returns the scriptable form of a layer. `parameters` are in the order of h_0."""
-    return _sharing(module, _methods(_Layer, states), parameters, _CONSTANTS)
+    return _sharing(module, _methods(_Layer, states, outputs), parameters, _CONSTANTS)
 
 
 def prepacked(
     module: nn.Module,
     parameters: Sequence[str],
     states: int,
+    outputs: int,
     buffers: Sequence[tuple[str, Sequence[str]]],
     matrices: int,
 ) -> nn.Module:
@@ -183,7 +211,7 @@ def prepacked(
         (packed, tuple(name for name in others if getattr(module, name) is not None))
         for packed, others in buffers
     )
-    forward = _methods(_Layer, states)
+    forward = _methods(_Layer, states, outputs)
     return _sharing(module, forward, parameters, _CONSTANTS + options, (given, matrices))
 
 

@@ -62,7 +62,9 @@ class BlockedBackward {
             args.input->options()),
         weights_(slot_weights(args)),
         gradients_(args, steps_, resets_, weights_, schedule),
-        grad_output_(args.grad_output) {
+        grad_output_(args.grad_output),
+        wide_grad_states_(args.grad_states.defined() ? args.grad_states.to(at::kFloat) : Tensor()),
+        grad_states_(wide_grad_states_) {
     allocate();
   }
 
@@ -232,6 +234,7 @@ class BlockedBackward {
 
   bool step_block(size_t c, size_t k, const Slot& slot, int64_t block) const {
     const Range rows = plan_.rows_of_step(k, slot.group);
+    add_grad_states(k, rows, block);
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
@@ -259,6 +262,21 @@ class BlockedBackward {
     }
     if (ended.size() > 0) in_range &= finish_rows(c, k, 0, slot, ended, block, dh_n);
     return in_range;
+  }
+
+  // Gradients of the states that the output contains.
+  void add_grad_states(size_t k, Range rows, int64_t block) const {
+    if (!args_.grad_states.defined()) return;
+    const int64_t unit = blocks_.begin(block);
+    for (int n = 0; n < cell_.outputs; ++n) {
+      const auto from = grad_states_.of(steps_[k].offset).from(rows.begin, n * hidden_ + unit);
+      const auto to = write<float>(dc_).from(rows.begin, cell_.output_states[n] * hidden_ + unit);
+      for (int64_t r = 0; r < rows.size(); ++r) {
+        for (int64_t j = 0; j < blocks_.size(block); ++j) {
+          to.row(r)[j] += from.row(r)[j * from.col_stride];
+        }
+      }
+    }
   }
 
   bool later_stage(size_t c, size_t k, int stage, const Slot& slot) const {
@@ -414,6 +432,8 @@ class BlockedBackward {
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
   StepRows<T> grad_output_;
+  const Tensor wide_grad_states_;
+  const StepRows<float> grad_states_;
   BackwardArgs<T, Operand> kernel_args_;
 };
 

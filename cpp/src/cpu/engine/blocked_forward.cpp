@@ -70,7 +70,8 @@ class BlockedForward {
             args.input->options()),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
-            std::is_same_v<T, Operand> && Format::fits_in_place(hidden_, hidden_) &&
+            std::is_same_v<T, Operand> &&
+            Format::fits_in_place(hidden_, cell_.output_columns() * hidden_) &&
             !args.recurrent_mask.defined()),
         input_(as_source<Source>(args.input)),
         input_rows_(input_),
@@ -126,8 +127,9 @@ class BlockedForward {
   void allocate() {
     const auto options = args_.input->options();
     const int64_t rows = flat_size(args_.input);
-    output_ = empty_large(output_sizes(args_.input, hidden_), options);
-    output_rows_ = flat_rows(output_);
+    const int64_t output_columns = cell_.output_columns() * hidden_;
+    output_ = empty_large(output_sizes(args_.input, output_columns), options);
+    output_rows_ = flat_rows(output_).narrow(1, 0, hidden_);
     if (args_.saves_activations()) {
       activations_ = empty_large({rows, cell_.saved * hidden_}, options);
     }
@@ -139,7 +141,7 @@ class BlockedForward {
       packed_input_ = allocate_a<Format>(chunk_steps_ * batch_, input_size_, options);
     }
     if (output_is_operand_) {
-      states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), hidden_, 1};
+      states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), output_columns, 1};
     } else {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
       Format::init_states(2 * batch_, hidden_, states_.rows);
@@ -406,6 +408,7 @@ class BlockedForward {
         kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
     const auto run = [&] {
       elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
+      if (stage + 1 == between_.count()) copy_states(part, rows.size());
       return !out_of_range;
     };
     if (cell_.stages == nullptr) return run();
@@ -417,6 +420,15 @@ class BlockedForward {
     part.stages = &stages;
     part.operands = operands;
     return run();
+  }
+
+  // The states that the output contains, after h.
+  void copy_states(const ForwardArgs<T, Operand>& part, int64_t rows) const {
+    for (int n = 0; n < cell_.outputs; ++n) {
+      const auto from = part.c_next.from(0, cell_.output_states[n] * hidden_);
+      const auto to = part.h_next.from(0, (1 + n) * hidden_);
+      for (int64_t r = 0; r < rows; ++r) std::copy_n(from.row(r), part.hidden, to.row(r));
+    }
   }
 
   // Groups have separate memory, because some are a chunk ahead.

@@ -45,7 +45,7 @@ bool can_block(const Machine& machine, const SequenceInputs& args) {
          args.h_0->numel() > 0 && (args.cell->x.count() == 0 || input.size(-1) > given);
 }
 
-// Other steps run only in the blocked engine, without bf16x3, and the per-step engine.
+// Other cells run only in the blocked engine, without bf16x3, and the per-step engine.
 bool is_plain(const SequenceInputs& args) {
   const bool heads =
       args.prepacked() ? packed_heads(args.weight_ih) > 1 : has_heads(args.weight_hh);
@@ -122,7 +122,9 @@ StepInputs only_step(const SequenceInputs& args) {
 // For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
   auto [h_next, c_next, activations] = step_forward(step);
-  const at::Tensor output = h_next.view(output_sizes(args.input, args.h_0->size(1)));
+  const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
+  const at::Tensor rows = with_output_states(*args.cell, h_next, c_next);
+  const at::Tensor output = rows.view(output_sizes(args.input, columns));
   if (args.saves_checkpoints()) {  // only the initial c
     activations = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
   }
@@ -136,6 +138,10 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
     step.grad_h = step.grad_h.defined() ? at::add(step.grad_h, args.grad_h_n) : *args.grad_h_n;
   }
   step.grad_c = args.grad_c_n;
+  if (args.grad_states.defined()) {
+    const at::Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
+    step.grad_c = with_grad_states(*args.cell, grad_c, flat_rows(args.grad_states));
+  }
   step.output_mask = args.output_mask;
   Gradients gradients = step_backward(step);
   auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;

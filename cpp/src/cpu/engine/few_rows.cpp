@@ -117,7 +117,8 @@ class FewRowsForward {
     bias_ = slot_bias(args, hidden_);
     parameters_ = cell_parameters(cell_, args.bias_ih);
     const auto options = args.input->options();
-    output_ = empty_large(output_sizes(args.input, hidden_), options);
+    const int64_t output_columns = cell_.output_columns() * hidden_;
+    output_ = empty_large(output_sizes(args.input, output_columns), options);
     if (args.saves_activations()) {
       activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
     }
@@ -127,12 +128,12 @@ class FewRowsForward {
     }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     if (parameters_.defined()) parameters_data_ = parameters_.const_data_ptr<float>();
-    h_next_ = {output_.mutable_data_ptr<float>(), hidden_};
+    h_next_ = {output_.mutable_data_ptr<float>(), output_columns};
     saved_ = write<float>(activations_);
     mask_ = read<float>(args.recurrent_mask);
     allocate_workspace();
-    convert(read<float>(masked_h(args.h_0, args.recurrent_mask)), h_0_, hidden_);
-    convert(read<float>(args.c_0), c_, state_columns_);
+    convert(read<float>(masked_h(args.h_0, args.recurrent_mask)), h_0_, batch_, hidden_);
+    convert(read<float>(args.c_0), c_, batch_, state_columns_);
   }
 
   SequenceResult run() {
@@ -166,8 +167,8 @@ class FewRowsForward {
   }
 
   template <typename From, typename To>
-  void convert(Matrix<const From> from, Matrix<To> to, int64_t columns) const {
-    for (int64_t r = 0; r < batch_; ++r) {
+  static void convert(Matrix<const From> from, Matrix<To> to, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; ++r) {
       const From* const x = from.row(r);
       To* const y = to.row(r);
       for (int64_t j = 0; j < columns; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
@@ -206,14 +207,14 @@ class FewRowsForward {
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
-    convert(from, write<float>(state), columns);
+    convert(from, write<float>(state), batch_, columns);
     return state;
   }
 
   Tensor last_h() const {
     const bool all = !steps_.empty() && steps_.back().rows == batch_;
     return all ? state_of(as_const(h_next_.from(steps_.back().offset)), hidden_)
-               : final_states(steps_, args_.h_0, flat_rows(output_));
+               : final_states(steps_, args_.h_0, flat_rows(output_).narrow(1, 0, hidden_));
   }
 
   void copy_input(const Chunk& chunk, int64_t index) {
@@ -286,6 +287,10 @@ class FewRowsForward {
     args.h_next = h_next_.from(offset + rows.begin, unit);
     args.activations = saved_.from(offset + rows.begin, unit);
     kernels().cells[cell_.id].few_rows(args, rows.size());
+    for (int n = 0; n < cell_.outputs; ++n) {
+      const auto from = as_const(args.c.from(0, cell_.output_states[n] * hidden_));
+      convert(from, args.h_next.from(0, (1 + n) * hidden_), rows.size(), args.hidden);
+    }
     if (mask_.data != nullptr) mask_operand(k, rows, unit, args.hidden);
   }
 

@@ -55,7 +55,8 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     operands.push_back(at::empty(args.h_0->sizes(), x.options()));
   }
 
-  const Tensor output = at::empty(output_sizes(args.input, hidden), args.input->options());
+  const Tensor output =
+      at::empty(output_sizes(args.input, cell.output_columns() * hidden), args.input->options());
   const Tensor output_rows = flat_rows(output);
   const Tensor activations =
       args.saves_activations()
@@ -111,6 +112,11 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
           }
         }
         run_stage(step, between, stage, rows, elementwise<T, C>(cell).forward);
+      }
+      for (int n = 0; n < cell.outputs; ++n) {
+        output_rows.narrow(0, offset, rows)
+            .narrow(1, (1 + n) * hidden, hidden)
+            .copy_(c.narrow(0, 0, rows).narrow(1, cell.output_states[n] * hidden, hidden));
       }
     }
   });
@@ -219,6 +225,12 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       step.grad_h = grad_output.of(offset);
       step.grad_gates = all_grad_gates.from(offset);
       const Tensor step_dz = dz.narrow(0, offset, rows);
+      for (int n = 0; n < cell.outputs && args.grad_states.defined(); ++n) {
+        const Tensor gradients = flat_rows(args.grad_states, offset, rows);
+        dc.narrow(0, 0, rows)
+            .narrow(1, cell.output_states[n] * hidden, hidden)
+            .add_(gradients.narrow(1, n * hidden, hidden));
+      }
       for (int stage = 0; stage < between.count(); ++stage) {
         if (stage > 0) {
           between.average(stage - 1, {0, rows}, 0);
