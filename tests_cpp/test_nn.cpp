@@ -679,6 +679,32 @@ TEST(ModuleState, OfAnotherNumberOfTensorsIsRejected) {
   expect_error([&] { layer->prepack().forward(input, Tensors{state, state}); }, kTypeError, text);
 }
 
+TEST(ModulesOfCustomCells, MayReturnStatesOfEveryStep) {
+  lltm::CustomLayer layer(
+      lltm::Cell::parse(
+          "lltm-cell 2\nname n\nweight_ih a b\nweight_hh a\nno_bias b\noutput c h\n"
+          "state c 0\nparameter p 1 scalar\nforward\nc' = multiply p z.a\n"
+          "h' = add c' z.b\nsave z.a\nbackward\nt = add d.h' d.c'\n"
+          "d.z.a = multiply t p\nd.z.b = copy d.h'\nd.p = multiply t z.a\n"
+          "d.c = copy 0\nend\n"),
+      3,
+      4);
+  EXPECT_EQ(
+      shapes_of(*layer),
+      Named(
+          {{"weight_ih_l0", {8, 3}},
+           {"weight_hh_l0", {4, 4}},
+           {"bias_ih_l0", {4}},
+           {"bias_hh_l0", {4}},
+           {"p_l0", {1}}}));
+  const Tensor x = at::randn({5, 2, 3});
+  const auto [c, states] = layer->forward(x);  // h_n, c_n and h of every step
+  ASSERT_EQ(states.size(), 3);
+  EXPECT_TRUE(identical(c[4], states[1][0]));
+  EXPECT_TRUE(identical(states[2][4], states[0][0]));
+  EXPECT_TRUE(at::allclose(states[2] - c, at::linear(x, layer->parameters()[0].slice(0, 4))));
+}
+
 TEST(ModulesOfCustomCells, MayHaveProductsGivenGatesAndHeads) {
   const lltm::Cell cell = lltm::Cell::parse(
       "lltm-cell 2\nname staged\nweight_ih r n\nweight_hh r n\ninput m\nreads_h\nforward\n"

@@ -674,6 +674,31 @@ TEST(CellErrors, OfProductsMeansAndGivenGates) {
   }
 }
 
+TEST(CellErrors, OfOutputsBiasesAndScalars) {
+  const std::string base =
+      "lltm-cell 2\nname n\nweight_ih a b\nweight_hh a\nno_bias b\noutput c h\nstate c 0\n"
+      "parameter p 1 scalar\nforward\nc' = multiply p z.a\nh' = add c' z.b\nsave z.a\nbackward\n"
+      "t = add d.h' d.c'\nd.z.a = multiply t p\nd.z.b = copy d.h'\nd.p = multiply t z.a\n"
+      "d.c = copy 0\nend\n";
+  EXPECT_EQ(error_of(base), "no error");
+  const std::string header =
+      "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
+  const std::vector<Wrong> table = {
+      {"lltm-cell 2", "lltm-cell 1", "5: expected " + header + ", got 'no_bias b'"},
+      {"no_bias b", "no_bias c", "5: expected a gate, got 'c'"},
+      {"no_bias b", "no_bias b b", "5: expected each gate once in no_bias, got 'b'"},
+      {"output c h", "output", "6: expected 'output STATES', got 'output'"},
+      {"output c h", "output c h c", "6: expected each gate once in output, got 'c'"},
+      {"output c h", "output p", "9: expected outputs that are h or states, got 'p'"},
+      {"p 1 scalar", "p 1 scale", "8: expected 'parameter NAME NUMBER', got 'parameter p 1 scale'"},
+      {"c 0\n", "c 0 scalar\n", "7: expected 'state NAME NUMBER', got 'state c 0 scalar'"},
+  };
+  for (const auto& [from, to, error] : table) {
+    std::string text = base;
+    EXPECT_EQ(error_of(text.replace(text.find(from), from.size(), to)), error) << to;
+  }
+}
+
 TEST(CellErrors, QuoteSixtyCharacters) {
   const std::string long_word(61, '!');
   EXPECT_EQ(

@@ -55,7 +55,7 @@ def without_products_of_h(z: Any, h: Tensor, u: Tensor) -> Tensor:
     return tanh(z[0] + u * h)
 
 
-@lltm.cell(gates=("i", "g"), parameters={"p": 0.25, "q": -0.5}, states={"m": 0.5})
+@lltm.cell(gates=("i", "g"), parameters={"p": 0.25, "q": lltm.scalar(-0.5)}, states={"m": 0.5})
 def two_states(z: Any, c: Tensor, m: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
     i = sigmoid(z.i + p * c)
     m_next = 0.5 * m + tanh(c * q)
@@ -63,7 +63,7 @@ def two_states(z: Any, c: Tensor, m: Tensor, p: Tensor, q: Tensor) -> tuple[Tens
     return tanh(c_next), c_next, m_next
 
 
-@lltm.cell(gates=("a", "b"))
+@lltm.cell(gates=("a", "b"), outputs=("c", "h"), bias={"b": False})
 def reads_both(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     a = sigmoid(z.a)
     c_next = a * c + (1 - a) * h
@@ -110,7 +110,7 @@ CELLS = (
     *(several_stages, spiking),
 )
 SMOOTH = CELLS[:-1]
-IN_A_GRAPH = (two_states, without_products_of_h, several_stages, spiking)
+IN_A_GRAPH = (two_states, without_products_of_h, reads_both, several_stages, spiking)
 each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 # For compilers: states and parameters, no GEMM of h, a custom gradient.
 each_in_a_graph = pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_equals_the_built_in_cell(cell: lltm.Cell, built_in: Any, dtype: torch.d
 
 def test_saves_no_more_than_the_built_in_cells() -> None:
     def saved(cell: str) -> int:
-        return int(torch.ops.lltm._cell(cell)[-1])
+        return int(torch.ops.lltm._cell(cell)[5])
 
     assert saved(lstm.text) == saved("lstm")
     assert saved(gru.text) == saved("gru")
@@ -246,9 +246,51 @@ def test_forms_of_input(cell: lltm.Cell) -> None:
     x = torch.randn(5, 3, 4)
     output, last = layer(x.transpose(0, 1))
     layer.batch_first = False
-    same((output.transpose(0, 1), last), layer(x))
+    same(([y.transpose(0, 1) for y in flat(output)], last), layer(x))
     one, its_last = layer(x[:, 1])
-    same([one, *flat(its_last)], [output[1], *(s[:, 1] for s in flat(last))])
+    same([one, its_last], [[y[1] for y in flat(output)], [s[:, 1] for s in flat(last)]])
+    packed, packed_last = layer(pack_sequence([x[:, 0], x[:, 1], x[:, 2]]))
+    rows = packed if cell.Layer._OUTPUTS else (packed,)
+    same(
+        ([y.data for y in rows], packed_last), ([y.flatten(0, 1) for y in flat(layer(x)[0])], last)
+    )
+
+
+def test_a_layer_returns_states_of_every_step() -> None:
+    """They are the states of single steps, with resets and in two layers and directions."""
+
+    def function(z: Any, c: Tensor, m: Tensor) -> Any:
+        m_next = 0.5 * m + sigmoid(z.a)
+        return tanh(c - m_next), 0.9 * c + z.a * m, m_next
+
+    for outputs in (("h",), ("m", "c"), ("c", "h", "m")):
+        cell = lltm.cell(gates=("a",), outputs=outputs, name="several")(function)
+        layer, step = cell.Layer(4, 32), cell.Cell(4, 32)
+        step.load_state_dict({k.removesuffix("_l0"): v for k, v in layer.state_dict().items()})
+        x, reset = torch.randn(5, 20, 4), torch.rand(5, 20) < 0.2
+        found, _ = layer(x, reset=reset)
+        states = tuple(torch.zeros(3, 20, 32))
+        for t in range(5):
+            states = step(x[t], tuple(s * ~reset[t, :, None] for s in states))
+            expected = dict(zip("hcm", states, strict=True))
+            same([y[t] for y in found], [expected[name] for name in outputs])
+        deep = cell.Layer(4, 32, num_layers=2, bidirectional=True)
+        same(deep(x), loop(cell, deep, x))
+        assert [y.shape for y in deep(x)[0]] == [(5, 20, 64)] * len(outputs)
+
+
+def test_biases_and_scalars_have_their_own_shapes() -> None:
+    shapes = {k: tuple(p.shape) for k, p in reads_both.Layer(3, 4).named_parameters()}
+    assert shapes["bias_ih_l0"] == shapes["bias_hh_l0"] == (4,)
+    layer = two_states.Layer(3, 4)
+    assert layer.q_l0.shape == (1,)
+    layer.q_l0 = torch.nn.Parameter(torch.zeros(4))
+    with pytest.raises(ValueError, match=r"expected q of shape \(1,\), got \(4,\)"):
+        layer(torch.zeros(1, 2, 3))
+    other = reads_both.Cell(3, 4)
+    other.bias_hh = torch.nn.Parameter(torch.zeros(8))
+    with pytest.raises(ValueError, match=r"expected bias_hh of shape \(4,\), got \(8,\)"):
+        other(torch.zeros(2, 3))
 
 
 # Small-batch engines: each block of hidden units reads all of h_0.
@@ -405,7 +447,8 @@ def test_transforms(cell: lltm.Cell) -> None:
         torch.func.jvp(lambda *a: total(ours, *a), args, tangents),
         torch.func.jvp(lambda *a: total(own, *a), args, tangents),
     )
-    same(torch.vmap(layer)(x)[0], torch.stack([layer(part)[0] for part in x]))
+    stacked = [torch.stack(parts) for parts in zip(*(flat(layer(p)) for p in x), strict=True)]
+    same(torch.vmap(layer)(x), stacked)
 
 
 def test_a_custom_gradient_has_first_derivatives_only() -> None:
@@ -500,7 +543,7 @@ def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     same(compiled(x), layer(x))
     parameters = list(layer.parameters())
     gradients: list[Any] = [
-        torch.autograd.grad(run(x, hx)[0].sum(), parameters, allow_unused=True)
+        torch.autograd.grad(flat(run(x, hx))[0].sum(), parameters, allow_unused=True)
         for run in (compiled, layer)
     ]
     same(*([g for g in grads if g is not None] for grads in gradients))
@@ -580,7 +623,7 @@ def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
     with torch.autocast("cpu", autocast):
         output, _ = layer(x)
     expected, _ = copy.deepcopy(layer).to(autocast)(x.to(autocast))
-    assert output.dtype == autocast
+    assert {y.dtype for y in flat(output)} == {autocast}
     same(output, expected)
 
 

@@ -872,6 +872,18 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
         {"states": {"c": 0}, "parameters": {"c": 0}},
     ),
     ("bounded to be a bool, got 1", TypeError, unit, {"bounded": 1}),
+    ("bias of gates \\(g0\\), got 'a'", ValueError, unit, {"bias": {"a": False}}),
+    ("bias of g0 to be a bool, got 0", TypeError, unit, {"bias": {"g0": 0}}),
+    ("bias to be a dict, got False", TypeError, unit, {"bias": False}),
+    ("outputs, each once, from h, got 'c'", ValueError, unit, {"outputs": ("h", "c")}),
+    ("outputs, each once, from h, c, got 'c'", ValueError, lambda z, c: c, {"outputs": ("c", "c")}),
+    ("outputs, each once, from h, got 3", ValueError, unit, {"outputs": 3}),
+    (
+        "a number as the initial value of p, got '0'",
+        TypeError,
+        lambda z, p: p,
+        {"parameters": {"p": lltm.scalar("0")}},  # type: ignore[arg-type]
+    ),
     ("a function, got 3", TypeError, 3, {"name": "wrong"}),  # type: ignore[list-item]
     ("one of z's g0, got z\\[1\\]", ValueError, lambda z: z[1], {}),
     ("one of z's g0, got z.q", ValueError, lambda z: z["q"], {}),

@@ -42,7 +42,7 @@ class LLTM_API Cell {
   const std::vector<std::string>& gates() const;
   /// Names of the states in addition to h: 0 to 3.
   const std::vector<std::string>& states() const;
-  /// Names of the cell's parameters: learned, one value per hidden unit, shape (H).
+  /// Names of the cell's parameters: learned, one value per hidden unit, shape (H), or one, (1).
   const std::vector<std::string>& parameters() const;
 
  private:

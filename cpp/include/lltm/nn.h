@@ -309,7 +309,8 @@ class LLTM_API PrepackedLayer {
 ///                k > 0 is D * P, and weight_hr_l{k} (P, H) comes last
 ///     CustomLayer  weight_ih_l{k} (G_x H, I), weight_hh_l{k} (G_h H, H), with bias
 ///                bias_ih_l{k} (G_x H), bias_hh_l{k} (G_h H), and the cell's parameters by their
-///                names, such as p_l{k} (H)
+///                names, such as p_l{k} (H), or (1) for scalars. Gates without biases have no rows
+///                in biases
 template <typename Module, typename States>
 class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
  public:
@@ -345,7 +346,9 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   ///     Gradients do not flow through a reset. Default: no resets.
   /// @returns (output, state). The output has the layout of the input, with D*H features (D*P with
   ///     proj_size). The state has the form and shapes of the initial state, after the last step of
-  ///     each sequence. If T = 0, the output is empty and the state is the initial state.
+  ///     each sequence. If T = 0, the output is empty and the state is the initial state. If a custom
+  ///     cell returns several values of each step, the output is the first, and the others, of its
+  ///     shape, follow the states (in the packed form: as data).
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input,
       const std::optional<StateT>& state = std::nullopt,
