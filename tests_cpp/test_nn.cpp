@@ -735,10 +735,16 @@ TEST(ModulesOfCustomCells, MayHaveProductsGivenGatesAndHeads) {
   const Tensor x = at::randn({7, 20, 3 + 64}), expected = list(single->forward(x))[0];
   EXPECT_TRUE(at::allclose(list(heads->forward(x))[0], expected, 1e-5, 1e-6));
   EXPECT_TRUE(at::allclose(list(heads->prepack().forward(x))[0], expected, 1e-5, 1e-6));
+  for (const int64_t batch : {2, 20}) {
+    lltm::CustomCell step(lltm::CustomCellOptions(cell, 3 + 64, 64).heads(2));
+    for (size_t k = 0; k < 4; ++k) step->parameters()[k].copy_(from[k]);
+    const Tensor found = step->forward(x[0].narrow(0, 0, batch))[0];
+    EXPECT_TRUE(at::allclose(found, expected[0].narrow(0, 0, batch), 1e-5, 1e-6));
+  }
   expect_error(
       [&] { lltm::CustomLayer(lltm::CustomLayerOptions(cell, 67, 64).heads(3)); },
       kValueError,
-      "lltm::staged.Layer: expected heads of a custom cell that divide hidden_size 64, got 3");
+      "lltm::staged: expected heads of a custom cell that divide hidden_size 64, got 3");
   expect_error(
       [&] { lltm::CustomLayer(cell, 63, 64); },
       kValueError,

@@ -64,7 +64,7 @@ def lltm_cell(z: Any, c: Tensor) -> Any:
 def built_in(name: str) -> tuple[Callable[..., Any], dict[str, Any], int]:
     """A built-in cell from lltm.reference, as an entry of CELLS."""
     gates_x, gates_h, function, *_ = lltm.reference._EQUATIONS[name]
-    _, _, states, *_, saved = torch.ops.lltm._cell(name)
+    _, _, states, _, _, saved, _ = torch.ops.lltm._cell(name)
 
     def of_c(z: Any, c: Tensor) -> Any:
         h: Any = None

@@ -101,7 +101,8 @@ class Step(Recurrent, Generic[State]):
 
     def extra_repr(self) -> str:
         bias = ", bias=False" if None in self._parameters.values() else ""
-        return f"{self.input_size}, {self.hidden_size}{bias}"
+        heads = f", heads={self.heads}" if getattr(self, "heads", 1) > 1 else ""
+        return f"{self.input_size}, {self.hidden_size}{bias}{heads}"
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Returns the module that torch.jit.script compiles instead of this one."""

@@ -76,6 +76,8 @@ struct LLTM_API CellOptions {
   TORCH_ARG(int64_t, hidden_size);
   /// If false, the module has no biases. Default: true
   TORCH_ARG(bool, bias) = true;
+  /// CustomCell only: number of heads, as in LayerOptions. Default: 1
+  TORCH_ARG(int64_t, heads) = 1;
   /// RNNCell only: torch::kTanh or torch::kReLU. Default: torch::kTanh
   TORCH_ARG(std::optional<Nonlinearity>, nonlinearity);
   /// The custom cell. Required by CustomCell; must not be set for other modules.
@@ -346,9 +348,9 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   ///     Gradients do not flow through a reset. Default: no resets.
   /// @returns (output, state). The output has the layout of the input, with D*H features (D*P with
   ///     proj_size). The state has the form and shapes of the initial state, after the last step of
-  ///     each sequence. If T = 0, the output is empty and the state is the initial state. If a custom
-  ///     cell returns several values of each step, the output is the first, and the others, of its
-  ///     shape, follow the states (in the packed form: as data).
+  ///     each sequence. If T = 0, the output is empty and the state is the initial state. If a
+  ///     custom cell returns several values of each step, the output is the first, and the others,
+  ///     of its shape, follow the states (in the packed form: as data).
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input,
       const std::optional<StateT>& state = std::nullopt,

@@ -121,6 +121,15 @@ std::vector<Parameter> parameters_of(
     int64_t hidden_size,
     int64_t proj_size,
     int64_t heads) {
+  check_size(cell.title(), "heads", heads, kLargestSize);
+  TORCH_CHECK_VALUE(
+      hidden_size % heads == 0 && (heads == 1 || own.has_value()),
+      "lltm::",
+      cell.title(),
+      ": expected heads of a custom cell that divide hidden_size ",
+      hidden_size,
+      ", got ",
+      heads);
   const int64_t rows_x = cell.x.count() * hidden_size;
   if (cell.joined)
     return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
@@ -189,7 +198,7 @@ void RecurrentCell<Module, Parameters, States>::reset() {
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
   for (const Parameter& p : parameters_of(
-           cell, options.cell(), options.input_size(), options.hidden_size(), 0, /*heads=*/1)) {
+           cell, options.cell(), options.input_size(), options.hidden_size(), 0, options.heads())) {
     const bool given = options.bias() || !p.is_bias;
     *members[next++] =
         this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
@@ -309,16 +318,6 @@ void RecurrentLayer<Module, States>::reset() {
   const int64_t hidden_size = options.hidden_size();
   const int64_t proj_size = options.proj_size();
   check_projection(cell, proj_size, hidden_size, options.recurrent_dropout());
-  const int64_t heads = options.heads();
-  check_size(where, "heads", heads, kLargestSize);
-  TORCH_CHECK_VALUE(
-      hidden_size % heads == 0 && (heads == 1 || options.cell().has_value()),
-      "lltm::",
-      where,
-      ": expected heads of a custom cell that divide hidden_size ",
-      hidden_size,
-      ", got ",
-      heads);
   const int64_t count = options.bidirectional() ? 2 : 1;
   TORCH_CHECK_VALUE(
       cell.given == 0 || options.num_layers() == 1,
@@ -332,8 +331,8 @@ void RecurrentLayer<Module, States>::reset() {
     const int64_t input_size = layer == 0 ? options.input_size() : size_of_h * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      for (const Parameter& p :
-           parameters_of(cell, options.cell(), input_size, hidden_size, proj_size, heads)) {
+      for (const Parameter& p : parameters_of(
+               cell, options.cell(), input_size, hidden_size, proj_size, options.heads())) {
         const bool given = options.bias() || !p.is_bias;
         const Tensor parameter = this->register_parameter(
             p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);

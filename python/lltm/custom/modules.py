@@ -71,6 +71,14 @@ class _Custom(Recurrent):
         shapes |= dict.fromkeys(self._HEADER.scalars, (1,))
         return shapes | {"weight_ih": (rows, columns - needed)}
 
+    def _set_heads(self, hidden_size: int, heads: int) -> None:
+        size = _check.integer(self._where, "hidden_size", hidden_size)
+        if size % _check.integer(self._where, "heads", heads):
+            raise ArgumentError(
+                f"lltm::{self._where}: expected heads that divide hidden_size {size}, got {heads}"
+            )
+        vars(self)["heads"] = int(heads)
+
     def reset_parameters(self) -> None:
         """Initializes weights and biases uniformly in ±1/sqrt(H), the cell's parameters with their
         initial values."""
@@ -156,19 +164,33 @@ class CustomCell(_Custom, Step[Any]):
         bias (bool): if False, the module has no biases. Default: True
         device (torch.device): parameter device. Default: PyTorch's default device
         dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        heads (int): number of heads, as in :class:`CustomLayer`. Default: 1
 
     Shape: input (B, I) or (I); h and the other states (B, H) or (H).
 
     Parameters, with G_x gates that depend on x and G_h gates that depend on h::
 
         weight_ih  (G_x * H, I), or (G_x * H, I - K * H) if K gates read the input
-        weight_hh  (G_h * H, H)
+        weight_hh  (G_h * H, H); with heads (heads, G_h * H/heads, H/heads)
         bias_ih    (G_x * H), or None
         bias_hh    (G_h * H), or None
 
     These are uniform in ±1/sqrt(H). Gates without biases have no rows in bias_ih and bias_hh. The
     cell's parameters have shape (H), or (1) with :func:`lltm.scalar`, and their initial values.
     """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        heads: int = 1,
+    ) -> None:
+        self._set_heads(hidden_size, heads)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
 
 
 class CustomLayer(_Custom, Layer[Any]):
@@ -236,17 +258,12 @@ class CustomLayer(_Custom, Layer[Any]):
         recurrent_dropout: float = 0.0,
         heads: int = 1,
     ) -> None:
-        size = _check.integer(self._where, "hidden_size", hidden_size)
-        if size % _check.integer(self._where, "heads", heads):
-            raise ArgumentError(
-                f"lltm::{self._where}: expected heads that divide hidden_size {size}, got {heads}"
-            )
         if self._HEADER.gates_input and num_layers != 1:
             raise ArgumentError(
                 f"lltm::{self._where}: expected num_layers to be 1 for a cell with gates that read"
                 f" the input, got {num_layers}"
             )
-        vars(self)["heads"] = int(heads)
+        self._set_heads(hidden_size, heads)
         self._make(
             (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
             {"device": device, "dtype": dtype},

@@ -813,9 +813,9 @@ def trace(
     values and names.
     """
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
-    states = {} if states is None else states
+    states, bias = {} if states is None else states, {} if bias is None else bias
     program, positional, by_name = declared(
-        function, where, gates, reads or {}, states, parameters or {}, bounded, bias or {}, outputs
+        function, where, gates, reads or {}, states, parameters or {}, bounded, bias, outputs
     )
     with plain_torch():
         tracers = [

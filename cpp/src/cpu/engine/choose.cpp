@@ -159,8 +159,13 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  if (has_heads(args.weight_hh) &&
-      !(packs_heads(args.weight_hh) && can_block(current_machine(), args))) {
+  // Packing would take most of a step with few rows. The per-step engine reads float32 weights in
+  // place.
+  const bool one_step = steps_of(args) == 1 && args.h_0->size(0) <= kMostProductRows &&
+                        !args.prepacked() && !is_plain(args) &&
+                        args.input->scalar_type() == at::kFloat;
+  const bool blocked = can_block(current_machine(), args) && !one_step;
+  if (blocked && has_heads(args.weight_hh) && !packs_heads(args.weight_hh)) {
     SequenceArgs single = args;
     single.weight_hh = without_heads(args.weight_hh);
     return sequence_forward(single);
@@ -170,7 +175,6 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   if (prepacked && has_form(args.weight_ih, GemmFormat::kInt8)) return int8_forward(args, shape);
 
   Machine machine = machine_for(args);
-  const bool blocked = can_block(machine, args);
   if (prepacked) {  // This CPU may have no kernel for the format.
     const bool bf16 = has_form(args.weight_ih, GemmFormat::kBf16);
     if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);

@@ -4,6 +4,7 @@
 #include "cpu/parallel.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>
 
@@ -17,45 +18,59 @@ namespace lltm::cpu {
 using at::Tensor;
 
 Linear::Linear(const CellInfo& cell, const Weights& weights, Tensor bias)
-    : cell_(cell), bias_(std::move(bias)) {
+    : cell_(cell),
+      heads_(heads_of(weights.hh)),
+      hidden_(heads_ * weights.hh.size(-1)),
+      bias_(std::move(bias)) {
   const at::ScalarType dtype = compute_dtype(weights.hh.scalar_type());
   weight_x_ = with_contiguous_rows(x_slots(weights.ih, cell).to(dtype));
-  weight_h_ = with_contiguous_rows(h_slots(weights.hh, cell).to(dtype));
+  const Tensor h = h_slots(weights.hh, cell).to(dtype);
+  weight_h_ = heads_ > 1 ? h : with_contiguous_rows(h);
 }
 
 Tensor Linear::columns(const Tensor& z, SlotRange slots) const {
-  return slot_columns(z, cell_, slots, weight_h_.size(1));
+  return slot_columns(z, cell_, slots, hidden_);
 }
 Tensor Linear::rows_of(SlotRange slots) const {
-  const int64_t hidden = weight_h_.size(1);
   if (slots == cell_.h) return weight_h_;
-  return weight_h_.narrow(0, (slots.begin - cell_.h.begin) * hidden, slots.count() * hidden);
+  const int64_t units = hidden_ / heads_;
+  const int64_t first = (slots.begin - cell_.h.begin) * units;
+  return weight_h_.narrow(-2, first, slots.count() * units);
 }
 
 Tensor Linear::project_x(const Tensor& x) const {
-  const int64_t hidden = weight_h_.size(1);
   const Tensor input = with_contiguous_rows(own_input(x).to(weight_x_.scalar_type()));
   if (cell_.x.count() == cell_.slots) {
     return bias_.defined() ? at::addmm(bias_, input, weight_x_.t()) : at::mm(input, weight_x_.t());
   }
   const Tensor gates = bias_.defined()
                            ? bias_.repeat({input.size(0), 1})
-                           : at::zeros({input.size(0), cell_.slots * hidden}, input.options());
+                           : at::zeros({input.size(0), cell_.slots * hidden_}, input.options());
   if (cell_.x.count() > 0) x_columns(gates).addmm_(input, weight_x_.t());
   for (int slot = 0; slot < cell_.slots && cell_.given > 0; ++slot) {
     if (cell_.given_blocks[slot] == 0) continue;
-    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden;
-    columns(gates, {slot, slot + 1}).add_(x.narrow(1, column, hidden));
+    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden_;
+    columns(gates, {slot, slot + 1}).add_(x.narrow(1, column, hidden_));
   }
   return gates;
 }
 
 void Linear::add_product(const Tensor& gates, const Tensor& operand, SlotRange slots) const {
-  if (slots.count() > 0) columns(gates, slots).addmm_(operand, rows_of(slots).t());
+  if (slots.count() == 0) return;
+  if (heads_ == 1) {
+    columns(gates, slots).addmm_(operand, rows_of(slots).t());
+    return;
+  }
+  const Tensor by_head = operand.unflatten(1, {heads_, -1}).transpose(0, 1);
+  const Tensor product =
+      at::bmm(by_head, rows_of(slots).transpose(1, 2));  // (heads, rows, G H/heads)
+  columns(gates, slots)
+      .unflatten(1, {slots.count(), heads_, -1})
+      .add_(product.unflatten(2, {slots.count(), -1}).permute({1, 2, 0, 3}));
 }
 
 void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
-  if (cell_.x == cell_.h && cell_.is_plain()) {
+  if (cell_.x == cell_.h && cell_.is_plain() && heads_ == 1) {
     const Tensor both = at::cat({h, x}, 1);
     if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
     bias_.defined() ? at::addmm_out(gates, bias_, both, both_.t())
@@ -71,12 +86,11 @@ void Linear::input_gradient(Tensor out, const Tensor& dz) const {
     at::mm_out(out, x_columns(dz), weight_x_);
     return;
   }
-  const int64_t hidden = weight_h_.size(1);
   own_input(out).copy_(at::mm(x_columns(dz), weight_x_));
   for (int slot = 0; slot < cell_.slots; ++slot) {
     if (cell_.given_blocks[slot] == 0) continue;
-    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden;
-    out.narrow(1, column, hidden).copy_(columns(dz, {slot, slot + 1}));
+    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden_;
+    out.narrow(1, column, hidden_).copy_(columns(dz, {slot, slot + 1}));
   }
 }
 
@@ -85,7 +99,7 @@ void Linear::state_gradient(Tensor out, const Tensor& dz) const {
 }
 
 Tensor Linear::operand_gradient(const Tensor& dz, const Operand& operand) const {
-  Tensor sum = at::zeros({dz.size(0), weight_h_.size(1)}, dz.options());
+  Tensor sum = at::zeros({dz.size(0), hidden_}, dz.options());
   for (const SlotRange slots : operand.gates) {
     if (slots.count() > 0) sum.addmm_(columns(dz, slots), rows_of(slots));
   }
@@ -107,17 +121,16 @@ void Linear::add_weight_gradients(
     out.hh.add_(h_blocks(at::mm(columns(dz, cell_.h).t(), h.to(dtype)), cell_));
     return;
   }
-  const int64_t hidden = weight_h_.size(1);
-  const Tensor sums = at::empty({cell_.h.count() * hidden, hidden}, dz.options());
+  const Tensor sums = at::empty({cell_.h.count() * hidden_, hidden_}, dz.options());
   const auto multiply = [&](SlotRange slots, const Tensor& rows) {
     if (slots.count() == 0) return;
-    const int64_t first = (slots.begin - cell_.h.begin) * hidden;
-    sums.narrow(0, first, slots.count() * hidden).copy_(at::mm(columns(dz, slots).t(), rows));
+    const int64_t first = (slots.begin - cell_.h.begin) * hidden_;
+    sums.narrow(0, first, slots.count() * hidden_).copy_(at::mm(columns(dz, slots).t(), rows));
   };
   multiply(cell_.direct, h.to(dtype));
   for (int p = 0; p < cell_.stages->operand_count; ++p) {
     const Operand& operand = cell_.stages->operands[p];
-    const Tensor rows = saved.narrow(1, operand.saved * hidden, hidden).to(dtype);
+    const Tensor rows = saved.narrow(1, operand.saved * hidden_, hidden_).to(dtype);
     for (const SlotRange slots : operand.gates) multiply(slots, rows);
   }
   out.hh.add_(h_blocks(sums, cell_));

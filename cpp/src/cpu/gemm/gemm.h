@@ -24,7 +24,7 @@ class Linear {
   template <typename Args>
   static Linear with_bias(const Args& args) {
     const Weights weights = weights_of(args);
-    return Linear(*args.cell, weights, slot_bias(args, weights.hh.size(1)));
+    return Linear(*args.cell, weights, slot_bias(args, args.state_h()->size(1)));
   }
   template <typename Args>
   explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
@@ -40,7 +40,7 @@ class Linear {
   // Rounded as PyTorch's operations: one GEMM if every pre-activation depends on both.
   void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
 
-  // Gradients from dz (rows, (S + P) * H), written to `out`.
+  // Gradients from dz (rows, (S + P) * H), written to `out`. Not for weights with heads.
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, H)
   at::Tensor operand_gradient(const at::Tensor& dz, const Operand& operand) const;  // (rows, H)
@@ -63,6 +63,7 @@ class Linear {
   }
 
   const CellInfo& cell_;
+  const int64_t heads_, hidden_;
   at::Tensor weight_x_, weight_h_, bias_;  // in pre-activation order
   mutable at::Tensor both_;                // [weight_h_, weight_x_], created on first use
 };
