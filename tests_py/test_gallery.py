@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_the_table_describes_the_cells() -> None:
     lines = (support.ROOT / "docs" / "cells.md").read_text().splitlines()
     rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| [")]
     assert [re.sub(r"\[(\w+)\].*", r"\1", row[0]) for row in rows] == NAMES
-    converters = {"cfc": "from_ncps", "keras_gru": "from_keras"}
+    converters = {"cfc": "from_ncps", "keras_gru": "from_keras", "slstm": "from_xlstm"}
     for name, _ in cells._convert._TORCHRECURRENT.values():
         converters[name] = "from_torchrecurrent"
     for name, (_, paper, *row) in zip(NAMES, rows, strict=True):
@@ -101,11 +102,54 @@ def test_a_converted_layer_is_as_its_module(name: str, monkeypatch: pytest.Monke
     torch.testing.assert_close([output, slopes[0]], [expected, slopes[1]], rtol=0, atol=limit)
 
 
+@pytest.mark.slow
+@support.needs_extra("examples", "xlstm")
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("shapes", [("BSGNH", "BNSH"), ("SBGNH", "SBH"), ("SBGNH", "SBNH")])
+def test_an_slstm_is_as_its_module(heads: int, shapes: tuple[str, str]) -> None:
+    library = importlib.import_module("xlstm.blocks.slstm.cell")
+    options = {"input_shape": shapes[0], "output_shape": shapes[1], "backend": "vanilla"}
+    config = library.sLSTMCellConfig(hidden_size=6, num_heads=heads, **options)
+    module = library.sLSTMCell(config).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    layer = cells.slstm.from_xlstm(module)
+    x = torch.randn(5, 3, 24, dtype=torch.float64, requires_grad=True)
+    (output, last), (expected, states) = layer(x), module(x)
+    expected = (expected.transpose(1, 2) if shapes[1] == "BNSH" else expected).reshape(5, 3, 6)
+    slopes = [torch.autograd.grad(y.square().sum(), x) for y in (output, expected)]
+    ours, theirs = [output, torch.cat(last), slopes[0]], [expected, states, slopes[1]]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+
+
+class _Other(torch.nn.Module):
+    """A module of torchrecurrent, except for its number of gates."""
+
+    __module__ = "torchrecurrent.other"
+    num_layers, dropout, batch_first, hidden_size = 1, 0.0, False, 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = [types.SimpleNamespace(weight_ih=torch.ones(9, 2))]
+
+
+_Other.__name__ = "MGU"
+
+
 def test_an_unknown_cell_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'gru'"):
         cells.gru  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(ValueError, match=r"expected one of LiGRU, .*, got GRU"):
-        cells.from_torchrecurrent(torch.nn.GRU(2, 3))
+    expected = {
+        "keras": "keras.GRU",
+        "ncps": "ncps.CfC",
+        "torchrecurrent": "torchrecurrent.LiGRU or",
+    }
+    for library, name in {**expected, "xlstm": "xlstm.sLSTMCellBase or tirex.sLSTMCell"}.items():
+        message = rf"from_{library}: expected module to be {name}.*, got torch\.nn\..*\.GRU"
+        with pytest.raises(ValueError, match=message):
+            getattr(cells, f"from_{library}")(torch.nn.GRU(2, 3))
+    with pytest.raises(ValueError, match=r"weight_ih_l0 of mgu with shape \(6, 2\), got \(9, 2\)"):
+        cells.from_torchrecurrent(_Other())
 
 
 def test_the_slstm_learns_as_well_as_the_lstm() -> None:

@@ -2,6 +2,10 @@ from ..custom.cell import Cell
 from ._convert import from_keras as from_keras
 from ._convert import from_ncps as from_ncps
 from ._convert import from_torchrecurrent as from_torchrecurrent
+from ._convert import from_xlstm as from_xlstm
+
+class _Slstm(Cell):
+    from_xlstm = staticmethod(from_xlstm)
 
 _NAMES: list[str]
 
@@ -26,6 +30,6 @@ mut3: Cell
 peephole_lstm: Cell
 rsynaptic: Cell
 scrn: Cell
-slstm: Cell
+slstm: _Slstm
 ugrnn: Cell
 zoneout_lstm: Cell

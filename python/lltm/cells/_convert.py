@@ -10,29 +10,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..custom.cell import Cell
+from ..custom.cell import cell as custom_cell
 from ..custom.modules import CustomLayer
 
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor], Any]
+
+
+def _check(converter: str, module: Any, *expected: str) -> None:
+    """Raises an error if the class is not one of these, each a "library.Class"."""
+    bases = type(module).__mro__
+    if {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases}.isdisjoint(
+        expected
+    ):
+        raise ValueError(
+            f"lltm.cells.{converter}: expected module to be {' or '.join(expected)}, got"
+            f" {bases[0].__module__}.{bases[0].__qualname__}"
+        )
 
 
 def _converted(
-    name: str, hidden: int, tensors: Mapping[str, Any], run: Run, **options: Any
+    name: str,
+    hidden: int,
+    tensors: Mapping[str, Any],
+    run: Run,
+    tolerance: float = 1e-3,
+    **options: Any,
 ) -> CustomLayer:
     """Returns a layer with these tensors, or zeros, after comparing it with the module's output."""
-    cell = getattr(importlib.import_module(__package__), name)
+    cell = _given() if name == "slstm" else getattr(importlib.import_module(__package__), name)
     weight = tensors["weight_ih_l0"]
     columns = weight.shape[1] + hidden * len(cell.Layer._HEADER.gates_input)
     options |= {"dtype": weight.dtype, "device": weight.device}
     layer: CustomLayer = cell.Layer(columns, hidden, **options)
     with torch.no_grad():
         for key, parameter in layer.named_parameters():
-            parameter.copy_(torch.as_tensor(tensors.get(key, 0), dtype=weight.dtype))
+            tensor = torch.as_tensor(tensors.get(key, 0), dtype=weight.dtype)
+            if tensor.numel() > 1 and tensor.shape != parameter.shape:
+                raise ValueError(
+                    f"lltm.cells: expected module to have the tensor {key} of {name} with shape"
+                    f" {tuple(parameter.shape)}, got {tuple(tensor.shape)}"
+                )
+            parameter.copy_(tensor)
         x = torch.linspace(-1, 1, 12 * columns).to(weight).view(4, 3, columns)
-        x[..., weight.shape[1] :] = 1
         expected, output = run(x), copy.deepcopy(layer).eval()(x)[0]
-    if expected.shape != output.shape or not torch.allclose(output, expected, 1e-3, 1e-3):
-        raise ValueError(f"lltm.cells: expected a module with the equations of {name}")
+    if expected.shape != output.shape or not torch.allclose(output, expected, tolerance, tolerance):
+        raise ValueError(
+            f"lltm.cells: expected module to have the equations of {name}, got another output"
+        )
     return layer
+
+
+def _given() -> Cell:
+    """Returns the sLSTM without weight_ih: its gates read the input."""
+    plain = importlib.import_module(__package__).slstm
+    reads: Any = dict.fromkeys(plain.gates, ("input", "h"))
+    states = plain.Layer._HEADER.states
+    made = custom_cell(plain.gates, reads=reads, states=states, bounded=True, name=plain.name)
+    return made(plain.function)
 
 
 def _joined(cell: Any, *names: str) -> dict[str, Any]:
@@ -60,10 +95,8 @@ _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "dt", "gamma", "epsilo
 
 def from_torchrecurrent(module: Any) -> CustomLayer:
     """Returns a layer with the weights of a layer of torchrecurrent, such as ``MGU``."""
-    name = type(module).__name__
-    if name not in _TORCHRECURRENT:
-        raise ValueError(f"lltm.cells: expected one of {', '.join(_TORCHRECURRENT)}, got {name}")
-    ours, others = _TORCHRECURRENT[name]
+    _check("from_torchrecurrent", module, *(f"torchrecurrent.{name}" for name in _TORCHRECURRENT))
+    ours, others = _TORCHRECURRENT[type(module).__name__]
     tensors: dict[str, Any] = {}
     for k, cell in enumerate(module.cells):
         found = {name: getattr(cell, name) for name in _NAMES if hasattr(cell, name)}
@@ -76,13 +109,17 @@ def from_torchrecurrent(module: Any) -> CustomLayer:
 def from_keras(module: Any) -> CustomLayer:
     """Returns a layer with the weights of a GRU of Keras with ``reset_after=False`` and
     ``return_sequences=True``."""
-    if module.reset_after:
-        raise ValueError("lltm.cells: expected reset_after=False; lltm.GRU has the other equations")
+    _check("from_keras", module, "keras.GRU")
+    for name, expected in {"reset_after": False, "return_sequences": True, "built": True}.items():
+        if getattr(module, name) != expected:
+            raise ValueError(
+                f"lltm.cells.from_keras: expected module with {name}={expected}, got {not expected}"
+            )
     numpy = importlib.import_module("keras").ops.convert_to_numpy
     weight_x, weight_h, *bias = map(torch.tensor, module.get_weights())
     tensors = {"weight_ih_l0": weight_x.T, "weight_hh_l0": weight_h.T, "bias_ih_l0": sum(bias)}
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Tensor) -> Any:
         return torch.tensor(numpy(module(x.numpy())))
 
     return _converted("keras_gru", module.units, tensors, run, batch_first=True)
@@ -93,15 +130,54 @@ def from_ncps(module: Any) -> CustomLayer:
 
     The last H columns of its input are the time step, which is 1 by default in ncps.
     """
+    _check("from_ncps", module, "ncps.CfC")
     cell, hidden = module.rnn_cell, module.state_size
-    parts = (cell.backbone[0], cell.ff1, cell.ff2, cell.time_a, cell.time_b)
-    if parts[0].out_features != hidden:
-        raise ValueError(f"lltm.cells: expected backbone_units={hidden}, as units")
-    weight_x, weight_h = parts[0].weight.split([module.input_size, hidden], 1)
+    first, *_ = getattr(cell, "backbone", None) or [torch.nn.Linear(1, 0)]
+    parts = [first, *(getattr(cell, name, None) for name in ("ff1", "ff2", "time_a", "time_b"))]
+    if None in parts or first.out_features != hidden:
+        got = f"mode={getattr(cell, 'mode', None)!r} and {first.out_features} backbone units"
+        raise ValueError(
+            "lltm.cells.from_ncps: expected module with mode='default' and as many backbone units"
+            f" as units, {hidden}, got {got}"
+        )
+    weight_x, weight_h = first.weight.split([module.input_size, hidden], 1)
     tensors = {
         "weight_ih_l0": weight_x,
         "weight_hh_l0": torch.cat([weight_h, *(part.weight for part in parts[1:])]),
         "bias_hh_l0": torch.cat([part.bias for part in parts]),
     }
-    options = {"batch_first": module.batch_first}
-    return _converted("cfc", hidden, tensors, lambda x: module(x[..., :-hidden])[0], **options)
+
+    def run(x: Tensor) -> Any:
+        x[..., module.input_size :] = 1  # the time step of ncps
+        return module(x[..., : module.input_size])[0]
+
+    return _converted("cfc", hidden, tensors, run, batch_first=module.batch_first)
+
+
+def from_xlstm(module: Any) -> CustomLayer:
+    """Returns a layer with the recurrent weights and heads of an ``sLSTMCell`` of xlstm or TiRex.
+
+    As for the cell, the input is the part of the pre-activations that ``sLSTMLayer`` computes, 4H
+    columns. The output is h with H columns, before the group norm.
+    """
+    _check("from_xlstm", module, "xlstm.sLSTMCellBase", "tirex.sLSTMCell")
+    weight, bias, config = module._recurrent_kernel_, module._bias_, module.config
+    swapped = weight.shape[1] < weight.shape[2]  # the layout of CUDA kernels, and of TiRex
+    if swapped:
+        weight, bias = weight.mT, bias.view(len(weight), 4, -1).transpose(0, 1).flatten()
+    first = getattr(config, "input_shape", "BSGNH")[0] == "B"
+    shape = getattr(config, "output_shape", "BNSH")
+    axes = [shape.index(axis) for axis in ("BSNH" if first else "SBNH") if axis in shape]
+    tensors = {
+        "weight_ih_l0": weight.new_empty(0, 0),
+        "weight_hh_l0": weight.squeeze(0),
+        "bias_hh_l0": bias,
+    }
+
+    def run(x: Tensor) -> Any:
+        return module(x, None)[0].permute(axes).flatten(2)
+
+    options = {"heads": len(weight), "batch_first": first}
+    tolerance = 3e-2 if swapped else 1e-3  # in these layouts, modules compute in bfloat16
+    hidden = len(weight) * weight.shape[2]
+    return _converted("slstm", hidden, tensors, run, tolerance, **options)

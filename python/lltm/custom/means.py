@@ -38,6 +38,8 @@ def layer_norm(values: Any, eps: float = 1e-5) -> Any:
     """
     several = not isinstance(values, Tensor)
     tensors = tuple(values) if several else (values,)
+    if not tensors:
+        raise ValueError("lltm.layer_norm: expected values to have at least one tensor, got ()")
     if has_torch_function(tensors):
         return handle_torch_function(layer_norm, tensors, tensors if several else values, eps=eps)
     stacked = torch.stack(tensors, -2)
