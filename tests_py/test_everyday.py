@@ -190,6 +190,19 @@ def test_the_flop_counter_counts_the_gemms_of_a_layer(cls: Any, gates: int) -> N
     assert count(lambda: loss_of(layer, x).backward()) == 2 * forward
 
 
+def test_the_flop_counter_counts_heads_and_no_given_columns() -> None:
+    @lltm.cell(gates=("a", "b"), reads={"a": ("input", "h")})
+    def cell(z: Any) -> Any:
+        return torch.tanh(z.a) + z.b
+
+    layer, x = cell.Layer(I + 64, 64, heads=2), torch.randn(T, B, I + 64)
+    forward = 2 * T * B * (64 * I + 2 * 64 * 32)
+    with torch.no_grad():
+        assert count(lambda: layer(x)) == forward
+        assert count(lambda: layer.prepack()(x)) == forward
+    assert count(lambda: loss_of(layer, x).backward()) == 3 * forward
+
+
 def test_the_flop_counter_counts_the_gemms_of_a_cell() -> None:
     cell, x = lltm.LLTMCell(I, H), torch.randn(B, I)
     one = FORWARD_FLOPS // T

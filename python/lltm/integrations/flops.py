@@ -1,5 +1,7 @@
 """FLOP formulas of the operators for torch.utils.flop_counter. They count GEMMs only.
 
+Prepacked weights count as stored: with zeros between heads if H/heads is not a multiple of 32.
+
 With weights (G H, I) and (G H, H), forward needs 2 N (H+I) G H operations for N = T B rows. In
 backward, the weight gradients need as many, and so do the gradients of input and h.
 """
@@ -11,6 +13,8 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils.flop_counter import register_flop_formula
 
 Shape = Sequence[int]
@@ -23,22 +27,31 @@ def _product(input: Shape, weight_ih: Shape, weight_hh: Shape | None) -> int:
     return 2 * prod(input[:-1]) * weights
 
 
-@register_flop_formula([_ops.step, _ops.step_forward, _ops.sequence, _ops.sequence_forward])
+_FORWARD = [_ops.step, _ops.step_forward, _ops.sequence, _ops.sequence_forward]
+
+
+@register_flop_formula(_FORWARD, get_raw=True)
 def _forward(
     cell: str,
-    input: Shape,
-    h: Shape,
-    c: Shape | None,
-    weight_ih: Shape,
-    weight_hh: Shape | None = None,
+    input: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> int:
-    if len(weight_ih) == 1:  # prepacked
-        x_blocks, h_blocks, *_ = _ops._cell(cell)
-        rows_x, rows_h = (sum(b >= 0 for b in blocks) * h[-1] for blocks in (x_blocks, h_blocks))
-        weight_ih, weight_hh = (rows_x, input[-1]), (rows_h, h[-1])
-    return _product(input, weight_ih, weight_hh)
+    of_x: Shape = weight_ih.shape
+    of_h: Shape | None = None if weight_hh is None else weight_hh.shape
+    if len(of_x) == 1 and is_fake(input):  # prepacked, without data: an upper bound
+        blocks_x, blocks_h, *_ = _ops._cell(cell)
+        rows_x, rows_h = (
+            sum(b >= 0 for b in blocks) * h.shape[-1] for blocks in (blocks_x, blocks_h)
+        )
+        of_x, of_h = (rows_x, input.shape[-1]), (rows_h, h.shape[-1])
+    elif len(of_x) == 1:  # the matrices, and scales of int8
+        of_x, of_h, *_ = [*(tensor.shape for tensor in _ops._unpack(cell, weight_ih)), None]
+    return _product(input.shape, of_x, of_h)
 
 
 @register_flop_formula(_ops.step_backward)
