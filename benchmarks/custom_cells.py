@@ -3,6 +3,10 @@ functions and, with --compile, with torch.compile of that loop.
 
     python benchmarks/custom_cells.py --cell cifg slstm --dtype float32
     python benchmarks/custom_cells.py --compile --json custom_cells.json
+    python benchmarks/custom_cells.py --errors
+
+With --errors, it prints instead the errors against the modules of other libraries
+(the extra `examples`) or, if a cell has none, against the loop, in float64.
 
 The method is that of `python -m lltm.benchmark`. The loop has a GEMM for the
 input of all steps, and a GEMM per step for h and for each product's operand:
@@ -11,6 +15,8 @@ the best that PyTorch's operations allow.
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -108,6 +114,61 @@ def compiled_loop(cell: lltm.Cell, case: Case) -> Make:
     return compiled(partial(Loop, cell))
 
 
+def _layers(name: str, **options: Any) -> Callable[[Any], Any]:
+    return lambda library: getattr(library, name)(4, 6, 2, **options)
+
+
+def _slstm(library: Any) -> Any:
+    layout = {"input_shape": "SBGNH", "output_shape": "SBH"}
+    config = library.sLSTMCellConfig(hidden_size=6, num_heads=2, backend="vanilla", **layout)
+    return library.sLSTMCell(config)
+
+
+# The module of another library, by cell: where it is imported from, and how it is made.
+OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    **{
+        cell: ("torchrecurrent", _layers(name))
+        for name, (cell, _) in lltm.cells._convert._TORCHRECURRENT.items()
+    },
+    "indrnn": ("torchrecurrent", _layers("IndRNN", nonlinearity="relu")),
+    "cfc": ("ncps.torch", lambda library: library.CfC(4, 6, backbone_units=6)),
+    "keras_gru": (
+        "keras.layers",
+        lambda library: library.GRU(6, reset_after=False, return_sequences=True, dtype="float64"),
+    ),
+    "slstm": ("xlstm.blocks.slstm.cell", _slstm),
+}
+
+
+def error(name: str) -> tuple[float, str]:
+    """Returns the largest error of output and input gradient in float64, relative to the largest
+    element, and the source: the library of the module, or the loop."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 24 if name == "slstm" else 9, dtype=torch.float64, requires_grad=True)
+    if name not in OTHERS:
+        source, sizes = LOOP, (getattr(lltm.cells, name), 9, 4, torch.float64)
+        layer, module = Ours(*sizes), Loop(*sizes)
+        module.load_state_dict(layer.state_dict())
+        results = [layer(x, None)[0], module(x, None)[0]]
+    else:
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        x = x if name == "slstm" else x[..., :4]
+        file, make = OTHERS[name]
+        source, module = file.partition(".")[0], make(importlib.import_module(file)).double()
+        module(x)  # creates the parameters in Keras
+        for parameter in filter(torch.is_floating_point, module.parameters()):
+            nn.init.normal_(parameter, std=0.5)
+        layer = getattr(lltm.cells, f"from_{source}")(module)
+        ones = x.new_ones(5, 3, layer.input_size - x.shape[2])
+        expected = module(x)
+        results = [
+            layer(torch.cat([x, ones], -1))[0],
+            expected if source == "keras" else expected[0],
+        ]
+    pairs = zip(*((y, *torch.autograd.grad(y.square().sum(), x)) for y in results), strict=True)
+    return max(((y - z).abs().max() / z.abs().max()).item() for y, z in pairs), source
+
+
 def compare(case: Case, settings: Settings) -> Row:
     cell = getattr(lltm.cells, case.cell)
     builds: dict[str, Callable[[], Any]] = {
@@ -120,7 +181,13 @@ def compare(case: Case, settings: Settings) -> Row:
 
 
 def main() -> None:
-    options = parser("python benchmarks/custom_cells.py", __doc__, NAMES).parse_args()
+    made = parser("python benchmarks/custom_cells.py", __doc__, NAMES)
+    made.add_argument("--errors", action="store_true", help="errors in float64 instead of times")
+    options = made.parse_args()
+    if options.errors:
+        for cell in options.cell:
+            print(f"{cell:20} {'{:.0e}, {}'.format(*error(cell))}", flush=True)
+        return
     settings = begin(options)
     rows = []
     for cell in options.cell:
