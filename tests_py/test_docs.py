@@ -223,7 +223,7 @@ RUN_BY = {
     r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
     r"python examples/lightning/digits\.py": "pytest tests_py/test_lightning.py",
     r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
-    r"python examples/cells/train\.py": "pytest tests_py/test_gallery.py",
+    r"python examples/cells/(train|tirex_block)\.py.*": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
 # Need the network, a GPU, other interpreters or sources, an idle system or hours, or single files.

@@ -151,3 +151,18 @@ def test_the_slstm_learns_as_well_as_the_lstm() -> None:
     rows = [[float(x) for x in line.split()] for line in tables[0].splitlines()[1:]]
     assert [row[0] for row in rows] == [40, 80, 120, 160, 200]
     assert max(rows[-1][1:]) < 0.08  # half the loss of always answering 1
+
+
+@pytest.mark.slow
+@support.needs_extra("examples", "tirex")
+def test_the_block_of_tirex_computes_the_same() -> None:
+    folder = support.ROOT / "examples" / "cells"
+    result = support.run_forked(
+        str(folder / "tirex_block.py"), "--shape", "2", "7", "32", cwd=folder
+    )
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"^(.*?) +(\d\.\de[+-]\d+)$", result.stdout, re.MULTILINE)
+    errors = {name: float(error) for name, error in found}
+    assert errors["lltm"] < 1e-6 < errors["TiRex"] < 2e-2
+    for mode in ("inference", "training"):
+        assert f"\n{mode}\n" in result.stdout
