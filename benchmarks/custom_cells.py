@@ -140,31 +140,29 @@ OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def error(name: str) -> tuple[float, str]:
+def error(name: str, loop: bool = False) -> tuple[float, str]:
     """Returns the largest error of output and input gradient in float64, relative to the largest
     element, and the source: the library of the module, or the loop."""
     torch.manual_seed(0)
-    x = torch.randn(5, 3, 24 if name == "slstm" else 9, dtype=torch.float64, requires_grad=True)
-    if name not in OTHERS:
-        source, sizes = LOOP, (getattr(lltm.cells, name), 9, 4, torch.float64)
+    x = torch.randn(5, 3, 24, dtype=torch.float64, requires_grad=True)
+    layer: Any
+    if loop or name not in OTHERS:
+        x, source, sizes = x[..., :9], LOOP, (getattr(lltm.cells, name), 9, 4, x.dtype)
         layer, module = Ours(*sizes), Loop(*sizes)
         module.load_state_dict(layer.state_dict())
-        results = [layer(x, None)[0], module(x, None)[0]]
+        results = [run(x, None)[0] for run in (layer, module)]
     else:
         os.environ.setdefault("KERAS_BACKEND", "torch")
-        x = x if name == "slstm" else x[..., :4]
         file, make = OTHERS[name]
-        source, module = file.partition(".")[0], make(importlib.import_module(file)).double()
+        x, source = x[..., : 24 if name == "slstm" else 4], file.partition(".")[0]
+        module = make(importlib.import_module(file)).double()
         module(x)  # creates the parameters in Keras
         for parameter in filter(torch.is_floating_point, module.parameters()):
             nn.init.normal_(parameter, std=0.5)
         layer = getattr(lltm.cells, f"from_{source}")(module)
         ones = x.new_ones(5, 3, layer.input_size - x.shape[2])
-        expected = module(x)
-        results = [
-            layer(torch.cat([x, ones], -1))[0],
-            expected if source == "keras" else expected[0],
-        ]
+        output, *_ = (module(x),) if source == "keras" else module(x)
+        results = [layer(torch.cat([x, ones], -1))[0], output]
     pairs = zip(*((y, *torch.autograd.grad(y.square().sum(), x)) for y in results), strict=True)
     return max(((y - z).abs().max() / z.abs().max()).item() for y, z in pairs), source
 

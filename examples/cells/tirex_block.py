@@ -71,15 +71,10 @@ def main() -> None:
     if options.compile:
         models["torch.compile, TiRex"] = torch.compile(models["TiRex"])
     settings = Settings(rounds=7, seconds=0.05, compile=options.compile)
-    for training in (False, True):
-
-        def run(model: nn.Module, training: bool = training) -> None:
-            y = model(x)
-            if training:
-                y.backward(x)
-
+    runs = {"inference": lambda model: model(x), "training": lambda model: model(x).backward(x)}
+    for title, run in runs.items():
+        training = title == "training"
         builds = {name: partial(timed, partial(run, m), training) for name, m in models.items()}
-        title = "training" if training else "inference"
         print("\n".join(measure(title, builds, settings).lines()), flush=True)
 
 

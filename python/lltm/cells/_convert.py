@@ -17,16 +17,16 @@ from ..custom.modules import CustomLayer
 Run = Callable[[Tensor], Any]
 
 
-def _check(converter: str, module: Any, *expected: str) -> None:
-    """Raises an error if the class is not one of these, each a "library.Class"."""
-    bases = type(module).__mro__
-    if {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases}.isdisjoint(
-        expected
-    ):
-        raise ValueError(
-            f"lltm.cells.{converter}: expected module to be {' or '.join(expected)}, got"
-            f" {bases[0].__module__}.{bases[0].__qualname__}"
-        )
+def _check(converter: str, module: Any, *expected: str) -> str:
+    """Returns which "library.Class" of the expected ones the module is, or raises an error."""
+    for base in type(module).__mro__:
+        name = f"{base.__module__.partition('.')[0]}.{base.__name__.removesuffix('Base')}"
+        if name in expected:
+            return name
+    got = f"{type(module).__module__}.{type(module).__qualname__}"
+    raise ValueError(
+        f"lltm.cells.{converter}: expected module to be {' or '.join(expected)}, got {got}"
+    )
 
 
 def _converted(
@@ -95,8 +95,9 @@ _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "dt", "gamma", "epsilo
 
 def from_torchrecurrent(module: Any) -> CustomLayer:
     """Returns a layer with the weights of a layer of torchrecurrent, such as ``MGU``."""
-    _check("from_torchrecurrent", module, *(f"torchrecurrent.{name}" for name in _TORCHRECURRENT))
-    ours, others = _TORCHRECURRENT[type(module).__name__]
+    names = (f"torchrecurrent.{name}" for name in _TORCHRECURRENT)
+    _, _, name = _check("from_torchrecurrent", module, *names).partition(".")
+    ours, others = _TORCHRECURRENT[name]
     tensors: dict[str, Any] = {}
     for k, cell in enumerate(module.cells):
         found = {name: getattr(cell, name) for name in _NAMES if hasattr(cell, name)}
@@ -160,7 +161,7 @@ def from_xlstm(module: Any) -> CustomLayer:
     As for the cell, the input is the part of the pre-activations that ``sLSTMLayer`` computes, 4H
     columns. The output is h with H columns, before the group norm.
     """
-    _check("from_xlstm", module, "xlstm.sLSTMCellBase", "tirex.sLSTMCell")
+    _check("from_xlstm", module, "xlstm.sLSTMCell", "tirex.sLSTMCell")
     weight, bias, config = module._recurrent_kernel_, module._bias_, module.config
     swapped = weight.shape[1] < weight.shape[2]  # the layout of CUDA kernels, and of TiRex
     if swapped:
