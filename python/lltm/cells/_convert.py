@@ -180,5 +180,4 @@ def from_xlstm(module: Any) -> CustomLayer:
 
     options = {"heads": len(weight), "batch_first": first}
     tolerance = 3e-2 if swapped else 1e-3  # in these layouts, modules compute in bfloat16
-    hidden = len(weight) * weight.shape[2]
-    return _converted("slstm", hidden, tensors, run, tolerance, **options)
+    return _converted("slstm", len(weight) * weight.shape[2], tensors, run, tolerance, **options)
