@@ -44,6 +44,7 @@ inline bool cpu_has(std::string_view capability) {
   }
 #elif defined(__aarch64__) && defined(__linux__)
   if (capability == "dotprod") return (getauxval(AT_HWCAP) >> 20 & 1) != 0;
+  if (capability == "bf16") return (getauxval(AT_HWCAP2) >> 14 & 1) != 0;
   if (capability == "i8mm") {
     return cpu_has("dotprod") && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
   }

@@ -22,32 +22,40 @@ namespace {
 
 #if defined(__aarch64__)
 
-const Int8Kernels& int8_kernels() {
+struct Extensions {
+  bool dotprod = false, i8mm = false, bf16 = false;
+};
+
+Extensions extensions() {
+  Extensions found;
 #if defined(__linux__)
-  // HWCAP_ASIMDDP and HWCAP2_I8MM, undefined in older kernel headers.
-  const bool dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
-  const bool i8mm = (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
+  // HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16, undefined in older kernel headers.
+  found.dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
+  found.i8mm = (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
+  found.bf16 = (getauxval(AT_HWCAP2) >> 14 & 1) != 0;
 #elif defined(__APPLE__)
   const auto has = [](const char* name) {
     int value = 0;
     std::size_t size = sizeof(value);
     return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
   };
-  const bool dotprod = has("hw.optional.arm.FEAT_DotProd");
-  const bool i8mm = has("hw.optional.arm.FEAT_I8MM");
-#else
-  const bool dotprod = false, i8mm = false;
+  found.dotprod = has("hw.optional.arm.FEAT_DotProd");
+  found.i8mm = has("hw.optional.arm.FEAT_I8MM");
+  found.bf16 = has("hw.optional.arm.FEAT_BF16");
 #endif
-  if (dotprod && i8mm && kernels_i8mm() != nullptr) return *kernels_i8mm();
-  if (dotprod && kernels_dotprod() != nullptr) return *kernels_dotprod();
-  return kernels_default()->int8;
+  // ATEN_CPU_CAPABILITY excludes BF16, as on x86.
+  if (std::getenv("ATEN_CPU_CAPABILITY") != nullptr) found.bf16 = false;
+  return found;
 }
 
 // All these CPUs have NEON, whatever capability (such as SVE) libtorch reports. Dot products give
 // the same results.
 Kernels choose_kernels() {
+  const Extensions has = extensions();
   Kernels kernels = *kernels_default();
-  kernels.int8 = int8_kernels();
+  if (has.dotprod && kernels_dotprod() != nullptr) kernels.int8 = *kernels_dotprod();
+  if (has.dotprod && has.i8mm && kernels_i8mm() != nullptr) kernels.int8 = *kernels_i8mm();
+  if (has.bf16 && kernels_bf16() != nullptr) kernels.gemm_bf16_operands = kernels_bf16();
   return kernels;
 }
 
