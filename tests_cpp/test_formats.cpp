@@ -35,6 +35,11 @@ const Kernels* find_kernels(const std::string& isa) {
     return nullptr;
   }
   if (!lltm_test::cpu_has(isa)) return nullptr;
+  if (isa == "bf16") {  // with the packing of its CPU's other kernels
+    static Kernels kernels = kernels_avx512() != nullptr ? *kernels_avx512() : *kernels_default();
+    kernels.gemm_bf16_operands = kernels_bf16();
+    return &kernels;
+  }
   return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
 }
 
@@ -50,7 +55,7 @@ class FormatsOfGemm : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(
     Kernels,
     FormatsOfGemm,
-    testing::Values("default", "avx2", "avx512", "emulated_amx"),
+    testing::Values("default", "avx2", "avx512", "bf16", "emulated_amx"),
     [](const auto& info) { return info.param; });
 
 template <typename T>

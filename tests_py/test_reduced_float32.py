@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ RNN = torch.backends.mkldnn.rnn  # type: ignore[attr-defined]
 SHAPE = (6, 40, 24, 96)  # blocked; padded operands, unpadded below
 PADDED = (5, 33, 9, 70)
 
-HAS_PRODUCTS = torch.cpu._is_avx512_bf16_supported() and "ATEN_CPU_CAPABILITY" not in os.environ
+# Without AVX-512 or BFMMLA, there is no GEMM in bfloat16. Without AVX512-BF16, it is not faster.
+HAS_GEMM = "micro-kernel: float32, bfloat16" in torch.ops.lltm._build_info()
+HAS_PRODUCTS = HAS_GEMM and (
+    platform.machine() in ("aarch64", "arm64")
+    or (torch.cpu._is_avx512_bf16_supported() and "ATEN_CPU_CAPABILITY" not in os.environ)
+)
 needs_products = pytest.mark.skipif(not HAS_PRODUCTS, reason="no products of bfloat16 here")
 
 

@@ -105,7 +105,7 @@ template <typename Format>
 double rate(const Machine& machine) {
   switch (kFormat<Format>) {
     case GemmFormat::kBf16:
-      return machine.matrix_unit ? 8 : 2;
+      return machine.matrix_unit ? 8 : 2;  // BFMMLA: 3 by its instructions, not timed
     case GemmFormat::kBf16x3:
       return 3;
     case GemmFormat::kInt8:

@@ -19,18 +19,24 @@ namespace {
 
 // Of a tile: its 24 sums, four A and three B vectors fit in the registers.
 constexpr int kBfmmlaPairs = 4, kBfmmlaVectors = 3;
-// Of A, packed at a time: 32 kB. Columns are K pairs, here as the bits of a float.
+// Of A, packed at a time: 32 kB. The depth is in K pairs, here the bits of a float.
 constexpr std::int64_t kBfmmlaRows = 32, kBfmmlaDepth = 256;
 
-// C (rows, n) = A B, or +=.
+// C (rows, n) = A B, or +=, with k pairs.
 struct BfmmlaTile {
-  const float* a;  // [k / 2][row pair], a vector
-  const float* b;
+  const float* a;  // vectors [pair of K pairs][row pair]
+  const BFloat16* b;
   std::int64_t b_stride, k, n;
   Matrix<float> c;
   std::int64_t rows;
   bool accumulate;
 };
+
+LLTM_CELL_INLINE Floats load_pairs(const BFloat16* x, std::int64_t n) {
+  Floats pairs = {};
+  __builtin_memcpy(&pairs, x, n * sizeof(float));
+  return pairs;
+}
 
 // [a0 a1, b0 b1] and [a2 a3, b2 b3].
 LLTM_CELL_INLINE Floats low_halves(Floats a, Floats b) {
@@ -43,19 +49,20 @@ LLTM_CELL_INLINE Floats high_halves(Floats a, Floats b) {
 // If kPartial, a vector of n < 4 columns.
 template <int kPairs, int kVectors, bool kPartial>
 __attribute__((noinline)) void bfmmla_tile(const BfmmlaTile& p) {
-  static constexpr float kZeros[kVectors * kLanes] = {};
+  static constexpr BFloat16 kZeros[kVectors * kLanes * 2] = {};
   Floats sums[kPairs][2 * kVectors] = {};
-  const float *a = p.a, *b = p.b;
+  const float* a = p.a;
+  const BFloat16* b = p.b;
   for (int odd = 0; odd < 2; ++odd) {  // an odd last K pair is multiplied with a zero pair
     for (std::int64_t step = odd == 0 ? p.k / 2 : p.k % 2; step > 0; --step) {
-      const float* const next = odd == 0 ? b + p.b_stride : kZeros;
+      const BFloat16* const next = odd == 0 ? b + p.b_stride : kZeros;
       bfloat16x8_t rows[kPairs];
 #pragma GCC unroll 4
       for (int r = 0; r < kPairs; ++r) rows[r] = (bfloat16x8_t)load_lanes(a + r * kLanes);
 #pragma GCC unroll 3
       for (int v = 0; v < kVectors; ++v) {
-        const auto load = [&](const float* x) __attribute__((always_inline)) {
-          return kPartial ? load_first(x, p.n) : load_lanes(x + v * kLanes);
+        const auto load = [&](const BFloat16* x) __attribute__((always_inline)) {
+          return load_pairs(x + v * kLanes * 2, kPartial ? p.n : kLanes);
         };
         const Floats first = load(b), second = load(next);
         const auto low = (bfloat16x8_t)vzip1q_f32(first, second);
@@ -103,10 +110,10 @@ constexpr void (*kBfmmlaTiles[kBfmmlaPairs])(const BfmmlaTile&) = {
 
 // Two rows of k pairs, padded with zeros to an even number, to every `stride` elements in y.
 LLTM_CELL_INLINE void pack_row_pair(
-    const float* first, const float* second, std::int64_t k, std::int64_t stride, float* y) {
+    const BFloat16* first, const BFloat16* second, std::int64_t k, std::int64_t stride, float* y) {
   for (std::int64_t j = 0; j < k; j += kLanes, y += 2 * stride) {
-    const auto load = [&](const float* x) __attribute__((always_inline)) {
-      return k - j < kLanes ? load_first(x + j, k - j) : load_lanes(x + j);
+    const auto load = [&](const BFloat16* x) __attribute__((always_inline)) {
+      return k - j < kLanes ? load_pairs(x + 2 * j, k - j) : load_pairs(x + 2 * j, kLanes);
     };
     const Floats a = load(first), b = load(second);
     store_lanes(low_halves(a, b), y);
@@ -123,15 +130,13 @@ void gemm_bfmmla(
   constexpr std::int64_t kRows = 2 * kBfmmlaPairs;
   alignas(64) float packed[kBfmmlaRows * kBfmmlaDepth];
   BfmmlaTile p;
-  p.b_stride = b.ld;
+  p.b_stride = 2 * b.ld;
   for (std::int64_t first = 0; first < m; first += kBfmmlaRows) {
     const std::int64_t rows = at_most(m - first, kBfmmlaRows);
     for (std::int64_t k = 0; k < b.k / 2; k += kBfmmlaDepth) {
       p.k = at_most(b.k / 2 - k, kBfmmlaDepth);
       p.accumulate = accumulate || k > 0;
-      const auto row = [&](std::int64_t r) {
-        return reinterpret_cast<const float*>(a.row(first + at_most(r, rows - 1))) + k;
-      };
+      const auto row = [&](std::int64_t r) { return a.row(first + at_most(r, rows - 1)) + 2 * k; };
       for (std::int64_t r = 0; r < rows; r += 2) {
         const std::int64_t tile = r / kRows * kRows;
         const std::int64_t stride = at_most((rows - tile + 1) / 2, kBfmmlaPairs) * kLanes;
@@ -141,7 +146,7 @@ void gemm_bfmmla(
       for (std::int64_t column = 0; column < b.n; column += p.n) {
         const std::int64_t vectors = at_most((b.n - column) / kLanes, kBfmmlaVectors);
         p.n = vectors > 0 ? vectors * kLanes : b.n - column;
-        p.b = reinterpret_cast<const float*>(b.data) + k * b.ld + column;
+        p.b = b.data + 2 * (k * b.ld + column);
         const auto* const tiles = vectors == 0   ? kBfmmlaTiles<1, true>
                                   : vectors == 1 ? kBfmmlaTiles<1>
                                   : vectors == 2 ? kBfmmlaTiles<2>

@@ -112,7 +112,7 @@ struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells
   Bf16x3Kernels bf16x3;               // null without AMX
   Int8Kernels int8;
-  GemmBf16 gemm_bf16_operands;  // null below AVX-512
+  GemmBf16 gemm_bf16_operands;  // null below AVX-512, and on ARM without BF16
   Transpose<float> transpose_f32;
   Transpose<BFloat16> transpose_bf16;
   PairRows pair_rows_bf16;
