@@ -96,7 +96,7 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
       int64_t m, int64_t n, int64_t k, bool accumulate, const Value& value, double additions) {
     SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
     const Operands operands(m, n, k, value);
-    Values c(m, n, /*gap=*/5);
+    Values c(m + 1, n, /*gap=*/5);  // the last row is not written
     if (accumulate) c.fill(value);
     const Values before = c;
     gemm_(m, operands.left(), operands.right(), {c.data.data(), c.stride}, accumulate);
@@ -113,6 +113,9 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
       for (int64_t j = n; j < c.stride; ++j) {
         ASSERT_TRUE(std::isnan(c.data[i * c.stride + j])) << "written behind row " << i;
       }
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      ASSERT_TRUE(accumulate ? c.at(m, j) == before.at(m, j) : std::isnan(c.at(m, j))) << j;
     }
   }
 

@@ -108,7 +108,7 @@ constexpr void (*kBfmmlaTiles[kBfmmlaPairs])(const BfmmlaTile&) = {
     bfmmla_tile<3, kVectors, kPartial>,
     bfmmla_tile<4, kVectors, kPartial>};
 
-// Two rows of k pairs, padded with zeros to an even number, to every `stride` elements in y.
+// Two rows of k pairs, padded with zeros to a multiple of 4, to every `stride` elements in y.
 LLTM_CELL_INLINE void pack_row_pair(
     const BFloat16* first, const BFloat16* second, std::int64_t k, std::int64_t stride, float* y) {
   for (std::int64_t j = 0; j < k; j += kLanes, y += 2 * stride) {
@@ -117,7 +117,7 @@ LLTM_CELL_INLINE void pack_row_pair(
     };
     const Floats a = load(first), b = load(second);
     store_lanes(low_halves(a, b), y);
-    if (k - j > 2) store_lanes(high_halves(a, b), y + stride);
+    store_lanes(high_halves(a, b), y + stride);
   }
 }
 
