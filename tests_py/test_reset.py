@@ -78,7 +78,7 @@ class Problem:
     ) -> None:
         torch.manual_seed(0)
         self.cell, self.reverse = CELLS[cell], reverse
-        x_blocks, h_blocks, self.first, _, parameters, _ = ops._cell(self.cell)
+        x_blocks, h_blocks, self.first, _, parameters, *_ = ops._cell(self.cell)
         of_x, of_h = (sum(block >= 0 for block in blocks) for blocks in (x_blocks, h_blocks))
         self.batch_sizes: Tensor | None = None
         if shape == LENGTHS:
