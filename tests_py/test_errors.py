@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -672,17 +671,6 @@ def test_options_that_were_changed_are_checked_as_in_the_constructor(
     refuses(partial(layer, X), ValueError, "GRU", f"{name} {text}")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # creating such a tensor is deprecated
-def test_modules_reject_quantized_tensors() -> None:
-    x, h = randn(6, 4, 3), randn(1, 4, 5)
-    x_8, h_8 = (torch.quantize_per_tensor(y, 0.1, 0, torch.quint8) for y in (x, h))
-    layer = lltm.LLTM(3, 5)
-    text = "input of dtype float32, the dtype of the parameters, got quint8"
-    refuses(lambda: layer(x_8), TypeError, "LLTM", text)
-    text = "h_0 of dtype float32, got quint8"
-    refuses(lambda: layer(x, (h_8, h)), TypeError, "sequence", text)
-
-
 def test_a_prepacked_layer_without_bias_names_its_weights() -> None:
     packed = lltm.LLTM(3, 5, bias=False).prepack()
     text = "weights from prepack of dtype float64, the dtype of the input, got float32"
@@ -806,11 +794,6 @@ def test_errors_of_pytorch_keep_their_class() -> None:
         with pytest.raises(error) as caught:
             call()
         assert type(caught.value) is error
-
-
-def test_an_argument_error_is_pickled() -> None:
-    error = pickle.loads(pickle.dumps(lltm.ArgumentError("a text")))
-    assert (type(error), error.args) == (lltm.ArgumentError, ("a text",))
 
 
 def backward_arguments() -> dict[str, Tensor]:

@@ -49,26 +49,12 @@ def test_parameters_have_the_documented_names_shapes_and_range() -> None:
     assert float(values.min()) < -0.9 * 5**-0.5
 
 
-def test_reset_parameters_initializes_all_again() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    before = [p.detach().clone() for p in layer.parameters()]
-    layer.reset_parameters()
-    assert not any(torch.equal(x, y) for x, y in zip(before, layer.parameters(), strict=True))
-
-
 def test_flatten_parameters_changes_nothing() -> None:
     layer = lltm.LLTM(3, 5)
     x = torch.randn(6, 4, 3)
     before = layer(x)
     layer.flatten_parameters()
     torch.testing.assert_close(layer(x), before, rtol=0, atol=0)
-
-
-def test_repr_shows_non_default_arguments() -> None:
-    assert repr(lltm.LLTM(3, 5)) == "LLTM(3, 5)"
-    assert repr(
-        lltm.LLTM(3, 5, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True)
-    ) == ("LLTM(3, 5, num_layers=2, bias=False, batch_first=True, dropout=0.5, bidirectional=True)")
 
 
 def test_learns_the_parity_of_a_sequence() -> None:

@@ -333,13 +333,6 @@ def test_packed_bytes_may_have_any_alignment(offset: int, steps: int) -> None:
     )
 
 
-def test_the_same_weights_give_the_same_bytes() -> None:
-    weights = support.sequence_arguments((3, 4, 5, 33)).weights
-    assert torch.equal(
-        lltm.functional.prepack("lltm", weights), lltm.functional.prepack("lltm", weights)
-    )
-
-
 def test_rejects_weights_packed_for_other_arguments() -> None:
     a = support.sequence_arguments((3, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)

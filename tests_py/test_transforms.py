@@ -142,16 +142,6 @@ def test_backward_through_vmap_is_one_call_of_the_kernels(case: Case) -> None:
     assert all(name.endswith("_backward") for name in ours[case.calls :])
 
 
-def test_the_derivative_of_vmap_equals_that_of_a_loop(case: Case) -> None:
-    def mapped(parameters: Parameters) -> Tensor:
-        return torch.vmap(case.loss, in_dims=(None, 0))(parameters, case.inputs).sum()
-
-    def looped(parameters: Parameters) -> Tensor:
-        return sum((case.loss(parameters, x) for x in case.inputs), torch.zeros(()))
-
-    torch.testing.assert_close(grad(mapped)(case.parameters), grad(looped)(case.parameters))
-
-
 def test_vmap_in_vmap(case: Case) -> None:
     parameters = case.parameters
     both = torch.stack([case.inputs, -case.inputs], dim=1)  # (3, 2, ...)
