@@ -529,7 +529,6 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
 
     yield lambda: layer(torch.randn(4, 20, 7))
     yield lambda: layer(x, (h, h))
-    yield lambda: layer(x, wrong)
     yield lambda: functional.step("lltm", x[0], (h, h), torch.randn(64, 24))
     yield lambda: functional.step("lltm", x[0], (h, h), torch.randn(48, 25))
     yield lambda: functional.step("lltm", x[0], (h, h), weights, bias_ih=torch.randn(1, 48))
@@ -539,22 +538,15 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
     yield lambda: layer(x.double())
     yield lambda: functional.sequence("lltm", x.long(), (h, h), weights)
     yield lambda: layer(x.to("meta"))
-    yield lambda: layer(torch.nested.nested_tensor([x[0]], layout=torch.jagged))
     yield lambda: layer.load_state_dict(lstm.state_dict())
     yield lambda: prepacked.load_state_dict(layer.prepack(torch.qint8).state_dict())
     yield lambda: prepacked.double()
     yield lambda: setattr(prepacked, "hidden_size", 8)
     yield lambda: prepacked(x.clone().requires_grad_())[0].sum().backward()
     yield double_backward
-    yield lambda: torch.vmap(lambda w: functional.sequence("lltm", x, (h, h), w))(
-        functional.prepack("lltm", weights).expand(2, -1)
-    )
     yield lambda: torch.fx.symbolic_trace(layer)
     yield lambda: torch.jit.script(Packing(layer))
     yield lambda: layer(x, mask=wrong)
-    yield lambda: torch.jit.script(lltm.reference.LLTM(8, 16))
-    yield lambda: torch.onnx.export(layer, (packed,), dynamo=True, verbose=False)
-    yield lambda: torch.onnx.export(prepacked, (x,), dynamo=True, verbose=False)
 
 
 @pytest.mark.slow

@@ -248,14 +248,16 @@ def test_qlib(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_pyannote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyannote(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares with torch.nn.LSTM."""
     monkeypatch.setenv("PYANNOTE_METRICS_ENABLED", "0")
     try:
         from pyannote.audio.core.task import Problem, Resolution, Specifications
+        from pyannote.audio.models.segmentation import PyanNet
     except (ImportError, OSError) as error:  # torchaudio without CUDA libraries
         pytest.skip(f"no pyannote.audio that can be imported: {error}")
-    model = defined_in("pyannote_segmentation.py", tmp_path)["segmentation"](lstm={"num_layers": 2})
+    model = PyanNet(lstm={"num_layers": 2})
+    lltm.replace_(model)
     model.specifications = Specifications(
         problem=Problem.MULTI_LABEL_CLASSIFICATION,
         resolution=Resolution.FRAME,
