@@ -19,6 +19,7 @@ import pytest
 import support
 import torch
 from support import DTYPES, Arguments
+from test_opcheck import check_sequence_operators, check_step_operators, opcheck
 from torch import Tensor, nn
 
 import lltm
@@ -327,38 +328,23 @@ def test_custom_cells_have_kernels(dtype: torch.dtype) -> None:
     assert {"lltm_forward", "lltm_backward"} <= names.keys()
 
 
-def opcheck(op: Any, *arguments: Any) -> None:
-    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
-    assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
-
-
 @each_dtype
 def test_opcheck(dtype: torch.dtype) -> None:
+    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
     a = on_gpu(support.cell_arguments((3, 2, 4), dtype))
-    leaves = a.leaves()
-    opcheck(ops.step.default, *leaves.operands())
-    opcheck(ops.step_forward.default, *a.operands())
-    *_, activations = ops.step_forward(*a.operands())
-    grads = torch.randn_like(a.h), torch.randn_like(a.c)
-    opcheck(ops.step_backward.default, *a.operands(), activations, *grads, a.wanted())
+    opcheck(ops.step.default, a.leaves().operands())
+    check_step_operators(a)
 
 
 @each_direction
 def test_opcheck_of_a_sequence(reverse: bool) -> None:
-    for b in (
+    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
+    for a in (
         support.sequence_arguments((5, 3, 2, 4), reverse=reverse),
         support.packed_arguments((4, 2, 1), 2, 4, reverse=reverse),
     ):
-        a = on_gpu(b)
         for checkpoint_steps in (0, 2):
-            arguments = (*a.operands(), a.batch_sizes, a.reverse, checkpoint_steps)
-            opcheck(ops.sequence_forward.default, *arguments)
-            output, h_n, c_n, saved = ops.sequence_forward(*arguments)
-            grads = [torch.randn_like(y) for y in (output, h_n, c_n)]
-            arguments = (*arguments, output, saved)
-            opcheck(ops.sequence_backward.default, *arguments, *grads, a.wanted())
-            some = a.wanted((True, False, True, False, True, True, False))
-            opcheck(ops.sequence_backward.default, *arguments, None, grads[1], None, some)
+            check_sequence_operators(on_gpu(a), checkpoint_steps)
 
 
 def test_errors_are_the_same_as_on_the_cpu() -> None:
@@ -553,21 +539,6 @@ def test_a_stream_may_be_processed_by_a_graph(dtype: torch.dtype, steps: int) ->
         graph.replay()
         expected, state = lltm.functional.sequence("lltm", new, state, a.weights, bias_ih=a.bias)
         assert same((output, h, c), (expected, *state))
-
-
-@each_engine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_stream_in_chunks_equals_the_sequence(dtype: torch.dtype) -> None:
-    a = on_gpu(support.sequence_arguments((40, 3, 8, 64), dtype))
-    whole, whole_state = lltm.functional.sequence(
-        "lltm", a.input, (a.h, a.c), a.weights, bias_ih=a.bias
-    )
-    state, pieces = (a.h, a.c), []
-    for piece in a.input.split([1, 7, 12, 20]):
-        output, state = lltm.functional.sequence("lltm", piece, state, a.weights, bias_ih=a.bias)
-        pieces.append(output)
-    # With another batch size, cuBLAS may sum in another order.
-    torch.testing.assert_close((torch.cat(pieces), *state), (whole, *whole_state))
 
 
 # torch.compile records a graph in the second call, and replays it from the third.

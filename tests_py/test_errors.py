@@ -39,7 +39,6 @@ DTYPES = "of dtype float64, float32, bfloat16 or float16"
 # fmt: off
 BAD_CELL: list[Row] = [
     ("input", randn(3), ValueError, "input of shape (B, I), got (3,)"),
-    ("input", randn(2, 3), ValueError, "input of shape (4, 3), got (2, 3)"),
     ("input", randn(4, 2), ValueError, "weight_ih of shape (15, 7), got (15, 8)"),
     ("input", torch.ones(4, 3, dtype=torch.int64), TypeError, f"input {DTYPES}, got int64"),
     ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
@@ -49,14 +48,11 @@ BAD_CELL: list[Row] = [
     ("h", randn(4, 6), ValueError, "h of shape (4, 5), got (4, 6)"),
     ("h", randn(4, 5).double(), TypeError, "h of dtype float32, got float64"),
     ("h", torch.empty(4, 5, device="meta"), RuntimeError, "h on device cpu, got meta"),
-    ("c", randn(3, 5), ValueError, "c of shape (4, 5), got (3, 5)"),
     ("c", randn(4, 5).half(), TypeError, "c of dtype float32, got float16"),
     ("c", torch.tensor(1.0), ValueError, "c of shape (4, 5), got ()"),
     ("weight_ih", randn(15), ValueError, "weight_ih of shape (3H, H+I), got (15,)"),
-    ("weight_ih", randn(16, 8), ValueError, "weight_ih of shape (3H, H+I), got (16, 8)"),
     ("weight_ih", randn(15, 8).bfloat16(), TypeError, "weight_ih of dtype float32, got bfloat16"),
     ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
-    ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (15, 8), got (15, 4)"),
     ("weight_ih", torch.empty(15, 8, device="meta"), RuntimeError, "weight_ih on device cpu, got"),
     ("bias_ih", randn(5), ValueError, "bias_ih of shape (15,), got (5,)"),
     ("bias_ih", torch.empty(15, device="meta"), RuntimeError, "bias_ih on device cpu, got meta"),
@@ -65,17 +61,13 @@ BAD_CELL: list[Row] = [
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
     ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
-    ("input", randn(6, 2, 3), ValueError, "input of shape (6, 4, 3), got (6, 2, 3)"),
     ("input", randn(6, 4, 2), ValueError, "weight_ih of shape (15, 7), got (15, 8)"),
     ("input", torch.ones(6, 4, 3, dtype=torch.bool), TypeError, f"input {DTYPES}, got bool"),
     ("h_0", randn(1, 4, 5), ValueError, "h_0 of shape (B, H), got (1, 4, 5)"),
     ("h_0", randn(4, 6), ValueError, "h_0 of shape (4, 5), got (4, 6)"),
-    ("c_0", randn(4, 6), ValueError, "c_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 5).double(), TypeError, "c_0 of dtype float32, got float64"),
     ("c_0", torch.empty(4, 5, device="meta"), RuntimeError, "c_0 on device cpu, got meta"),
-    ("weight_ih", randn(16, 8), ValueError, "weight_ih of shape (3H, H+I)"),
     ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
-    ("bias_ih", randn(16), ValueError, "bias_ih of shape (15,), got (16,)"),
     ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
     ("reset", RESET.t(), ValueError, "reset of shape (6, 4), got (4, 6)"),
@@ -92,7 +84,6 @@ ORDERED = "batch_sizes without negative or increasing values"
 BAD_PACKED: list[Row] = [
     ("input", randn(3, 3, 3), ValueError, "input of shape (N, I), got (3, 3, 3)"),
     ("input", randn(8, 3), ValueError, "input of shape (9, I)"),
-    ("input", randn(10, 3), ValueError, "input of shape (9, I)"),
     ("batch_sizes", torch.tensor([3, 3, 3]), ValueError,
      "batch_sizes to begin with 4, the batch size of h_0, got 3"),
     ("batch_sizes", torch.tensor([9]), ValueError,
@@ -302,14 +293,6 @@ def test_if_arguments_disagree_the_error_names_the_minority(name: str) -> None:
                 continue  # any T is valid
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {named} of shape \("):
                 in_torch_ops(op, {**arguments, argument: torch.zeros(shape)})
-
-
-@pytest.mark.parametrize("weights", [(45, 24), (60, 28), (48, 25)])
-def test_the_expected_shape_follows_from_the_other_arguments(weights: tuple[int, int]) -> None:
-    sizes = {"input": (4, 8), "h": (4, 16), "c": (4, 16), "weight_ih": weights, "bias_ih": (48,)}
-    text = f"expected weight_ih of shape (48, 24), got {weights}"
-    with pytest.raises(ValueError, match=f"^lltm::step: {re.escape(text)}"):
-        in_torch_ops("step", {name: torch.zeros(size) for name, size in sizes.items()})
 
 
 def test_states_that_agree_only_with_each_other_are_named() -> None:

@@ -200,18 +200,6 @@ def test_packing_inside_an_exported_program_is_an_error_with_a_remedy() -> None:
         torch.export.export(Packing(), arguments)
 
 
-# PyTorch 2.11 warns about its own buffers.
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
-def test_a_program_can_be_saved_and_loaded() -> None:
-    layer, x = lltm.LLTM(3, 5, num_layers=2), torch.randn(7, 2, 3)
-    for program in (dynamic_program(layer), dynamic_program(lltm.LLTM(3, 5))):
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        loaded = torch.export.load(file)
-        torch.testing.assert_close(flat(loaded.module()(x)), flat(program.module()(x)))
-
-
 def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
     """The meta device is always available."""
     from torch.export.passes import move_to_device_pass

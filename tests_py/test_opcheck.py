@@ -136,17 +136,9 @@ SOME = (True, False, True, False, True, True, False)
 OTHERS = tuple(not wanted for wanted in SOME)
 
 
-@each(STEPS)
-def test_step_forward(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = STEPS[case](dtype).map(LAYOUTS[layout])
-    opcheck(ops.step_forward.default, a.operands())
-
-
-@each(STEPS)
-def test_step_backward(case: str, dtype: torch.dtype, layout: str) -> None:
-    change = LAYOUTS[layout]
-    a = STEPS[case](dtype).map(change)
-    arguments = a.operands()
+def check_step_operators(a: Arguments, change: Callable[[Tensor], Tensor] = contiguous) -> None:
+    arguments = a.map(change).operands()
+    opcheck(ops.step_forward.default, arguments)
     *_, activations = ops.step_forward(*arguments)
     grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
     for grads, mask in (
@@ -157,31 +149,31 @@ def test_step_backward(case: str, dtype: torch.dtype, layout: str) -> None:
         opcheck(ops.step_backward.default, (*arguments, activations, *grads, mask))
 
 
-def arguments_of_forward(a: Arguments, checkpoint_steps: int) -> tuple[Any, ...]:
-    return (*a.operands(), a.batch_sizes, a.reverse, None, checkpoint_steps, None)
-
-
-@each(SEQUENCES | PACKED, saving=True)
-def test_sequence_forward(
-    case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
+def check_sequence_operators(
+    a: Arguments, checkpoint_steps: int, change: Callable[[Tensor], Tensor] = contiguous
 ) -> None:
-    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
-    opcheck(ops.sequence_forward.default, arguments_of_forward(a, checkpoint_steps))
-
-
-@each(SEQUENCES | PACKED, saving=True)
-def test_sequence_backward(
-    case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
-) -> None:
-    change = LAYOUTS[layout]
-    a = (SEQUENCES | PACKED)[case](dtype).map(change)
-    arguments = arguments_of_forward(a, checkpoint_steps)
+    operands = a.map(change).operands()
+    arguments = (*operands, a.batch_sizes, a.reverse, None, checkpoint_steps, None)
+    opcheck(ops.sequence_forward.default, arguments)
     output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
     arguments = (*arguments, output, saved)
     opcheck(ops.sequence_backward.default, (*arguments, *grads, a.wanted()))
     some = (*arguments, None, grads[1], None, a.wanted(SOME))
     opcheck(ops.sequence_backward.default, some)
+
+
+@each(STEPS)
+def test_step_forward_and_backward(case: str, dtype: torch.dtype, layout: str) -> None:
+    check_step_operators(STEPS[case](dtype), LAYOUTS[layout])
+
+
+@each(SEQUENCES | PACKED, saving=True)
+def test_sequence_forward_and_backward(
+    case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
+) -> None:
+    a = (SEQUENCES | PACKED)[case](dtype)
+    check_sequence_operators(a, checkpoint_steps, LAYOUTS[layout])
 
 
 @each(SEQUENCES | PACKED)
