@@ -2,10 +2,9 @@
 
     python benchmarks/sharing.py processes --both   1, 2 and 4 processes
     python benchmarks/sharing.py callers            1, 4 and 16 threads of a process call a layer
-    python benchmarks/sharing.py busy               next to 0, 1 and 2 busy processes
 
-A field has the calls per second relative to a single process (processes) or to torch.nn (callers,
-busy), and the 99th percentile of a call. Fields of these baselines have the calls per second. The
+A field has the calls per second relative to a single process (processes) or to torch.nn (callers),
+and the 99th percentile of a call. Fields of these baselines have the calls per second. The
 processes inherit GOMP_SPINCOUNT. --both measures in turn without it and with GOMP_SPINCOUNT=1000.
 """
 
@@ -15,8 +14,6 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -44,19 +41,16 @@ SPINS, UNSET, ROUNDS, THEIRS, MIXED = (
     "Linear-GRU-Linear",
 )
 LSTM, GRU = Case((100, 16, 32, 128), cell="lstm"), Case((60, 33, 100, 200), cell="gru")
-SHAPES = ((100, 1, 128, 256), LSTM.shape, (20, 8, 512, 512), GRU.shape, (100, 64, 128, 256))
+SHAPES = ((100, 1, 128, 256), LSTM.shape, (20, 8, 512, 512))
 SERVED = ((50, 1, 64, 128), (50, 8, 64, 256), (1, 1, 64, 128))
-SHARED = [*(replace(LSTM, shape=shape) for shape in SHAPES[:3]), GRU]
+SHARED = [*(replace(LSTM, shape=shape) for shape in SHAPES), GRU]
 SHARED += [replace(case, training=True) for case in (LSTM, GRU, replace(GRU, cell=MIXED))]
-BUSY = product((LSTM, GRU), SHAPES, (False, True))
 # Cases and counts. The cell MIXED is a model.
 PARTS: dict[str, tuple[list[Case], tuple[int, ...]]] = {
     "processes": (SHARED, (1, 2, 4)),
     "callers": ([replace(LSTM, shape=shape) for shape in SERVED], (1, 4, 16)),
-    "busy": ([replace(case, shape=shape, training=t) for case, shape, t in BUSY], (0, 1, 2)),
 }
 Times = list[list[float]]  # seconds of each call, by thread
-SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -130,15 +124,11 @@ def table(part: str, states: Sequence[str], seconds: float) -> Iterator[dict[str
         names = [n for n in implementations(case) if (part, n) != ("processes", PREPACKED)]
         every: dict[Any, list[Times]] = {key: [] for key in product(columns, names)}
         for ((spins, count), name), rounds in ROUNDS * [*every.items()]:
-            many = {"processes": 1, "callers": 1, "busy": 0, part: count}
-            others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(many["busy"])]
+            many = {"processes": 1, "callers": 1, part: count}
             task = (case, name, many["callers"], seconds / ROUNDS)
             tasks = many["processes"] * [(*task, manager.Barrier(many["processes"]))]
             found = pools[spins].starmap(calls, tasks, chunksize=1)
             rounds.append([*chain.from_iterable(found)])
-            for other in others:
-                other.kill()
-                other.wait()
         samples = {key: sample(rounds) for key, rounds in every.items()}
         for name in names:
             cells = []
