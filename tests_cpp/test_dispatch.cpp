@@ -3,13 +3,9 @@
 #include "testing.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <lltm/nn.h>
 
 #include <algorithm>
-#include <array>
-#include <tuple>
 
 namespace lltm_test {
 namespace {
@@ -123,18 +119,12 @@ struct WrongCall {
 const WrongCall kWrongCalls[] = {
     {"shape", Op::kCell, [](Arguments& a) { a.h = at::zeros({4, 6}); }, kValueError,
      "lltm::step: expected h of shape (4, 5), got (4, 6)"},
-    {"shape_of_a_sequence", Op::kSequence, [](Arguments& a) { a.bias = at::zeros({20}); },
-     kValueError, "lltm::sequence: expected bias_ih of shape (15,), got (20,)"},
     {"value", Op::kPacked, [](Arguments& a) { a.batch_sizes = *a.batch_sizes + 1; }, kValueError,
      "lltm::sequence: expected batch_sizes to begin with 4, the batch size of h_0, got 5"},
     {"dtype", Op::kCell, [](Arguments& a) { a.weights = a.weights.to(at::kHalf); }, kTypeError,
      "lltm::step: expected weight_ih of dtype float32, got float16"},
-    {"dtype_of_reset", Op::kSequence, [](Arguments& a) { a.reset = at::zeros({2, 4}); }, kTypeError,
-     "lltm::sequence: expected reset of dtype bool, got float32"},
     {"device", Op::kSequence, [](Arguments& a) { a.c = a.c.to(at::kMeta); }, kRuntimeError,
      "lltm::sequence: expected c_0 on device cpu, got meta"},
-    {"layout", Op::kCell, [](Arguments& a) { a.input = a.input.to_sparse(); }, kRuntimeError,
-     "lltm::step: expected input of layout Strided, got Sparse"},
     {"input_undefined", Op::kCell, [](Arguments& a) { a.input = at::Tensor(); }, kTypeError,
      "lltm::step: expected input to be a tensor, got an undefined tensor"},
     {"h_undefined", Op::kCell, [](Arguments& a) { a.h = at::Tensor(); }, kTypeError,
@@ -187,32 +177,6 @@ TEST_P(Errors, AreTheSameForFunctionsAndOperators) {
     change(a);
     expect_error([&, &name = op] { call_function(name, a); }, error, text);
     expect_error([&, &name = op] { call_operator(name, a); }, error, text);
-  }
-}
-
-TEST(DispatchAutocast, AppliesToTheModules) {
-  at::manual_seed(1);
-  lltm::LLTM layer(lltm::LLTMOptions(3, 5).num_layers(2).bidirectional(true));
-  lltm::LLTMCell step(3, 5);
-  const at::Tensor input = at::randn({6, 4, 3});
-  const lltm::State state{at::randn({4, 4, 5}), at::randn({4, 4, 5})};  // float32
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const auto [output, final_state] = layer->forward(input, state);
-  const auto [h, c] = step->forward(input[0]);
-  at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::Tensor total = at::zeros({});
-  for (const at::Tensor& result :
-       {output, std::get<0>(final_state), std::get<1>(final_state), h, c}) {
-    EXPECT_EQ(result.scalar_type(), at::kBFloat16);
-    total = total + result.to(at::kFloat).square().sum();
-  }
-  total.backward();
-  Tensors parameters = layer->parameters();
-  for (const at::Tensor& parameter : step->parameters()) parameters.push_back(parameter);
-  for (const at::Tensor& parameter : parameters) {
-    ASSERT_TRUE(parameter.grad().defined());
-    EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
   }
 }
 
