@@ -3,9 +3,7 @@
     make first-contact RESULTS=results                         all stages, in nine minutes
     make first-contact RESULTS=results STAGE="native pytest"   these, after the build
 
-The stages in order of importance: the device; the build; correctness of each engine in each dtype
-with T = 1024, B = 16, H = I = 768, and its time compared with cuDNN (bench_cuda.py); ncu on the two
-persistent kernels; the native tests; pytest; sweep.py on the CPU with several numbers of threads.
+docs/cuda.md lists the stages, in order of importance.
 
 Each stage has a time limit, all stages together have --seconds, and a stage that prints nothing for
 too long is stopped, so that a failure or a hang does not stop the other stages. RESULTS contains
