@@ -112,7 +112,6 @@ def test_wrong_cells_and_states_are_named() -> None:
             "cell to be one of lltm, lstm, gru, rnn_tanh, rnn_relu",
         ),
         ("gru", (h, h), TypeError, "states to be a tensor, got tuple"),
-        ("lstm", h, TypeError, "states to be a tuple (h, c), got Tensor"),
         (two_states, (h, h), TypeError, "states to be a tuple (h, c, m), got 2 values"),
         (
             two_states,

@@ -85,10 +85,6 @@ def test_computes_the_quantized_sequence(
     is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
 
 
-def test_computes_it_without_bias() -> None:
-    is_emulated(support.sequence_arguments((6, 5, 33, 100), bias=False))
-
-
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_packed_sequences_are_computed_as_separate_sequences(
