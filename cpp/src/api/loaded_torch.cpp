@@ -22,7 +22,8 @@ namespace {
 
 // libtorch's C++ ABI is stable only within a minor release. With another, the process would fail at
 // a missing function or use objects of the wrong size. Runs before the static objects that register
-// the operators: 101 is the first priority not reserved for the compiler.
+// the operators: 101 is the first priority not reserved for the compiler. On macOS, priorities
+// order only the constructors of one file, and CMakeLists.txt links this file first.
 __attribute__((constructor(101))) void check_loaded_torch() {
   unsigned major = 0;
   unsigned minor = 0;
