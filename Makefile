@@ -18,6 +18,7 @@
 #   make bench-check         compare instruction counts with benchmarks/instructions.json
 #   make bench-baseline      write that file
 #   make check-cuda-build    compile, link and inspect the CUDA kernels; no GPU needed
+#   make check-macos-build   compile, link and inspect the library for macOS; no Mac needed
 #   make test-cuda           test the CUDA kernels on the GPU of this system
 #   make test-cuda-sanitize  run only its compute-sanitizer tests
 #   make bench-cuda          benchmark the CUDA kernels against cuDNN, with ratios
@@ -53,7 +54,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .PHONY: test-sanitize-slow test-aarch64 test-torch-versions
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
-.PHONY: check-cuda-build test-cuda test-cuda-sanitize bench-cuda first-contact
+.PHONY: check-cuda-build check-macos-build test-cuda test-cuda-sanitize bench-cuda first-contact
 .PHONY: build-gpu unpack-gpu compile-gpu gpu-kit
 
 demo: .venv/.demo
@@ -113,6 +114,10 @@ test-aarch64: .venv/.tools
 	cmake --preset aarch64
 	cmake --build --preset aarch64
 	ctest --preset aarch64 --parallel $(JOBS)
+
+check-macos-build: .venv/.tools
+	@.ci/system-packages.sh $(PYTHON) macos
+	python .ci/macos $(TORCH) build/macos
 
 # Total time; each of the three fuzz targets gets a third. The random seed is printed. An input that
 # fails is saved in build/.

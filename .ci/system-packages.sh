@@ -9,6 +9,7 @@
 #   system-packages.sh [PYTHON [lintian]]   also lintian, optional
 #   system-packages.sh [PYTHON [aarch64]]   also a cross compiler for ARM, an emulator and the
 #                                           sources of GoogleTest
+#   system-packages.sh [PYTHON [macos]]     also LLVM's linker for macOS, and those sources
 set -eu
 python=${1:-python3}
 with=${2:-}
@@ -59,7 +60,14 @@ aarch64_() {
   [ -e /usr/src/googletest ] || echo libgtest-dev
 }
 
-needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_) $(aarch64_); }
+macos_() {
+  [ "$with" = macos ] || return 0
+  [ -e /usr/lib/llvm-19/bin/ld64.lld ] || echo lld-19
+  [ -e /usr/lib/llvm-19/bin/llvm-otool ] || echo llvm-19
+  [ -e /usr/src/googletest ] || echo libgtest-dev
+}
+
+needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_) $(aarch64_) $(macos_); }
 wanted() { echo $(needed) $(googletest) $(ccache_) $(lintian_); }
 
 root=
