@@ -10,7 +10,7 @@
 #   make test-clang          run the native tests, compiled by Clang
 #   make test-sanitize       run part of the native tests under ASan and UBSan
 #   make test-sanitize-slow  run the other parts
-#   make test-aarch64        cross-compile the CPU kernels for ARM, test them in an emulator
+#   make test-aarch64        cross-compile for ARM, test kernels, library and package in an emulator
 #   make test-mutants        run mutation tests with MUTANTS random mutations: an hour
 #   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
 #   make bench               benchmark kernels and layers, with ratios
@@ -108,12 +108,13 @@ test-sanitize-slow: .venv/.test
 	cmake --build --preset sanitize --target all lltm_cuda_host_tests
 	ctest --preset sanitize-slow --parallel $(JOBS)
 
-# Needs no libtorch.
+# First the kernels, without libtorch.
 test-aarch64: .venv/.tools
 	@.ci/system-packages.sh $(PYTHON) aarch64
 	cmake --preset aarch64
 	cmake --build --preset aarch64
 	ctest --preset aarch64 --parallel $(JOBS)
+	TORCH="$(TORCH)" python .ci/aarch64 test
 
 check-macos-build: .venv/.tools
 	@.ci/system-packages.sh $(PYTHON) macos

@@ -43,8 +43,8 @@ def weights_by_rows(x: Tensor) -> Tensor:
     return quantize(x, (scale.view(torch.int32) & ~0x7F).view(torch.float32).double())
 
 
-def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums and gates are float64."""
+def emulated(a: Arguments, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums and gates are float64. Each step reads h of the step before from `read`."""
     hidden, dtype = a.h.shape[1], a.input.dtype
     w_h, w_x = (weights_by_rows(w) for w in (a.weights[:, :hidden], a.weights[:, hidden:]))
     bias = 0 if a.bias is None else a.bias.double()
@@ -56,16 +56,18 @@ def emulated(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
         i, o, g = (by_rows(a.input[t]) @ w_x.T + h @ w_h.T + bias).chunk(3, 1)
         c = (c + i.sigmoid() * torch.nn.functional.elu(g)).to(dtype).double()
         outputs[t] = (c.tanh() * o.sigmoid()).to(dtype)
-        h = quantize(outputs[t], one / 127)
+        h = quantize(read[t], one / 127)
     last = outputs[0 if a.reverse else -1]
     return torch.stack(outputs), last, c.to(dtype)
 
 
 def is_emulated(a: Arguments) -> None:
-    # Near a quantizer threshold, the last float32 bit changes h by a step: few elements differ.
+    # Near a quantizer threshold, the last float32 bit changes x by a step: few elements differ. Later
+    # steps would amplify such a step of h, so the emulation reads the h of the kernels.
     eps = torch.finfo(a.input.dtype).eps
     flip = a.weights.double().abs().max().item() / 127
-    for ours, expected in zip(quantized(a), emulated(a), strict=True):
+    results = quantized(a)
+    for ours, expected in zip(results, emulated(a, results[0]), strict=True):
         assert ours.dtype == expected.dtype
         difference = (ours.double() - expected.double()).abs()
         assert difference.max().item() <= 4 * flip + 4 * eps * expected.double().abs().max().item()

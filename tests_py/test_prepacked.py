@@ -235,7 +235,10 @@ torch.save(packed_there, there)
 """
 
 
-@pytest.mark.parametrize("capability", [pytest.param("default", marks=pytest.mark.slow), "avx2"])
+CAPABILITIES = [pytest.param("default", marks=pytest.mark.slow), "avx2"]
+
+
+@pytest.mark.parametrize("capability", ["default"] if support.ARM else CAPABILITIES)
 def test_works_on_a_cpu_with_other_kernels_and_loads_weights_packed_there(
     capability: str, tmp_path: Path
 ) -> None:

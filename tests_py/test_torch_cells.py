@@ -416,6 +416,16 @@ def sharded() -> nn.Module:
     return module
 
 
+def quantized() -> nn.Module:
+    engine = torch.backends.quantized.engine
+    if support.ARM:  # PyTorch's default engine is for x86
+        torch.backends.quantized.engine = "qnnpack"
+    try:
+        return torch.ao.nn.quantized.dynamic.GRU(I, H)
+    finally:
+        torch.backends.quantized.engine = engine
+
+
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
     "subclass": (
@@ -431,7 +441,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: torch.ao.nn.quantizable.LSTM(I, H),
         "it is a PyTorch quantization module; replace the float module and prepack it in int8",
     ),
-    "quantized": (lambda: torch.ao.nn.quantized.dynamic.GRU(I, H), "it is a PyTorch quantization"),
+    "quantized": (quantized, "it is a PyTorch quantization"),
     "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
     "forward": (with_replaced_forward, "its forward is replaced on the instance"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ def _environment() -> Iterator[tuple[str, str]]:
     yield "lltm in", os.path.dirname(lltm.__file__)
     yield "binding", "torch.ops, for any Python" if _C.__name__ != "lltm._C" else "lltm._C"
     yield "CPU kernels chosen", _C.cpu_kernels()
+    if features := _arm_features():
+        yield "CPU extensions", features
     yield "CUDA devices", _cuda_devices()
     if torch.cuda.is_available():
         yield (
@@ -86,12 +89,30 @@ def _cuda_kernels(major: int, minor: int) -> str:
     return "compute_{}{}".format(*max(ptx)) if ptx else "none for this device"
 
 
+def _arm_features() -> str:
+    """Returns the CPU's extensions that the kernels use, and SVE; "" on other systems."""
+    if platform.machine() != "aarch64" or sys.platform != "linux":
+        return ""
+    auxiliary = ctypes.CDLL(None).getauxval
+    auxiliary.restype = ctypes.c_ulong
+    # AT_HWCAP or AT_HWCAP2, and the bit.
+    bits = {"dotprod": (16, 20), "sve": (16, 22), "i8mm": (26, 13), "bf16": (26, 14)}
+    found = [name for name, (word, bit) in bits.items() if auxiliary(word) >> bit & 1]
+    return ", ".join(found) or "none"
+
+
 def _processor() -> str:
+    codes: list[str] = []  # of an ARM CPU, which has no name here
     try:
         with open("/proc/cpuinfo") as cpuinfo:
             for line in cpuinfo:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
+                if name.strip() in ("CPU implementer", "CPU part"):
+                    codes.append(line.replace("\t", "").strip())
+                if len(codes) == 2:
+                    return ", ".join(codes)
     except OSError:
         pass
     return platform.processor() or platform.machine()

@@ -379,12 +379,12 @@ SequenceOutputs LayerModule::run_projected(
   const RowEnds ends(args.batch_sizes.flat(), args.reverse);
   if (with_h_0) of_y.input = ends.append_h_0(args.input, h_0, args.reset);
   if (!prepacked) {
-    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0);
+    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0, plain);
     of_y.weight_ih = std::move(weights.weight_ih);
     of_y.weight_hh = std::move(weights.weight_hh);
   }
   const auto [y, y_n, c_n] = op::sequence(of_y);
-  const Tensor output = at::linear(y, p.back());
+  const Tensor output = project_outputs(y, p.back(), plain);
   return {output, ends.last_of(output, h_0), c_n};
 }
 

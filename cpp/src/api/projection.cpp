@@ -3,8 +3,10 @@
 #include "api/initial_states.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace lltm {
@@ -35,11 +37,38 @@ void check_projection(
       recurrent_dropout);
 }
 
+namespace {
+
+Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool plain) {
+#if defined(__aarch64__)
+  // ATen's GEMMs add all products in one chain there. Gradients of weights are sums over rows:
+  // autograd adds those of short pieces, as it adds those of the steps in PyTorch's LSTM.
+  constexpr int64_t kRows = 64;
+  if (plain && at::GradMode::is_enabled() && x.numel() > 0) {
+    const int64_t rows = x.numel() / (x.size(0) * x.size(-1));
+    std::vector<Tensor> parts = x.split(std::max<int64_t>(kRows / rows, 1));
+    for (Tensor& part : parts) part = at::linear(part, weight);
+    return at::cat(parts);
+  }
+#endif
+  return at::linear(x, weight);
+}
+
+}  // namespace
+
 ProjectedWeights project_weights(
-    const Tensor& weight_ih, const Tensor& weight_hh, const Tensor& weight_hr, bool with_h_0) {
+    const Tensor& weight_ih,
+    const Tensor& weight_hh,
+    const Tensor& weight_hr,
+    bool with_h_0,
+    bool plain) {
   return {
       with_h_0 ? cat_without_autocast({weight_ih, weight_hh}, 1) : weight_ih,
-      at::matmul(weight_hh, weight_hr)};
+      plain ? linear(weight_hh, weight_hr.t(), plain) : at::matmul(weight_hh, weight_hr)};
+}
+
+Tensor project_outputs(const Tensor& y, const Tensor& weight_hr, bool plain) {
+  return linear(y, weight_hr, plain);
 }
 
 namespace {

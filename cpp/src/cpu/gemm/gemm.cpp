@@ -17,6 +17,19 @@ namespace lltm::cpu {
 
 using at::Tensor;
 
+namespace {
+
+// out += a b. On ARM, ATen's addmm_ continues the sums in `out`: rounding errors grow.
+void add_mm(const Tensor& out, const Tensor& a, const Tensor& b) {
+#if defined(__aarch64__)
+  out.add_(at::mm(a, b));
+#else
+  out.addmm_(a, b);
+#endif
+}
+
+}  // namespace
+
 Linear::Linear(const CellInfo& cell, const Weights& weights, Tensor bias)
     : cell_(cell),
       heads_(heads_of(weights.hh)),
@@ -46,7 +59,7 @@ Tensor Linear::project_x(const Tensor& x) const {
   const Tensor gates = bias_.defined()
                            ? bias_.repeat({input.size(0), 1})
                            : at::zeros({input.size(0), cell_.slots * hidden_}, input.options());
-  if (cell_.x.count() > 0) x_columns(gates).addmm_(input, weight_x_.t());
+  if (cell_.x.count() > 0) add_mm(x_columns(gates), input, weight_x_.t());
   for (int slot = 0; slot < cell_.slots && cell_.given > 0; ++slot) {
     if (cell_.given_blocks[slot] == 0) continue;
     const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden_;
@@ -57,10 +70,7 @@ Tensor Linear::project_x(const Tensor& x) const {
 
 void Linear::add_product(const Tensor& gates, const Tensor& operand, SlotRange slots) const {
   if (slots.count() == 0) return;
-  if (heads_ == 1) {
-    columns(gates, slots).addmm_(operand, rows_of(slots).t());
-    return;
-  }
+  if (heads_ == 1) return add_mm(columns(gates, slots), operand, rows_of(slots).t());
   const Tensor by_head = operand.unflatten(1, {heads_, -1}).transpose(0, 1);
   const Tensor product =
       at::bmm(by_head, rows_of(slots).transpose(1, 2));  // (heads, rows, G H/heads)
@@ -70,11 +80,15 @@ void Linear::add_product(const Tensor& gates, const Tensor& operand, SlotRange s
 }
 
 void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
-  if (cell_.x == cell_.h && cell_.is_plain() && heads_ == 1) {
-    const Tensor both = at::cat({h, x}, 1);
+  const auto multiply = [&](const Tensor& a, const Tensor& weight) {
+    bias_.defined() ? at::addmm_out(gates, bias_, a, weight.t()) : at::mm_out(gates, a, weight.t());
+  };
+  if (cell_.joined) {
     if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
-    bias_.defined() ? at::addmm_out(gates, bias_, both, both_.t())
-                    : at::mm_out(gates, both, both_.t());
+    multiply(at::cat({h, x}, 1), both_);
+  } else if (cell_.x == cell_.h && cell_.is_plain()) {
+    multiply(x, weight_x_);
+    add_recurrent(gates, h);
   } else {
     gates.copy_(project_x(x));
     add_recurrent(gates, h);
@@ -101,7 +115,7 @@ void Linear::state_gradient(Tensor out, const Tensor& dz) const {
 Tensor Linear::operand_gradient(const Tensor& dz, const Operand& operand) const {
   Tensor sum = at::zeros({dz.size(0), hidden_}, dz.options());
   for (const SlotRange slots : operand.gates) {
-    if (slots.count() > 0) sum.addmm_(columns(dz, slots), rows_of(slots));
+    if (slots.count() > 0) add_mm(sum, columns(dz, slots), rows_of(slots));
   }
   return sum;
 }
