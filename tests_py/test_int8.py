@@ -62,8 +62,8 @@ def emulated(a: Arguments, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def is_emulated(a: Arguments) -> None:
-    # Near a quantizer threshold, the last float32 bit changes x by a step: few elements differ. Later
-    # steps would amplify such a step of h, so the emulation reads the h of the kernels.
+    # Near a quantizer threshold, the last float32 bit changes x by a step: few elements differ.
+    # Later steps would amplify such a step of h, so the emulation reads the h of the kernels.
     eps = torch.finfo(a.input.dtype).eps
     flip = a.weights.double().abs().max().item() / 127
     results = quantized(a)
