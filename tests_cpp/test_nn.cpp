@@ -744,7 +744,7 @@ TEST(ModulesOfCustomCells, MayHaveProductsGivenGatesAndHeads) {
   expect_error(
       [&] { lltm::CustomLayer(lltm::CustomLayerOptions(cell, 67, 64).heads(3)); },
       kValueError,
-      "lltm::staged: expected heads of a custom cell that divide hidden_size 64, got 3");
+      "lltm::staged.Layer: expected heads of a custom cell that divide hidden_size 64, got 3");
   expect_error(
       [&] { lltm::CustomLayer(cell, 63, 64); },
       kValueError,

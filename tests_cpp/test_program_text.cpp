@@ -686,10 +686,11 @@ TEST(CellErrors, OfOutputsBiasesAndScalars) {
   const std::vector<Wrong> table = {
       {"lltm-cell 2", "lltm-cell 1", "5: expected " + header + ", got 'no_bias b'"},
       {"no_bias b", "no_bias c", "5: expected a gate, got 'c'"},
+      {"no_bias b", "no_bias", "5: expected 'no_bias GATES', got 'no_bias'"},
       {"no_bias b", "no_bias b b", "5: expected each gate once in no_bias, got 'b'"},
       {"output c h", "output", "6: expected 'output STATES', got 'output'"},
       {"output c h", "output c h c", "6: expected each gate once in output, got 'c'"},
-      {"output c h", "output p", "9: expected outputs that are h or states, got 'p'"},
+      {"output c h", "output p", "6: expected outputs that are h or states, got 'p'"},
       {"p 1 scalar", "p 1 scale", "8: expected 'parameter NAME NUMBER', got 'parameter p 1 scale'"},
       {"c 0\n", "c 0 scalar\n", "7: expected 'state NAME NUMBER', got 'state c 0 scalar'"},
   };

@@ -277,9 +277,18 @@ def test_a_layer_returns_states_of_every_step() -> None:
         deep = cell.Layer(4, 32, num_layers=2, bidirectional=True)
         same(deep(x), loop(cell, deep, x))
         assert [y.shape for y in deep(x)[0]] == [(5, 20, 64)] * len(outputs)
+        for steps, batch in ((0, 3), (3, 0)):
+            empty = torch.zeros(steps, batch, 4, requires_grad=True)
+            sum(y.sum() for y in layer(empty)[0]).backward()
+            assert empty.grad is not None
+            assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
+            layer.zero_grad()
 
 
 def test_biases_and_scalars_have_their_own_shapes() -> None:
+    unbiased = lltm.cell(gates=("a",), bias={"a": False}, name="unbiased")(lambda z: tanh(z.a))
+    check_cell(unbiased, shapes=[(3, 2, 3, 4)], dtypes=[torch.float32], verbose=False)
+    assert "no bias     a" in unbiased.explain()
     shapes = {k: tuple(p.shape) for k, p in reads_both.Layer(3, 4).named_parameters()}
     assert shapes["bias_ih_l0"] == shapes["bias_hh_l0"] == (4,)
     layer = two_states.Layer(3, 4)

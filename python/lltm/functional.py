@@ -50,7 +50,7 @@ def step(
             [weight_hh, weight_ih] of shape (G H, H+I), as the LLTM stores it
         weight_hh: (G H, H), recurrent weights. Default: None
         bias_ih: (G H,). A custom cell with parameters requires it, followed by the parameters, (H,)
-            each. Default: None, no bias
+            each: scalars are expanded, and gates without biases have zeros. Default: None, no bias
         bias_hh: (G H,). Default: None, no bias
 
     Returns:
@@ -112,7 +112,8 @@ def sequence(
             and 1 / (1 - p). Default: None
 
     Returns:
-        (output, states): output, (T, B, H) or (N, H), holds h of every step. The states are those
+        (output, states): output, (T, B, H) or (N, H), holds h of every step. If a custom cell has n
+        outputs in addition to h, it is (T, B, (1 + n) H): h, then these. The states are those
         after the last step of each sequence, in the form of ``states``. T = 0 returns an empty
         output and the initial states, whose gradients of weights and biases are zero.
     """

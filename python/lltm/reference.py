@@ -326,13 +326,14 @@ def _without_heads(weight_hh: Tensor) -> Tensor:
     return torch.diag_embed(last, 0, 1, 3).reshape(heads * rows, heads * units)
 
 
-def _all_biases(equations: Equations, biases: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns bias_ih and bias_hh with zeros for the gates without biases."""
+def _all_biases(
+    equations: Equations, biases: Sequence[Tensor | None], size: int
+) -> list[Tensor | None]:
+    """Returns bias_ih and bias_hh with zeros (H) for the gates without biases."""
     made: list[Tensor | None] = []
     for gates, bias in zip((equations.gates_x, equations.gates_h), biases, strict=True):
         count = len({*gates} - {*equations.no_bias})
         if bias is not None and count < len(gates):
-            size = bias.shape[0] // max(count, 1)
             of_gates = iter(bias.split(size))
             zeros = bias.new_zeros(size)
             bias = torch.cat([zeros if g in equations.no_bias else next(of_gates) for g in gates])
@@ -382,7 +383,7 @@ def _layer(
             if getattr(module, "heads", 1) > 1:
                 parameters[1] = _without_heads(parameters[1])
             if equations.no_bias:
-                parameters[2:4] = _all_biases(equations, parameters[2:4])
+                parameters[2:4] = _all_biases(equations, parameters[2:4], module.hidden_size)
             of_direction = equations
             if module.proj_size > 0:
                 *parameters, weight_hr = parameters

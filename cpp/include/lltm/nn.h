@@ -350,7 +350,8 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   ///     proj_size). The state has the form and shapes of the initial state, after the last step of
   ///     each sequence. If T = 0, the output is empty and the state is the initial state. If a
   ///     custom cell returns several values of each step, the output is the first, and the others,
-  ///     of its shape, follow the states (in the packed form: as data).
+  ///     of its shape, follow the states (in the packed form: as data). The next call takes only
+  ///     the states.
   std::tuple<torch::Tensor, StateT> forward(
       const torch::Tensor& input,
       const std::optional<StateT>& state = std::nullopt,

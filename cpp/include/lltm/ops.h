@@ -41,7 +41,8 @@ namespace lltm {
 /// @param weight_ih  (G H, I) input weights. Without weight_hh: the concatenated matrix
 ///                   [weight_hh, weight_ih] of shape (G H, H+I), as the LLTM stores it.
 /// @param weight_hh  (G H, H) recurrent weights
-/// @param bias_ih    (G H); a custom cell's parameters, (H) each, are appended. Default: no bias.
+/// @param bias_ih    (G H); a custom cell's parameters, (H) each, are appended: scalars are
+///                   expanded, and gates without biases have zeros. Default: no bias.
 /// @param bias_hh    (G H). Default: no bias.
 /// @returns the states after the step, (B, H) each. B = 0 returns empty tensors.
 LLTM_API std::vector<at::Tensor> step(
@@ -76,7 +77,9 @@ LLTM_API std::vector<at::Tensor> step(
 ///                     sqrt(T). Without gradients it has no effect. Default: 0
 /// @param recurrent_mask  (B, H), multiplies h in the recurrent GEMM of every step; output and the
 ///                     final h are not masked. For dropout with probability p: 0 or 1 / (1 - p).
-/// @returns (output, states): output (T, B, H) or (N, H) has h' of every step; the states are those
+/// @returns (output, states): output (T, B, H) or (N, H) has h' of every step (if a custom cell has
+/// n
+///          outputs in addition to h: (T, B, (1 + n) H), h', then these); the states are those
 ///          after the last step of each sequence, (B, H) each. T = 0 returns an empty output and
 ///          the initial states, whose gradients of weights and biases are zero.
 LLTM_API std::tuple<at::Tensor, std::vector<at::Tensor>> sequence(

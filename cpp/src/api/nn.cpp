@@ -120,12 +120,13 @@ std::vector<Parameter> parameters_of(
     int64_t input_size,
     int64_t hidden_size,
     int64_t proj_size,
-    int64_t heads) {
-  check_size(cell.title(), "heads", heads, kLargestSize);
+    int64_t heads,
+    const char* where) {
+  check_size(where, "heads", heads, kLargestSize);
   TORCH_CHECK_VALUE(
       hidden_size % heads == 0 && (heads == 1 || own.has_value()),
       "lltm::",
-      cell.title(),
+      where,
       ": expected heads of a custom cell that divide hidden_size ",
       hidden_size,
       ", got ",
@@ -198,7 +199,13 @@ void RecurrentCell<Module, Parameters, States>::reset() {
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
   for (const Parameter& p : parameters_of(
-           cell, options.cell(), options.input_size(), options.hidden_size(), 0, options.heads())) {
+           cell,
+           options.cell(),
+           options.input_size(),
+           options.hidden_size(),
+           /*proj_size=*/0,
+           options.heads(),
+           cell.step_class)) {
     const bool given = options.bias() || !p.is_bias;
     *members[next++] =
         this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
@@ -332,7 +339,7 @@ void RecurrentLayer<Module, States>::reset() {
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
       for (const Parameter& p : parameters_of(
-               cell, options.cell(), input_size, hidden_size, proj_size, options.heads())) {
+               cell, options.cell(), input_size, hidden_size, proj_size, options.heads(), where)) {
         const bool given = options.bias() || !p.is_bias;
         const Tensor parameter = this->register_parameter(
             p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);

@@ -511,7 +511,9 @@ std::vector<CellText::Named> read_named(
 
 void read_no_bias(TextLines& lines, CellText& cell) {
   if (!lines.begins_with("no_bias")) return;
-  for (const string& gate : gates_of(lines, "no_bias")) {
+  const std::vector<string> gates = gates_of(lines, "no_bias");
+  if (gates.empty()) lines.fail("'no_bias GATES'");
+  for (const string& gate : gates) {
     const int slot = block_of(cell.gates, gate);
     if (slot < 0) lines.fail("a gate", gate);
     cell.info.without_bias |= 1u << slot;
@@ -528,7 +530,7 @@ std::vector<string> read_outputs(TextLines& lines) {
   return outputs;
 }
 
-void set_outputs(TextLines& lines, const std::vector<string>& outputs, CellText& cell) {
+void set_outputs(int line, const std::vector<string>& outputs, CellText& cell) {
   CellInfo& info = cell.info;
   if (outputs.empty()) return;
   info.output_of_h = block_of(outputs, "h");
@@ -536,7 +538,9 @@ void set_outputs(TextLines& lines, const std::vector<string>& outputs, CellText&
     if (output == "h") continue;
     const auto found = std::find_if(
         cell.states.begin(), cell.states.end(), [&](const auto& s) { return s.name == output; });
-    if (found == cell.states.end()) lines.fail("outputs that are h or states", output);
+    if (found == cell.states.end()) {
+      wrong_text(line, "outputs that are h or states", quoted_text(output));
+    }
     const auto state = static_cast<int>(found - cell.states.begin());
     info.output_states[info.outputs++] = state + (info.reads_h ? 1 : 0);
   }
@@ -585,11 +589,9 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   cell->name = lines.words()[1];
   lines.next();
   read_gates(lines, *cell, of_products);
-  std::vector<string> outputs;
-  if (second) {
-    read_no_bias(lines, *cell);
-    outputs = read_outputs(lines);
-  }
+  if (second) read_no_bias(lines, *cell);
+  const int line_of_outputs = lines.number();
+  const std::vector<string> outputs = second ? read_outputs(lines) : std::vector<string>();
   info.bounded = lines.take("bounded");
   const bool reads_h = lines.take("reads_h");
   info.own_gradient = lines.take("own_gradient");
@@ -603,7 +605,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
       taken,
       second ? &info.scalars : nullptr);
   info.reads_h = reads_h || cell->states.empty();
-  set_outputs(lines, outputs, *cell);
+  set_outputs(line_of_outputs, outputs, *cell);
   if (!lines.begins_with("forward")) {
     lines.fail(
         "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");

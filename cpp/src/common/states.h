@@ -38,7 +38,7 @@ inline at::Tensor with_output_states(
 }
 
 // Adds the gradient of the states in the output (rows, outputs * H), or undefined, to that of c.
-inline at::Tensor with_grad_states(
+inline at::Tensor add_grad_states(
     const CellInfo& cell, const at::Tensor& grad_c, const at::Tensor& grad_states) {
   if (!grad_states.defined()) return grad_c;
   std::vector<at::Tensor> states = grad_c.chunk(cell.state_columns(), 1);
@@ -76,7 +76,7 @@ auto with_own_c(const Args& args, const Forward& forward) {
 }
 
 // Divides the output and its gradient into those of h and of states.
-inline SequenceBackwardArgs with_grad_states(const SequenceBackwardArgs& args) {
+inline SequenceBackwardArgs with_divided_output(const SequenceBackwardArgs& args) {
   SequenceBackwardArgs changed = args;
   const c10::SymInt hidden = args.h_0->sym_size(1);
   changed.output = args.output->slice_symint(-1, 0, hidden);
@@ -93,7 +93,7 @@ template <typename Args, typename Backward>
 Gradients with_grad_of_h(const Args& args, const Backward& backward) {
   if constexpr (requires { args.grad_states; }) {
     if (args.cell->outputs > 0 && args.output->sym_size(-1) != args.h_0->sym_size(1)) {
-      return with_grad_of_h(with_grad_states(args), backward);
+      return with_grad_of_h(with_divided_output(args), backward);
     }
   }
   if (!args.cell->reads_h) return backward(args);

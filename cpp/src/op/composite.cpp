@@ -364,7 +364,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         operands,
         args.saved->narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
-        with_grad_states(
+        add_grad_states(
             *args.cell,
             dc.narrow(0, 0, rows),
             grad_states.defined() ? grad_states.narrow(0, offset, rows) : grad_states),

@@ -130,6 +130,7 @@ class Cell:
         gates (tuple[str, ...]): gate names
         states (tuple[str, ...]): state names, without h
         parameters (tuple[str, ...]): parameter names
+        outputs (tuple[str, ...]): names of the values that a layer returns of each step; empty if h
         Layer (type): class for multi-layer modules, used like torch.nn.LSTM or, without states,
             torch.nn.GRU; see :class:`CustomLayer`
         Cell (type): class for single-step modules; see :class:`CustomCell`
@@ -158,6 +159,7 @@ class Cell:
         self.gates = header.gates
         self.states = tuple(header.states)
         self.parameters = tuple(header.parameters)
+        self.outputs = header.outputs
         for parameter in self.parameters:
             if parameter in MEMBERS or hasattr(CustomCell, parameter):
                 raise ArgumentError(

@@ -38,10 +38,14 @@ def cpp_source(text: str) -> str:
 
     Built-in cells have no parameters and at most one state besides h, and with such a state they
     do not read h. Other cells use arrays and declare their result types. Raises ArgumentError for
-    cells with products, means or gates that read the input.
+    cells that need version 2 of the text: with products, means, gates that read the input or have
+    no bias, scalars or outputs.
     """
     cell = _Cell(Program.read(text))
-    expected = "a cell without products, means and gates that read the input, for C++ source"
+    expected = (
+        "a cell without products, means, gates that read the input or have no bias, scalars and"
+        " outputs, for C++ source"
+    )
     expect(text.startswith("lltm-cell 1\n"), cell.header.name, expected, "a cell with them")
     forward, of_c = _forward(text, cell)
     backward, of_dc = _backward(text, cell)

@@ -57,15 +57,19 @@ def wrapped(line: str) -> str:
 
 def interface(cell: Described) -> str:
     """Interface of the modules: gates with their inputs, states besides h with initial values,
-    parameters (one value per hidden unit), and whether |h'| <= 1 is declared, which int8 weights
-    require."""
+    parameters (one value per hidden unit, or a scalar), and whether |h'| <= 1 is declared, which
+    int8 weights require."""
     header = cell.header
     lines = {
         "gates": ", ".join(f"{gate} ({', '.join(header.reads[gate])})" for gate in cell.gates),
         "states": ", ".join(f"{k} = {v!r}" for k, v in header.states.items()),
-        "parameters": ", ".join(header.parameters),
+        "parameters": ", ".join(
+            f"{name} (scalar)" if name in header.scalars else name for name in header.parameters
+        ),
         "bounded": "yes" if header.bounded else "no",
     }
+    lines |= {"no bias": ", ".join(header.no_bias)} if header.no_bias else {}
+    lines |= {"outputs": ", ".join(header.outputs)} if header.outputs else {}
     return "\n".join(wrapped(f"{name:11} {value or 'none'}") for name, value in lines.items())
 
 

@@ -11,7 +11,7 @@ GEMMs are float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -62,10 +62,6 @@ def _with_arguments(
     return loop(SimpleNamespace(**given))
 
 
-def _columns(c: Tensor, h: Tensor, states: Sequence[int]) -> list[Tensor]:
-    return [c.split(h.shape[1], 1)[k] for k in states]
-
-
 def _sequence(a: Any, training: bool) -> Any:
     """Returns output, h_n, c_n and, in training, the activations (T * B, saved * H)."""
     if a.batch_sizes is not None or (training and a.checkpoint_steps != 0):
@@ -77,7 +73,8 @@ def _sequence(a: Any, training: bool) -> Any:
 
     def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
         h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **given)
-        output = torch.cat([h, *_columns(c, h, ops._cell(a.cell)[6])], 1)
+        states = c.split(h.shape[1], 1)
+        output = torch.cat([h, *(states[k] for k in ops._cell(a.cell)[6])], 1)
         out = [output, activations] if training else [output]
         # Without c, the second state is h. States must not share memory.
         return [h, h.clone() if a.c_0 is None else c], [y.to(dtype) for y in out]

@@ -264,7 +264,7 @@ class BlockedBackward {
     return in_range;
   }
 
-  // Gradients of the states that the output contains.
+  // Before the first stage: the gradients through the output belong to c of this step.
   void add_grad_states(size_t k, Range rows, int64_t block) const {
     if (!args_.grad_states.defined()) return;
     const int64_t unit = blocks_.begin(block);

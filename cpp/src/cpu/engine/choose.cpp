@@ -78,6 +78,21 @@ Result run_or_fall_back(
   return *run(engine, args, schedule(machine, shape));
 }
 
+// A step with few rows, for which packing would dominate. The per-step engine reads float32 weights
+// in place, but its ATen operations take as long as packing this many weights a row.
+bool is_faster_in_place(const SequenceInputs& args) {
+  constexpr int64_t kWeightsPerRow = 3 * 256 * 256;
+  const int64_t rows = args.h_0->size(0);
+  if (steps_of(args) > 1 || rows > kMostProductRows || args.prepacked() || is_plain(args) ||
+      args.input->scalar_type() != at::kFloat) {
+    return false;
+  }
+  if (has_heads(args.weight_hh) && !packs_heads(args.weight_hh)) return true;
+  const int64_t weights =
+      args.weight_ih->numel() + (args.weight_hh.defined() ? args.weight_hh->numel() : 0);
+  return weights >= rows * kWeightsPerRow;
+}
+
 SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
   const Weights weights = unpack(*args.cell, args.weight_ih);
   const at::ScalarType dtype = args.input->scalar_type();
@@ -140,7 +155,7 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   step.grad_c = args.grad_c_n;
   if (args.grad_states.defined()) {
     const at::Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
-    step.grad_c = with_grad_states(*args.cell, grad_c, flat_rows(args.grad_states));
+    step.grad_c = add_grad_states(*args.cell, grad_c, flat_rows(args.grad_states));
   }
   step.output_mask = args.output_mask;
   Gradients gradients = step_backward(step);
@@ -159,11 +174,7 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  // Packing would take most of a step with few rows. The per-step engine reads float32 weights in
-  // place.
-  const bool one_step = steps_of(args) == 1 && args.h_0->size(0) <= kMostProductRows &&
-                        !args.prepacked() && !is_plain(args) &&
-                        args.input->scalar_type() == at::kFloat;
+  const bool one_step = is_faster_in_place(args);
   const bool blocked = can_block(current_machine(), args) && !one_step;
   if (blocked && has_heads(args.weight_hh) && !packs_heads(args.weight_hh)) {
     SequenceArgs single = args;

@@ -198,6 +198,8 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const Tensor dz = at::empty({args.saved->size(0), cell.grad_columns() * hidden}, options);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
   const int operands = cell.stages == nullptr ? 0 : cell.stages->operand_count;
+  const Tensor grad_states =
+      args.grad_states.defined() ? flat_rows(args.grad_states) : args.grad_states;
   const Tensor grad_operands = at::empty({args.h_0->size(0), operands * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -225,11 +227,10 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       step.grad_h = grad_output.of(offset);
       step.grad_gates = all_grad_gates.from(offset);
       const Tensor step_dz = dz.narrow(0, offset, rows);
-      for (int n = 0; n < cell.outputs && args.grad_states.defined(); ++n) {
-        const Tensor gradients = flat_rows(args.grad_states, offset, rows);
+      for (int n = 0; n < cell.outputs && grad_states.defined(); ++n) {
         dc.narrow(0, 0, rows)
             .narrow(1, cell.output_states[n] * hidden, hidden)
-            .add_(gradients.narrow(1, n * hidden, hidden));
+            .add_(grad_states.narrow(0, offset, rows).narrow(1, n * hidden, hidden));
       }
       for (int stage = 0; stage < between.count(); ++stage) {
         if (stage > 0) {
