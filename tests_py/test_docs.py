@@ -230,7 +230,7 @@ RUN_BY = {
 BY_HAND = [
     r"git clone .*|cd lltm",
     r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",
-    r"make bench-sweep( .*)?",
+    r"make bench-(sweep|aarch64)( .*)?",
     r"python benchmarks/(int8|custom_cells|sharing)\.py.*",
     r"python -m lltm\.benchmark --compile .*",
     r"python benchmarks/memory\.py .*",
@@ -238,7 +238,7 @@ BY_HAND = [
     r"ncu .*",
     r"pip install .*cmake\.define\.LLTM_CUDA=ON .*",
     r"make test-torch-versions|\.ci/versions .*",
-    r"make wheel WHEEL_TORCHES=.*",
+    r"make wheel WHEEL_.*",
     r"(cmake|cmake --build|ctest) --preset dev .*|cmake --preset dev|build/dev/.*",
     r"pip install --no-build-isolation --editable .*",
 ]

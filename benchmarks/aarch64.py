@@ -1,0 +1,62 @@
+"""Counts instructions of layers on ARM under qemu-user, relative to torch.nn: `make bench-aarch64`.
+
+Instructions are not time: an emulator has no caches, and instructions differ in their cost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lltm
+
+SHAPES = ((100, 16, 32, 128), (100, 1, 128, 256), (50, 32, 64, 64), (20, 8, 256, 512))
+OUT = Path(os.environ["COUNT_OUT"])  # of count_plugin.c
+
+
+def count(call: Any) -> int:
+    """Instructions of the second call."""
+    for _ in range(2):
+        ctypes.CDLL(None).syscall(5000)
+        call()
+    ctypes.CDLL(None).syscall(5000)
+    return int(OUT.read_text())
+
+
+def ratios(name: str, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> list[float]:
+    """Inference and training. The LLTM is compared with nn.LSTM."""
+    steps, batch, inputs, hidden = shape
+    x = torch.randn(steps, batch, inputs, dtype=dtype)
+    counts = []
+    for module in (getattr(lltm, name), getattr(torch.nn, name.replace("LLTM", "LSTM"))):
+        layer = module(inputs, hidden, dtype=dtype)
+
+        def train(layer: torch.nn.Module = layer) -> None:
+            layer.zero_grad(set_to_none=True)
+            layer(x)[0].sum().backward()
+
+        with torch.inference_mode():
+            counts.append(count(lambda layer=layer: layer(x)))
+        counts.append(count(train))
+    return [counts[k] / counts[k + 2] for k in range(2)]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print("| dtype | T×B×I×H | layer | inference | training |")
+    print("|---|---|---|---|---|")
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in SHAPES:
+            for name in ("LSTM", "GRU", "LLTM"):
+                inference, training = ratios(name, dtype, shape)
+                row = (str(dtype)[6:], "×".join(map(str, shape)), name)
+                print(f"| {' | '.join(row)} | {inference:.2f} | {training:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
