@@ -176,9 +176,10 @@ bench: .venv/.test .venv/.bench
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
 	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
 
-# Needs the files of `make test-aarch64`.
+# Needs the files of `make test-aarch64`. One thread: waiting threads would count, too.
 COUNT := $(CURDIR)/build/aarch64/count
 bench-aarch64: export QEMU_CPU ?= neoverse-n1
+bench-aarch64: export OMP_NUM_THREADS := 1
 bench-aarch64:
 	$(CC) -O2 -Wall -Wextra -shared -fPIC -o $(COUNT).so benchmarks/count_plugin.c
 	COUNT_OUT=$(COUNT) QEMU_FLAGS="-plugin $(COUNT).so,out=$(COUNT)" \

@@ -330,7 +330,8 @@ def test_under_autocast_the_state_determines_no_dtype(
     assert {y.dtype for y in found} == {torch.bfloat16}
     decided = name in ("GRU", "LSTMCell", "GRUCell")
     follows = torch.bfloat16 if not decided else given if state is None else state
-    assert {y.dtype for y in of_nn} == {follows}
+    if name != "LSTM" or not support.ARM:  # there it depends on the CPU's extensions
+        assert {y.dtype for y in of_nn} == {follows}
 
 
 # ----- graphs -------------------------------------------------------------------
