@@ -663,7 +663,9 @@ for p, q in zip(single.parameters(), exact.parameters()):
     print(p.grad.view(torch.int32).sum().item())  # differs if any bit does
 """
     printed = set()
-    for limit, dynamic in (("8", "false"), ("1", "false"), ("2", "true")):
+    limits = [("8", "false"), ("1", "false")]
+    limits += [] if support.ARM else [("2", "true")]  # there, torch.nn.LSTM itself aborts
+    for limit, dynamic in limits:
         result = support.run_python("-c", code, OMP_THREAD_LIMIT=limit, OMP_DYNAMIC=dynamic)
         assert result.returncode == 0, result.stderr
         printed.add(result.stdout)
