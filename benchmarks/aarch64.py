@@ -28,11 +28,11 @@ def count(call: Any) -> int:
 
 
 def ratios(name: str, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> list[float]:
-    """Inference and training. The LLTM is compared with nn.LSTM."""
+    """Inference and training."""
     steps, batch, inputs, hidden = shape
     x = torch.randn(steps, batch, inputs, dtype=dtype)
     counts = []
-    for module in (getattr(lltm, name), getattr(torch.nn, name.replace("LLTM", "LSTM"))):
+    for module in (getattr(lltm, name), getattr(torch.nn, name)):
         layer = module(inputs, hidden, dtype=dtype)
 
         def train(layer: torch.nn.Module = layer) -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for dtype in (torch.float32, torch.bfloat16):
         for shape in SHAPES:
-            for name in ("LSTM", "GRU", "LLTM"):
+            for name in ("LSTM", "GRU"):
                 inference, training = ratios(name, dtype, shape)
                 row = (str(dtype)[6:], "×".join(map(str, shape)), name)
                 print(f"| {' | '.join(row)} | {inference:.2f} | {training:.2f} |", flush=True)

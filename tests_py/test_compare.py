@@ -248,9 +248,6 @@ def test_the_page_shows_the_stored_results() -> None:
     results = module("results").Results.load(FOLDER / "results" / "results.json")
     page = (FOLDER / "README.md").read_text()
     assert module("report").table(results) in page
-    for name in results.tasks:
-        assert f"results/{name}.png" in page
-        assert (FOLDER / "results" / f"{name}.png").exists()
     plan, training = module("compare").Plan(), module("training")
     for model in training.MODELS:
         assert list(plan.missing(results, "adding-200", model)) == []

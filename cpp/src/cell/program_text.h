@@ -25,7 +25,7 @@
 //     input m                   after weight_hh, optional: given gates, which are columns of the
 //                               input; not in weight_ih
 //     no_bias m                 then, optional: gates without biases in modules
-//     output c h                then, optional: what a layer returns of each step; default: h
+//     output c h                then, optional: values of each step that a layer returns
 //     parameter p 0 scalar      learned, one value, shape (1)
 //     z.n = product v           in forward: instead of h, the weights of gate n multiply v, a saved
 //                               value. z.n can be used after this line

@@ -75,7 +75,7 @@ auto with_own_c(const Args& args, const Forward& forward) {
   return results;
 }
 
-// Divides the output and its gradient into those of h and of states.
+// Divides the output and its gradient into parts of h and of states.
 inline SequenceBackwardArgs with_divided_output(const SequenceBackwardArgs& args) {
   SequenceBackwardArgs changed = args;
   const c10::SymInt hidden = args.h_0->sym_size(1);

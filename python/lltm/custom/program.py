@@ -189,7 +189,7 @@ class Program:
     own_gradient: bool = False  # True if backward may differ from forward's derivative
     scalars: tuple[str, ...] = ()  # the parameters with one value
     no_bias: tuple[str, ...] = ()  # the gates without biases
-    outputs: tuple[str, ...] = ()  # what a layer returns of each step; empty: h
+    outputs: tuple[str, ...] = ()  # values of each step that a layer returns; empty: h
     text: str = ""
 
     @property
