@@ -43,8 +43,8 @@ bool has(const std::string& schedule, const std::string& words) {
 TEST(Schedule, AsText) {
   EXPECT_EQ(
       to_string(schedule_forward(kZen4.machine, shape(16, 32, 128))),
-      "forward: GEMM float32, threads 8 x 2 (rows x blocks), blocks of up to 64 units, chunks of "
-      "512 rows, input projection per chunk");
+      "forward: GEMM float32, threads 4 x 4 (rows x blocks), blocks of up to 32 units, chunks of "
+      "256 rows, input projection per chunk");
   EXPECT_EQ(
       to_string(schedule_backward(kSapphireRapids.machine, shape(128, 512, 512, /*bf16=*/true))),
       "backward: GEMM bfloat16, threads 16 x 1 (rows x blocks), blocks of up to 256 units, chunks "

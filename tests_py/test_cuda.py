@@ -146,7 +146,9 @@ def test_a_long_sequence_is_bitwise_identical_in_every_run_and_in_a_graph() -> N
         graph, of_graph = captured(lambda: run(a))
         graph.replay()
         assert same(of_graph, results)
-    torch.testing.assert_close(results[0], expected[0], rtol=1e-2, atol=1e-2)
+    exact = run(a.to(torch.float64))[0]
+    error, stepwise_error = (float((y[0] - exact).abs().max()) for y in (results, expected))
+    assert error <= 2 * stepwise_error
 
 
 def test_the_module_accepts_packed_sequences() -> None:
@@ -497,8 +499,8 @@ def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
 
 def test_explain_reports_the_engine_of_a_sequence() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
-    reason = "lltm.backends.cuda.persistent is False"
-    assert f"on CUDA, forward: stepwise ({reason})" in explain.schedule(call)
+    schedule = " ".join(explain.schedule(call).split())
+    assert "on CUDA, forward: stepwise (dtype is float32 or float64)" in schedule
 
 
 @has_tf32

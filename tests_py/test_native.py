@@ -182,14 +182,14 @@ def test_both_bindings_describe_the_same_library(name: str) -> None:
 
 
 def test_both_bindings_change_the_same_setting() -> None:
-    assert not lltm._C.cuda_persistent()
+    assert lltm._C.cuda_persistent()
     try:
-        _binding.set_cuda_persistent(True)
-        assert lltm._C.cuda_persistent()
-        assert _binding.cuda_persistent()
+        _binding.set_cuda_persistent(False)
+        assert not lltm._C.cuda_persistent()
+        assert not _binding.cuda_persistent()
     finally:
-        lltm._C.set_cuda_persistent(False)
-    assert not _binding.cuda_persistent()
+        lltm._C.set_cuda_persistent(True)
+    assert _binding.cuda_persistent()
 
 
 @pytest.mark.parametrize("value", [None, "yes", 1.0])
@@ -197,7 +197,7 @@ def test_both_bindings_reject_a_setting_of_another_type(value: object) -> None:
     for binding in (_binding, lltm._C):
         with pytest.raises(TypeError):
             binding.set_cuda_persistent(value)
-    assert not lltm._C.cuda_persistent()
+    assert lltm._C.cuda_persistent()
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -7,10 +7,7 @@
 namespace lltm {
 namespace {
 
-// Off: the persistent kernels have not run on a GPU yet.
-constexpr bool kCudaPersistent = false;
-
-std::atomic<bool> persistent_setting = kCudaPersistent;
+std::atomic<bool> persistent_setting = true;
 
 }  // namespace
 

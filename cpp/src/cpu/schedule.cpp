@@ -15,8 +15,8 @@ namespace {
 // Time of a call on a grid, in float32 multiply-adds of a thread at its peak (50 per ns on Zen 4,
 // 130 on Zen 5). Fitted to 84 measured calls (LSTM, GRU and LLTM, inference and training, float32,
 // two threads of Zen 4, one thread or two by rows or columns): the chosen grid is 0.5 % slower than
-// the best of the three, at most 13 %. Constants for several L3 caches are from published
-// latencies. Factors of two change few choices.
+// the best of the three, at most 13 %. kSharedByte: fitted to 18 LSTM shapes with 16 threads of
+// Emerald Rapids. Constants for several L3 caches: from published latencies.
 struct Costs {
   // R rows take as long as R + 2 at the peak.
   static constexpr double kRows = 2;
@@ -25,11 +25,11 @@ struct Costs {
   // Per byte of weights that L2 does not hold, from L3 or memory. A fifth of the shorter of reading
   // and computing does not overlap with the other.
   static constexpr double kL3Byte = 1.5, kMemoryByte = 12, kNotOverlapped = 0.2;
-  // Per byte of packed weights, once a call, if threads with different rows read what others
-  // packed.
+  // Per byte of weights that a thread with other rows has packed, once a call.
   static constexpr double kPackedByte = 12;
-  // Per byte of the state that another thread has written, in the same or another L3.
-  static constexpr double kNearByte = 40, kFarByte = 80;
+  // Per byte of the state that another thread has written, for the first reader and for later ones
+  // in the same L3, and in another L3.
+  static constexpr double kNearByte = 40, kSharedByte = 12, kFarByte = 80;
   // A barrier of threads in one L3, for each of them, and of threads in several L3s.
   static constexpr double kBarrier = 24000, kBarrierThread = 3000, kFarBarrier = 80000;
   // A parallel region, and for each of its threads.
@@ -67,10 +67,11 @@ struct Model {
     }
     cost += rows * own * Costs::kElementwise;
     if (!grid.needs_barrier()) return cost;
-    const bool near = grid.columns <= machine.l3_cores;
-    const double foreign = rows * static_cast<double>(state_bytes) * (1 - 1 / columns);
-    return cost + foreign * (near ? Costs::kNearByte : Costs::kFarByte) +
-           (near ? Costs::kBarrier + Costs::kBarrierThread * columns : Costs::kFarBarrier);
+    const bool far = grid.columns > machine.l3_cores;
+    const double share = rows * static_cast<double>(state_bytes) / columns;
+    if (far) return cost + share * Costs::kFarByte * (columns - 1) + Costs::kFarBarrier;
+    return cost + share * (Costs::kNearByte + Costs::kSharedByte * (columns - 2)) +
+           Costs::kBarrier + Costs::kBarrierThread * columns;
   }
 
   double call(const Grid& grid) const {
@@ -119,10 +120,11 @@ double rate(const Machine& machine) {
 template <typename Format>
 constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
-// Faster with a tile of rows per thread, or two if threads synchronize after each step.
+// Faster with two tiles of rows per thread, or four if threads synchronize after each step
+// (measured with one and 16 threads of Emerald Rapids).
 bool prefer_bf16x3(const Grid& grid, int64_t batch) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
-  return batch / grid.rows >= (grid.needs_barrier() ? 2 : 1) * kTile;
+  return batch / grid.rows >= (grid.needs_barrier() ? 4 : 2) * kTile;
 }
 
 // Pre-activations (forward) or dh (backward) of a step's rows stay in L2 between GEMM and

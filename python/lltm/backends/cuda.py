@@ -1,12 +1,12 @@
 """Settings for sequences on a GPU.
 
-    lltm.backends.cuda.persistent = True
+    lltm.backends.cuda.persistent = False
 
-    with lltm.backends.cuda.flags(persistent=True):
+    with lltm.backends.cuda.flags(persistent=False):
         output, state = layer(input)
 
 If `persistent` is True, float16 and bfloat16 sequences may use persistent kernels, which keep the
-recurrent weights on the chip. The default is False: these kernels have not been run on a GPU yet.
+recurrent weights on the chip. The default is True.
 The setting applies to all forward and backward calls that start later, on every thread. Calls that
 the persistent kernels do not support use the per-step engine.
 """

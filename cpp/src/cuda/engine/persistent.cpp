@@ -36,8 +36,8 @@ struct RowPlan {
 };
 
 // A launch takes about as long with one row as with all that fit. For larger batches, a GEMM per
-// step is estimated to be faster.
-constexpr int64_t kMostRowLaunches = 4;
+// step is faster on an H100.
+constexpr int64_t kMostRowLaunches = 2;
 
 // How this engine runs a call, or why it cannot. Args selects the kernels, up to `most_hidden`
 // units.
