@@ -11,6 +11,7 @@ import support
 import torch
 from support import DTYPES, Arguments
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lltm  # noqa: F401  (registers the operators)
 
@@ -61,9 +62,7 @@ SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
 
 PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype),
-    "packed gru": lambda dtype: support.of_cell(
-        "gru", support.packed_arguments((4, 2, 1), 2, 4, dtype)
-    ),
+    "packed gru": lambda dtype: support.of_cell("gru", PACKED["packed"](dtype)),
     "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
 }
 
@@ -174,6 +173,23 @@ def test_sequence_forward_and_backward(
 ) -> None:
     a = (SEQUENCES | PACKED)[case](dtype)
     check_sequence_operators(a, checkpoint_steps, LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("checkpoint_steps", [0, 2])
+@pytest.mark.parametrize("case", PACKED)
+def test_fake_cuda_tensors(case: str, checkpoint_steps: int) -> None:
+    """batch_sizes is on the CPU. Sizes are dynamic. No GPU is needed."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    a = PACKED[case](torch.float32)
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        sizes = mode.from_tensor(a.rest()["batch_sizes"])
+        a = a.map(lambda tensor: torch.empty_like(mode.from_tensor(tensor), device="cuda"))
+        arguments = (*a.operands(), sizes, a.reverse, None, checkpoint_steps, None)
+        output, h_n, c_n, saved = results = ops.sequence_forward(*arguments)
+        gradients = (output, saved, output, h_n, c_n, a.wanted())
+        results += ops.sequence(*arguments) + ops.sequence_backward(*arguments, *gradients)
+    assert {y.device.type for y in results if y is not None} == {"cuda"}
 
 
 @each(SEQUENCES | PACKED)

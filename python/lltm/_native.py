@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 try:
     from . import _built_with
@@ -56,6 +58,16 @@ def _import_binding() -> None:
         sys.modules["lltm._C"] = importlib.import_module("lltm._binding")
 
 
+def _on_one_device(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Moves batch_sizes from the CPU: PyTorch calls no Meta kernel with two fake devices."""
+    input, sizes = args[1], args[8] if len(args) > 8 else None
+    if sizes is not None and sizes.is_cpu and not input.is_cpu:
+        with mode:
+            sizes = torch.empty(sizes.shape, dtype=sizes.dtype, device=input.device)
+        args = (*args[:8], sizes, *args[9:])
+    return mode.__torch_dispatch__(op, types, args, kwargs)
+
+
 folder = _find()
 _library = os.path.join(folder, "lib", f"liblltm.{'dylib' if sys.platform == 'darwin' else 'so'}")
 try:
@@ -63,5 +75,7 @@ try:
 except OSError as error:
     reason = error.__cause__ or error  # torch's message only names the library
     raise ImportError(f"lltm: {_library} cannot be loaded: {reason}") from error
+for _op in ("sequence", "sequence_forward", "sequence_backward"):
+    torch.library.register_torch_dispatch(f"lltm::{_op}", FakeTensorMode, _on_one_device)
 sys.modules["lltm"].__path__.insert(0, folder)  # search path of lltm._C
 _import_binding()
