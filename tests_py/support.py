@@ -57,21 +57,14 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
     # Kept for the next run.
     build = ROOT / "build" / folder / f"torch-{torch.__version__}"
     prefix = f"-DCMAKE_PREFIX_PATH={lltm.cmake_prefix_path}"
-
-    def checked(command: Sequence[str | Path], **options: Any) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        stdout: str = done.stdout
-        return stdout
-
-    checked(["cmake", "-S", ROOT / folder, "-B", build, prefix])
-    checked(["cmake", "--build", build])
-    linked = checked(["ldd", build / name])
+    run(["cmake", "-S", ROOT / folder, "-B", build, prefix])
+    run(["cmake", "--build", build])
+    linked = run(["ldd", build / name]).stdout
     assert "liblltm.so" in linked
     assert "libpython" not in linked
     assert "libtorch_python" not in linked
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    return lambda *arguments: checked([build / name, *arguments], env=env)
+    return lambda *arguments: run([build / name, *arguments], env=env).stdout
 
 
 ARM = platform.machine() in ("aarch64", "arm64")
@@ -466,25 +459,33 @@ def decompositions() -> dict[Any, Any]:
     return lltm.decompositions()
 
 
+Done = subprocess.CompletedProcess[str]
+
+
+def run(command: Sequence[str | Path], check: bool = True, **options: Any) -> Done:
+    """Captures the output. Unless `check` is false, a failed command fails the test."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return checked(done) if check else done
+
+
+def checked(done: Done) -> Done:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def run_python(
     *arguments: str,
     cwd: Path | None = None,
     timeout_s: float | None = None,
+    check: bool = True,
     **environment: str,
-) -> subprocess.CompletedProcess[str]:
+) -> Done:
     """Runs outside the source tree."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **environment},
-        cwd=cwd or Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
+    command, env = [sys.executable, *arguments], {**os.environ, **environment}
+    return run(command, check, env=env, cwd=cwd or Path(__file__).parent, timeout=timeout_s)
 
 
-def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_forked(*arguments: str, cwd: Path, check: bool = True) -> Done:
     """Saves importing PyTorch by a single-threaded fork; not for compilers or import tests."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "out"), Path(folder, "err")
@@ -500,7 +501,8 @@ def run_forked(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+        done = Done(arguments, code, output.read_text(), errors.read_text())
+        return checked(done) if check else done
 
 
 def _run_as_main(arguments: Sequence[str], cwd: Path, output: Path, errors: Path) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,9 +136,9 @@ def test_the_cpp_source_computes_the_same_as_the_program(tmp_path: Path) -> None
     include = support.ROOT / "cpp" / "src"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-parameter"]
     command = [compiler, "-std=c++20", *warnings, f"-I{include}", str(source), "-o", str(program)]
-    subprocess.run(command, check=True)
-    result = subprocess.run([str(program)], check=True, stdout=subprocess.PIPE, text=True)
-    got = torch.tensor([float(line) for line in result.stdout.splitlines()], dtype=torch.float64)
+    support.run(command)
+    printed = support.run([program]).stdout.splitlines()
+    got = torch.tensor([float(line) for line in printed], dtype=torch.float64)
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-12, atol=1e-14)
 
 
@@ -170,7 +169,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="builds the library with CMake")
+@support.needs_cmake
 def test_a_cell_is_built_in_by_the_steps_of_contributing(tmp_path: Path) -> None:
     """Only the three steps of CONTRIBUTING.md."""
     cell = lltm.cells.ugrnn
@@ -208,8 +207,7 @@ def test_a_cell_is_built_in_by_the_steps_of_contributing(tmp_path: Path) -> None
         ["cmake", "--build", str(build), "--target", "lltm", "--parallel", "2"],
         [sys.executable, "compare.py", str(build / "liblltm.so"), "ugrnn.txt"],
     ):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        support.run(command, cwd=tmp_path)
 
 
 def sections(cell: lltm.Cell) -> dict[str, str]:

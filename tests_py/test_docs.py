@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 import zlib
@@ -103,11 +102,8 @@ def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Runs all blocks as one script, in a separate process, with warnings."""
     script = tmp_path / "script.py"
     script.write_text("\n".join(texts(page, "python")))
-    if page.name in SLOW:
-        run = support.run_python(str(script), cwd=tmp_path)
-    else:
-        run = support.run_forked(str(script), cwd=tmp_path)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run: Any = support.run_python if page.name in SLOW else support.run_forked
+    run(str(script), cwd=tmp_path)
 
 
 PROJECT = """
@@ -121,16 +117,9 @@ CONFIGURE = next(t for p in PAGES for t in texts(p, "sh") if "cmake -S app" in t
 
 
 def run_commands(commands: str, folder: Path, **environment: str) -> None:
-    run = subprocess.run(
-        ["bash", "-euc", commands],
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        | environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, f"{commands}\n{run.stdout}{run.stderr}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, **environment}
+    support.run(["bash", "-euxc", commands], env=env, cwd=folder)  # -x prints the commands
 
 
 def code(language: str) -> list[Any]:
@@ -294,7 +283,7 @@ def cmake_files() -> str:
 @functools.cache
 def help_text(*command: str) -> str:
     # In cwd="/", because conftest.py would import PyTorch.
-    run = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    run = support.run(command, check=False, cwd="/")
     return run.stdout + run.stderr
 
 
@@ -554,7 +543,7 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
 def test_the_explained_messages_are_raised(tmp_path: Path) -> None:
     copy = shutil.copy(Path(lltm.cmake_prefix_path, "lib", "liblltm.so"), tmp_path)
     raised = [
-        support.run_python("-c", code, cwd=folder).stderr
+        support.run_python("-c", code, cwd=folder, check=False).stderr
         for code, folder in (
             ("import torch; torch.__version__ = '2.99.1'; import lltm", tmp_path),
             ("import lltm", ROOT / "python"),
@@ -655,10 +644,9 @@ def test_imports_in_the_package_have_no_cycles() -> None:
 )
 @pytest.mark.skipif(shutil.which("doxygen") is None, reason="reads the C++ headers with Doxygen")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    run = support.run_python(
+    support.run_python(
         *("-m", "sphinx", "-W", "--keep-going", "-n", "-q"), str(DOCS), str(tmp_path / "html")
     )
-    assert run.returncode == 0, run.stdout + run.stderr
     pages = [*(tmp_path / "html").glob("*.html")]
     for page in pages:  # only links may be external
         assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page

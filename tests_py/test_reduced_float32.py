@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import support
 import torch
 from test_reset import CELLS, Problem, gradients
 from torch import Tensor
@@ -25,7 +23,7 @@ PADDED = (5, 33, 9, 70)
 # Without AVX-512 or BFMMLA, there is no GEMM in bfloat16. Without AVX512-BF16, it is not faster.
 HAS_GEMM = "micro-kernel: float32, bfloat16" in torch.ops.lltm._build_info()
 HAS_PRODUCTS = HAS_GEMM and (
-    platform.machine() in ("aarch64", "arm64")
+    support.ARM
     or (torch.cpu._is_avx512_bf16_supported() and "ATEN_CPU_CAPABILITY" not in os.environ)
 )
 needs_products = pytest.mark.skipif(not HAS_PRODUCTS, reason="no products of bfloat16 here")
@@ -98,8 +96,7 @@ assert torch.equal(layer(x)[0], usual)
 
 @pytest.mark.parametrize("capability", ["avx512", "avx2"])
 def test_a_cpu_without_bfloat16_gemms_is_unaffected(capability: str) -> None:
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
-    subprocess.run([sys.executable, "-c", _WITHOUT_PRODUCTS], env=environment, check=True)
+    support.run_python("-c", _WITHOUT_PRODUCTS, ATEN_CPU_CAPABILITY=capability)
 
 
 @needs_products

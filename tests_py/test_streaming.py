@@ -104,7 +104,6 @@ for work, times in ((stream, 700), (lengths, 90), (slices, 90)):
 
 def test_memory_stays_constant() -> None:
     run = support.run_python("-c", GROWTH)
-    assert run.returncode == 0, run.stderr
     growth = {work: float(mib) for work, mib in map(str.split, run.stdout.splitlines())}
     # One kernel per batch size would take at least 30 MiB.
     assert growth.keys() == {"stream", "lengths", "slices"}
