@@ -197,7 +197,9 @@ def cell_arguments(
 
 
 def of_cell(cell: str, a: Arguments) -> Arguments:
-    """The call has two matrices and biases."""
+    """The call has two matrices and biases, except the LLTM's, which is unchanged."""
+    if cell == "lltm":
+        return a
     hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
     x_blocks, *_ = torch.ops.lltm._cell(cell)
     rows = sum(block >= 0 for block in x_blocks) * hidden
@@ -445,12 +447,21 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def saved_and_loaded(scripted: Any) -> Any:
-    """Another module, by torch.jit."""
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def saved_and_loaded(value: Any, package: Any = torch.jit, **options: Any) -> Any:
+    """Another module or program, by `save` and `load` of a package."""
     file = io.BytesIO()
-    torch.jit.save(scripted, file)
+    package.save(value, file)
     file.seek(0)
-    return torch.jit.load(file)
+    return package.load(file, **options)
 
 
 @functools.cache

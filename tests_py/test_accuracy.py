@@ -42,8 +42,7 @@ def test_small_batches_meet_the_accuracy_criterion(
 
 @pytest.mark.parametrize("cell", accuracy.GATES)
 def test_permuting_units_and_inputs_only_permutes_results(cell: str) -> None:
-    a = support.packed_arguments((5, 3, 1), 4, 6, torch.float64)
-    a = a if cell == "lltm" else support.of_cell(cell, a)
+    a = support.of_cell(cell, support.packed_arguments((5, 3, 1), 4, 6, torch.float64))
     b = accuracy.in_another_order(a, 1)
     assert not torch.equal(a.input, b.input)
     for x, y in zip(*(support.sequence_outputs(lltm.reference, p) for p in (a, b)), strict=True):

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import support
 import torch
+from support import flat
 from torch import Tensor
 
 import lltm
 
 LOWER = (torch.bfloat16, torch.float16)
 each_dtype = pytest.mark.parametrize("dtype", LOWER, ids=str)
-
-
-def leaves_of(results: Any) -> list[Tensor]:
-    found: list[Tensor] = torch.utils._pytree.tree_leaves(results)
-    return [y for y in found if y.is_floating_point()]
 
 
 def autocast(dtype: torch.dtype) -> torch.autocast:
@@ -41,7 +35,7 @@ def test_layers_that_concatenate_tensors(
         with autocast(dtype):
             prepacked = layer.prepack()
             results = [module(x, hx) for module in (layer, prepacked) for hx in (None, state)]
-        dtypes = [{y.dtype for y in leaves_of(result)} for result in results]
+        dtypes = [{y.dtype for y in flat(result)} for result in results]
         assert dtypes == [{dtype}, {dtype}, {given}, {given}]
 
 
@@ -77,7 +71,7 @@ def test_transforms_use_the_dtypes_of_autocast(
     seen: list[Tensor] = []
 
     def run(parameters: dict[str, Tensor], x: Tensor) -> list[Tensor]:
-        results = leaves_of(torch.func.functional_call(layer, parameters, (x,)))
+        results = flat(torch.func.functional_call(layer, parameters, (x,)))
         seen.extend(results)
         return results
 
@@ -92,10 +86,10 @@ def test_transforms_use_the_dtypes_of_autocast(
             two = {name: torch.stack([p, 2 * p]) for name, p in parameters.items()}
             torch.vmap(run, in_dims=(0, None))(two, x[0])
         elif transform == "grad":
-            gradients = leaves_of(torch.func.grad(loss)(parameters, x[0]))
+            gradients = flat(torch.func.grad(loss)(parameters, x[0]))
         elif transform == "per sample":
             mapped = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))
-            gradients = leaves_of(mapped(parameters, x))
+            gradients = flat(mapped(parameters, x))
         elif transform == "jvp":
             torch.func.jvp(lambda x: run(parameters, x), (x[0],), (x[0],))
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -110,10 +111,8 @@ def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None
 
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
     def run(*values: Tensor) -> tuple[Tensor, ...]:
-        given = a
-        for name, value in zip(names, values, strict=True):
-            given = given.with_argument(name, value)
-        return support.checkpointed_outputs(4, lltm.functional, given)
+        given: dict[str, Any] = dict(zip(names, values, strict=True))
+        return support.checkpointed_outputs(4, lltm.functional, replace(a, **given))
 
     return run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import io
 import itertools
 import math
 import pickle
@@ -20,6 +19,8 @@ import pytest
 import support
 import torch
 import torch.nn.functional as F
+from support import flat
+from test_trace import spike
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
@@ -85,24 +86,11 @@ def several_stages(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return tanh(scale * c_next) * sigmoid(z.o(v)), c_next
 
 
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        slope: Tensor = grad / (1 + 5 * x.abs()) ** 2
-        return slope
-
-
 @lltm.cell(gates=1, parameters={"beta": 0.9})
 def spiking(z: Any, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     v_next = beta * v + z[0]
-    spike: Tensor = Spike.apply(v_next - 1.0)  # type: ignore[no-untyped-call]
-    return spike, v_next - spike
+    s = spike(v_next - 1.0)
+    return s, v_next - s
 
 
 CELLS = (
@@ -123,10 +111,6 @@ each_smooth = pytest.mark.parametrize("cell", SMOOTH, ids=lambda cell: cell.name
 def states(cell: lltm.Cell, *shape: int, dtype: torch.dtype = torch.float32) -> Any:
     drawn = tuple(0.3 * torch.randn(shape, dtype=dtype) for _ in range(1 + len(cell.states)))
     return drawn if len(drawn) > 1 else drawn[0]
-
-
-def flat(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else [t for part in result for t in flat(part)]
 
 
 def same(a: Any, b: Any, **tolerance: Any) -> None:
@@ -168,14 +152,14 @@ def test_the_check_reports_functions_that_are_not_finite() -> None:
 def test_check_cell_allows_for_rounding_by_pytorch(name: str) -> None:
     """Larger errors still fail."""
 
-    def spike(x: Tensor) -> Tensor:
+    def step(x: Tensor) -> Tensor:
         return (x > 0).float()
 
     function: Any = {
         "hardsigmoid": lambda z, c: (F.hardsigmoid(z[0]) * c, F.hardsigmoid(z[1] + c)),
         "softplus": lambda z, c: (F.softplus(20 * z[0]) - 0.05 * F.softplus(20 * z[1]), tanh(c)),
-        "rounded number": lambda z, c: (spike(z[0]) * 0.5 * c, tanh(z[1] * (1.5 - spike(c)))),
-        "float32": lambda z, c: (tanh(c + spike(z[0]) / 3 + spike(z[1]) * 7 / 9), z[0]),
+        "rounded number": lambda z, c: (step(z[0]) * 0.5 * c, tanh(z[1] * (1.5 - step(c)))),
+        "float32": lambda z, c: (tanh(c + step(z[0]) / 3 + step(z[1]) * 7 / 9), z[0]),
     }[name]
     cell = lltm.cell(gates=2, name="rounding")(function)
     check = functools.partial(check_cell, shapes=[(6, 3, 4, 5)], verbose=False)
@@ -642,13 +626,10 @@ def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     packed = cell.Layer(3, 4).prepack()
     x = torch.randn(3, 2, 3)
     for module in (layer, packed):
-        whole = io.BytesIO()
-        torch.save(module, whole)
-        whole.seek(0)
         for other in (
             copy.deepcopy(module),
             pickle.loads(pickle.dumps(module)),
-            torch.load(whole, weights_only=False),
+            support.saved_and_loaded(module, torch, weights_only=False),
         ):
             same(other(x), module(x), rtol=0.0, atol=0.0)
             assert type(other).__name__ == type(module).__name__
@@ -958,12 +939,9 @@ def test_the_padding_of_a_concatenated_matrix_has_a_zero_gradient(
     hidden, rows = 32, (16,) if op == "step" else (6, 16)
     weights = torch.randn(2 * hidden, hidden + 8, dtype=dtype).div(8).requires_grad_()
     arguments = torch.randn(*rows, 8, dtype=dtype), torch.randn(16, hidden, dtype=dtype), None
-    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
-    try:
+    with support.deterministic():
         output = getattr(torch.ops.lltm, op)(unequal.text, *arguments, weights, None)[0]
         (gradient,) = torch.autograd.grad(output.float().square().sum(), [weights])
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert gradient[:hidden].abs().min() > 0
     assert torch.equal(gradient[hidden:, :hidden], torch.zeros(hidden, hidden, dtype=dtype))
     assert gradient[hidden:, hidden:].isfinite().all()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import support
 import torch
-from support import Arguments
 
 import lltm
 
@@ -37,10 +36,6 @@ SOME = (True, False, True, False, True, True, False)
 MASKS = ((True,) * 7, SOME, tuple(not wanted for wanted in SOME))
 
 
-def called(cell: str, a: Arguments) -> Arguments:
-    return a if cell == "lltm" else support.of_cell(cell, a)
-
-
 def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> None:
     """Unrequested gradients are None."""
     ours = support.decompositions()[op.default](*arguments, mask)
@@ -53,7 +48,7 @@ def check_gradients(op: Any, arguments: tuple[Any, ...], mask: list[bool]) -> No
 @pytest.mark.parametrize("batch", [4, 0])
 def test_a_decomposed_step_agrees_with_the_operators(batch: int, bias: bool, cell: str) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
-    a = called(cell, support.cell_arguments((batch, 3, 5), torch.float64, bias))
+    a = support.of_cell(cell, support.cell_arguments((batch, 3, 5), torch.float64, bias))
     arguments = a.operands()
     torch.testing.assert_close(table[ops.step.default](*arguments), ops.step(*arguments))
     saved = ops.step_forward(*arguments)
@@ -72,7 +67,9 @@ def test_decomposed_sequences_agree_with_the_operators(
     steps: int, reverse: bool, cell: str
 ) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
-    a = called(cell, support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse))
+    a = support.of_cell(
+        cell, support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse)
+    )
     arguments = a.operands()
     torch.testing.assert_close(
         table[ops.sequence.default](*arguments, reverse=reverse),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +205,7 @@ def test_a_program_can_be_moved_to_another_device_saved_and_loaded() -> None:
 
     layer = lltm.LLTM(3, 5)
     moved = move_to_device_pass(dynamic_program(layer), "meta")
-    file = io.BytesIO()
-    torch.export.save(moved, file)
-    file.seek(0)
-    moved = torch.export.load(file)
+    moved = support.saved_and_loaded(moved, torch.export)
     assert {p.device.type for p in moved.parameters()} == {"meta"}
     output, (h_n, _) = moved.module()(torch.randn(7, 2, 3, device="meta"))
     assert (output.device.type, output.shape) == ("meta", (7, 2, 5))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import flat
 from torch import Tensor, fx, nn
 
 import lltm
@@ -163,8 +164,7 @@ def test_code_of_a_subclass_around_forward_is_traced(kind: str) -> None:
 
 
 def gradients(module: Any, x: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
-    results = torch.utils._pytree.tree_leaves(module(x))
-    total = torch.stack([y.square().sum() for y in results]).sum()
+    total = torch.stack([y.square().sum() for y in flat(module(x))]).sum()
     return torch.autograd.grad(total, list(model.parameters()))
 
 

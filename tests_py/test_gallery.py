@@ -28,10 +28,8 @@ OWN_GRADIENT = {"lif", "rsynaptic"}
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Fastest for small layers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with support.threads(1):
+        yield
 
 
 @pytest.mark.parametrize("name", NAMES)

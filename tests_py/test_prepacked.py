@@ -6,7 +6,6 @@ Values: tests_cpp/test_cells.cpp for the function, test_properties.py for layers
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from functools import partial
 from pathlib import Path
@@ -277,10 +276,7 @@ def test_is_compiled_and_exported_whole() -> None:
     expected = model(x)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), expected)
-    file = io.BytesIO()
-    torch.export.save(torch.export.export(model, (x,)), file)
-    file.seek(0)
-    program = torch.export.load(file)
+    program = support.saved_and_loaded(torch.export.export(model, (x,)), torch.export)
     torch.testing.assert_close(program.module()(x), expected)
     core = program.run_decompositions(lltm.decompositions())
     torch.testing.assert_close(core.module()(x), expected)  # keeps the operator

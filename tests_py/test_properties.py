@@ -6,7 +6,6 @@ They include the checks of PyTorch's test/test_modules.py, with its options for 
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from forms import Form, Sample, Sizes, Values, cases, each_form, id_of, state_of, tensors
-from support import DTYPES
+from support import DTYPES, deterministic, saved_and_loaded
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, unpack_sequence
 from torch.testing import assert_close
@@ -37,16 +36,11 @@ def is_trainable(form: Form) -> bool:
     return form.trainable
 
 
-def is_trainable_module(form: Form) -> bool:
-    return form.trainable and is_module(form)
-
-
 def is_our_trainable_module(form: Form) -> bool:
     return form.trainable and is_our_module(form)
 
 
-def same(actual: Any, expected: Any) -> None:
-    assert_close(actual, expected, rtol=0, atol=0)
+same = partial(assert_close, rtol=0, atol=0)
 
 
 def mapped(values: Values, change: Callable[[Tensor], Tensor]) -> Values:
@@ -100,8 +94,7 @@ def test_results_have_the_dtype_of_the_arguments(form: Form, dtype: torch.dtype)
 
 @each_form((torch.float32,))
 def test_runs_are_bitwise_identical(form: Form, dtype: torch.dtype) -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         for s in form.each(dtype, Sizes(4, 65, 17, 64), every=False):
             runs = []
             for _ in range(2):
@@ -109,8 +102,6 @@ def test_runs_are_bitwise_identical(form: Form, dtype: torch.dtype) -> None:
                 results = s.run(values)
                 runs.append((results, gradients(results, values) if form.trainable else {}))
             same(*runs)
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @each_form(SINGLE_AND_DOUBLE, is_module)
@@ -286,7 +277,7 @@ def test_arguments_and_gradients_may_have_any_strides(
             assert_close(found, expected)
 
 
-@each_form(SINGLE_AND_DOUBLE, lambda form: is_trainable_module(form) and not form.plain)
+@each_form(SINGLE_AND_DOUBLE, is_our_trainable_module)
 def test_results_and_gradients_have_the_memory_layout_of_torch_nn_s(
     form: Form, dtype: torch.dtype
 ) -> None:
@@ -309,7 +300,7 @@ def test_results_and_gradients_have_the_memory_layout_of_torch_nn_s(
     ("form", "dtype"),
     [
         *cases(where=lambda form: not is_module(form)),
-        *cases((torch.float32,), lambda form: is_module(form) and not form.plain),
+        *cases((torch.float32,), is_our_module),
     ],
     ids=id_of,
 )
@@ -561,18 +552,14 @@ def test_it_moves_to_another_device_and_back(form: Form, dtype: torch.dtype) -> 
         same(s.call(), expected)
 
 
-def _saved_and_loaded(module: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
-
-
 @each_form((torch.float32,), is_our_module)
 @pytest.mark.parametrize(
     "copied",
-    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), _saved_and_loaded],
+    [
+        copy.deepcopy,
+        lambda module: pickle.loads(pickle.dumps(module)),
+        partial(saved_and_loaded, package=torch, weights_only=False),
+    ],
     ids=["deepcopy", "pickle", "torch.save"],
 )
 def test_a_copy_computes_the_same_and_shares_nothing(

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import support
 import torch
-from support import LENGTHS
+from support import LENGTHS, of_cell
 
 import lltm
 
@@ -27,10 +27,6 @@ def assert_equal_to_the_oracle(outputs: support.Outputs, arguments: support.Argu
             atol=1e-12,
             err_msg=name,
         )
-
-
-def of_cell(cell: str, arguments: support.Arguments) -> support.Arguments:
-    return arguments if cell == "lltm" else support.of_cell(cell, arguments)
 
 
 each_cell = pytest.mark.parametrize("cell", support.CELLS)

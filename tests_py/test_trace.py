@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -521,15 +520,6 @@ class Doubled(TorchDispatchMode):
         return 2 * result if isinstance(result, Tensor) else result
 
 
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 # Modes of the caller, which neither change a trace nor end with it.
 MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
@@ -544,7 +534,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "fake": FakeTensorMode,
     "dispatch": Doubled,
     "function": WithTanh,
-    "deterministic": deterministic,
+    "deterministic": support.deterministic,
     "forward_ad": torch.autograd.forward_ad.dual_level,
 }
 

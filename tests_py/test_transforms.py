@@ -167,11 +167,8 @@ def test_vmap_over_some_of_the_arguments(kind: str, mapped: tuple[str, ...]) -> 
         a = support.packed_arguments((4, 2, 1), 3, 5, torch.float64, reverse=True)
     samples = {name: torch.randn(3, *getattr(a, name).shape).double() for name in mapped}
 
-    def run(one: Parameters) -> tuple[Tensor, ...]:
-        given = a
-        for name, value in one.items():
-            given = given.with_argument(name, value)
-        return outputs(lltm.functional, given)
+    def run(one: dict[str, Any]) -> tuple[Tensor, ...]:
+        return outputs(lltm.functional, replace(a, **one))
 
     with support.Operators() as operators:
         results = torch.vmap(run)(samples)

@@ -275,9 +275,7 @@ def test_pyannote(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(scores, model(waveform), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("resemblyzer") is None, reason="no extra includes resemblyzer"
-)
+@needs("resemblyzer")
 def test_resemblyzer(tmp_path: Path) -> None:
     from resemblyzer import VoiceEncoder
 
@@ -313,7 +311,7 @@ def test_opacus(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(p.grad_sample, torch.stack(expected))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("thop") is None, reason="no extra includes thop")
+@needs("thop")
 def test_thop() -> None:
     """docs/drop-in.md passes thop's functions."""
     import thop
