@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import pytest
@@ -294,16 +295,9 @@ def as_it_is(module: Any) -> Any:
     return module
 
 
-def evaluated(module: Any) -> Any:
-    return module.eval()
-
-
-def prepacked(module: Any) -> Any:
-    return module.prepack()
-
-
-def int8(module: Any) -> Any:
-    return module.prepack(torch.qint8)
+evaluated = methodcaller("eval")
+prepacked = methodcaller("prepack")
+int8 = methodcaller("prepack", torch.qint8)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,8 +35,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-def module(name: str) -> ModuleType:
-    return importlib.import_module(name)
+module = importlib.import_module
 
 
 TASKS = [

@@ -110,18 +110,16 @@ def assert_file_same(file: bytes, module: nn.Module, *inputs: Tensor) -> None:
         torch.testing.assert_close(torch.from_numpy(y), y_expected)
 
 
+def export(module: Any, *inputs: Any, **options: Any) -> Any:
+    return torch.onnx.export(module, inputs, dynamo=True, verbose=False, **options)
+
+
 @each_of(MODELS)
 def test_a_model_of_fixed_length_needs_standard_operators_only(name: str) -> None:
     make, inputs, shape = MODELS[name]
     module = make().eval()
     batch = 0 if len(shape) == 1 or getattr(module, "layer", lltm.LLTM(1, 1)).batch_first else 1
-    program = torch.onnx.export(
-        module,
-        (inputs(*shape),),
-        dynamo=True,
-        dynamic_shapes=({batch: "batch"},),
-        verbose=False,
-    )
+    program = export(module, inputs(*shape), dynamic_shapes=({batch: "batch"},))
     found = operators(program)
     assert {domain for domain, _ in found} <= STANDARD
     assert ("", "Scan") not in found
@@ -134,13 +132,7 @@ def test_a_model_of_fixed_length_needs_standard_operators_only(name: str) -> Non
 def test_a_model_of_dynamic_length_is_a_scan(name: str) -> None:
     make, inputs, shape = MODELS[name]
     module = make().eval()
-    program = torch.onnx.export(
-        module,
-        (inputs(*shape),),
-        dynamo=True,
-        dynamic_shapes=({0: "a", 1: "b"},),
-        verbose=False,
-    )
+    program = export(module, inputs(*shape), dynamic_shapes=({0: "a", 1: "b"},))
     found = operators(program)
     assert {domain for domain, _ in found} <= STANDARD
     assert ("", "Scan") in found
@@ -159,14 +151,11 @@ QUICK = ("rsynaptic",)
 def test_custom_cells(name: str) -> None:
     layers = gallery_module(name, 3, 5, num_layers=2, bidirectional=True).eval()
     inputs = partial(features, size=layers.input_size)
-    fixed = torch.onnx.export(layers, (inputs(4, 2),), dynamo=True, verbose=False)
+    fixed = export(layers, inputs(4, 2))
     assert ("", "Scan") not in operators(fixed)
     assert_same(fixed, layers, inputs(4, 2))
     layer = gallery_module(name, 3, 5).eval()
-    sizes = ({0: "steps", 1: "batch"},)
-    program = torch.onnx.export(
-        layer, (inputs(6, 4),), dynamo=True, dynamic_shapes=sizes, verbose=False
-    )
+    program = export(layer, inputs(6, 4), dynamic_shapes=({0: "steps", 1: "batch"},))
     assert ("", "Scan") in operators(program)
     for shape in ((9, 2), (2, 9), (1, 1)):
         assert_same(program, layer, inputs(*shape))
@@ -179,10 +168,7 @@ def test_custom_cells(name: str) -> None:
 )
 def test_cells_of_torch_nn_are_onnx_s_operators(make: Callable[..., Any]) -> None:
     layer = make(3, 5, num_layers=2, bidirectional=True).eval()
-    sizes = ({0: "steps", 1: "batch"},)
-    program = torch.onnx.export(
-        layer, (features(6, 4),), dynamo=True, dynamic_shapes=sizes, verbose=False
-    )
+    program = export(layer, features(6, 4), dynamic_shapes=({0: "steps", 1: "batch"},))
     assert ("", layer._where) in operators(program)
     for shape in ((9, 2), (1, 1)):
         assert_same(program, layer, features(*shape))
@@ -210,7 +196,7 @@ def test_an_exported_program_is_converted_too() -> None:
 )
 def test_errors_name_a_remedy(layer: nn.Module, input: Any, text: str) -> None:
     with pytest.raises(Exception, match=f"lltm::sequence: {text}"):
-        torch.onnx.export(layer.eval(), (input,), dynamo=True, verbose=False)
+        export(layer.eval(), input)
 
 
 older_exporter = pytest.mark.filterwarnings(

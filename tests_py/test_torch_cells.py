@@ -24,6 +24,8 @@ from torch.testing import assert_close
 
 import lltm
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+
 T, B, I, H = 5, 3, 3, 4  # noqa: E741
 
 BOTH: dict[str, tuple[Any, Any]] = {
@@ -138,7 +140,6 @@ def test_a_cell_is_torch_nn_s(name: str, bias: bool) -> None:
             assert_close(results_and_gradients(ours, *given), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.parametrize("name", ["RNN", "RNNCell"])
 def test_the_nonlinearity_of_an_rnn_is_tanh_or_relu(name: str) -> None:
     ours, theirs = pair(name, nonlinearity="relu")
@@ -213,7 +214,6 @@ def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
     assert_close(single, theirs(x)[0].float(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True}
     ours, theirs = pair("LSTM", **options, proj_size=P)
@@ -337,7 +337,6 @@ def test_under_autocast_the_state_determines_no_dtype(
 # ----- graphs -------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @each_module
 def test_torch_jit_script_compiles_them(name: str) -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
@@ -604,7 +603,6 @@ def test_replace_accepts_a_layer_itself_and_only_modules() -> None:
         lltm.replace_(algorithm)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 def test_a_model_is_scripted_before_and_after_it_is_replaced() -> None:
     model = nn.Sequential(nn.LSTM(I, H))
     x = torch.randn(T, B, I)
