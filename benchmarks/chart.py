@@ -16,7 +16,7 @@ import pictures
 
 from lltm.benchmark.report import samples, speedup_text
 
-BASELINES = {"GRU": "nn.GRU", "LSTM": "nn.LSTM"}
+CELLS = ("GRU", "LSTM")
 KINDS = ("training", "inference")
 SHAPES = ["T=100 B=16 I=32 H=128", "T=100 B=64 I=128 H=256", "T=100 B=1 I=128 H=256"]
 SHAPES += ["T=50 B=128 I=512 H=512"]
@@ -29,18 +29,18 @@ def speedups(run: Run, cell: str, kind: str) -> list[float]:
     found = []
     for shape in SHAPES:
         seconds = run[f"{cell} sequence, {kind}, {shape}, float32"]
-        pairs = zip(seconds["lltm"], seconds[BASELINES[cell]], strict=True)
+        pairs = zip(seconds["lltm"], seconds[f"nn.{cell}"], strict=True)
         found.append(statistics.median(theirs / ours for ours, theirs in pairs))
     return found
 
 
 def draw(run: Run, path: Path) -> None:
-    thickness = 0.8 / len(BASELINES)
-    most = max(max(speedups(run, cell, kind)) for cell in BASELINES for kind in KINDS)
+    thickness = 0.8 / len(CELLS)
+    most = max(max(speedups(run, cell, kind)) for cell in CELLS for kind in KINDS)
     with pictures.page(path, height=3.0) as figure:
         both = figure.subplots(1, 2, sharex=True, sharey=True)
         for axes, kind in zip(both, KINDS, strict=True):
-            for k, cell in enumerate(BASELINES):
+            for k, cell in enumerate(CELLS):
                 values = speedups(run, cell, kind)
                 axes.barh(
                     [n + thickness * (k - 0.5) for n in range(len(SHAPES))],
@@ -66,7 +66,7 @@ def draw(run: Run, path: Path) -> None:
         both[0].set_yticks(range(len(SHAPES)), names, fontsize=8)
         figure.supxlabel("times as fast as torch.nn (longer is better)", fontsize=9)
         figure.legend(
-            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(BASELINES)
+            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(CELLS)
         )
 
 

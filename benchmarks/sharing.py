@@ -33,13 +33,9 @@ from lltm.benchmark.cases import Case
 from lltm.benchmark.contenders import OURS, Layer, Make, contenders
 from lltm.benchmark.report import environment
 
-SPINS, UNSET, ROUNDS, THEIRS, MIXED = (
-    "GOMP_SPINCOUNT",
-    "not set",
-    3,
-    "torch.nn",
-    "Linear-GRU-Linear",
-)
+SPINS, UNSET = "GOMP_SPINCOUNT", "not set"
+ROUNDS = 3
+THEIRS, MIXED = "torch.nn", "Linear-GRU-Linear"
 LSTM, GRU = Case((100, 16, 32, 128), cell="lstm"), Case((60, 33, 100, 200), cell="gru")
 SHAPES = ((100, 1, 128, 256), LSTM.shape, (20, 8, 512, 512))
 SERVED = ((50, 1, 64, 128), (50, 8, 64, 256), (1, 1, 64, 128))

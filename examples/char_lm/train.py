@@ -27,29 +27,32 @@ UPDATES = 600  # by default
 BITS = 1 / math.log(2)  # per nat
 
 
+def rows(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Cuts a text into BATCH rows: characters and their successors, each (length, BATCH)."""
+    length = (len(data) - 1) // BATCH
+    count = length * BATCH
+    return data[:count].view(BATCH, length).t(), data[1 : count + 1].view(BATCH, length).t()
+
+
 def batches(data: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yields (characters, their successors, first) endlessly; the tensors are (STEPS, BATCH).
 
-    The text is cut into BATCH rows. Each batch continues the rows of the previous batch and can use
-    its state, unless `first` is true: it marks the beginning of the rows.
+    Each batch continues the rows of the previous batch and can use its state, unless `first` is
+    true: it marks the beginning of the rows.
     """
-    length = (len(data) - 1) // BATCH
-    if length < STEPS:
+    characters, successors = rows(data)
+    if len(characters) < STEPS:
         raise ValueError(f"the text is too short: {len(data)} characters to train with")
-    rows = data[: length * BATCH].view(BATCH, length).t()
-    successors = data[1 : length * BATCH + 1].view(BATCH, length).t()
     while True:
-        for start in range(0, length - STEPS + 1, STEPS):
+        for start in range(0, len(characters) - STEPS + 1, STEPS):
             end = start + STEPS
-            yield rows[start:end], successors[start:end], start == 0
+            yield characters[start:end], successors[start:end], start == 0
 
 
 @torch.no_grad()
 def bits_per_character(model: CharLM, data: Tensor) -> float:
     """Evaluates a text once, in BATCH rows, each from a zero state."""
-    length = (len(data) - 1) // BATCH
-    characters = data[: length * BATCH].view(BATCH, length).t()
-    successors = data[1 : length * BATCH + 1].view(BATCH, length).t()
+    characters, successors = rows(data)
     logits, _ = model(characters)
     return F.cross_entropy(logits.flatten(0, 1), successors.flatten()).item() * BITS
 
@@ -61,9 +64,6 @@ class History:
     training: list[float] = field(default_factory=list)  # per update
     seconds: list[float] = field(default_factory=list)  # per update
     held_out: list[tuple[int, float]] = field(default_factory=list)  # (updates so far, value)
-
-    def seconds_until(self, update: int) -> float:
-        return sum(self.seconds[:update])
 
 
 class Trainer:
@@ -133,7 +133,7 @@ def plot(trainers: Sequence[Trainer], title: str, path: Path) -> None:
         color = colors[trainer.model.rnn.mode]
         style = "o-" if trainer.name.startswith("lltm.") else "s:"
         updates, values = zip(*history.held_out, strict=True)
-        seconds = [history.seconds_until(update) for update in updates]
+        seconds = [sum(history.seconds[:update]) for update in updates]
         label = f"{trainer.name}: {values[-1]:.2f} after {seconds[-1]:.0f} s"
         for axes, x in zip(panels, (updates, seconds), strict=True):
             axes.plot(x, values, style, color=color, markersize=4, label=label)
