@@ -67,14 +67,15 @@ def layer_timer(make: Make, case: Case, engine: str = "stepwise") -> Sampler:
 
 
 def graph_timer(make: Make, case: Case) -> Sampler:
-    """Times the replay of a CUDA graph."""
+    """Times the replay of a CUDA graph of the per-step engine."""
     layer, graph = Layer(make, case), torch.cuda.CUDAGraph()
     current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         timed(layer.run, case.training)(3)
     current.wait_stream(stream)
-    with torch.cuda.graph(graph), torch.set_grad_enabled(case.training):
+    stepwise = backends.cuda.flags(persistent=False)
+    with stepwise, torch.cuda.graph(graph), torch.set_grad_enabled(case.training):
         layer.run()
 
     def replay(keep: Layer = layer) -> None:  # the graph writes to the layer's gradients

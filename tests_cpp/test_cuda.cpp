@@ -131,15 +131,14 @@ TEST_P(CudaSequence, PackedValuesAndGradientsMatchOracle) {
   check(packed({4, 4, 4, 4, 2, 2, 1}, 33, 64));
 }
 
-// All numbers of K units, with 1, 2 and 4 tiles and several launches; the largest only forward. The
-// per-step kernels of wider dtypes do not depend on these sizes, and an H100's float64 GEMM with
-// K = 1024 has an error of 8 eps, PyTorch's linear one of 3 eps.
+// All numbers of K units, with 1, 2 and 4 tiles and several launches; the largest only forward. Not
+// float64: cuBLAS' GEMM with K = 1024 has an error of 8 eps on an H100, PyTorch's linear 3 eps.
 TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
-  if (at::elementSize(dtype()) > 2) GTEST_SKIP() << "no persistent kernels";
+  if (dtype() == at::kDouble) GTEST_SKIP() << "no persistent kernels";
   for (const int64_t hidden : {128, 256, 264, 512, 520, 776, 1024, 1032, 1536}) {
     check_states(sequence, eager_sequence, dense({3, 9, 64, hidden}));
   }
-  for (const int64_t rows : {1, 8, 33, 65, 128}) {
+  for (const int64_t rows : {1, 8, 33, 65, 130}) {
     check_states(sequence, eager_sequence, dense({3, rows, 64, 768}));
   }
 }

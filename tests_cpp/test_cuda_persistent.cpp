@@ -528,8 +528,8 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   a.recurrent_mask = random_mask(a, 1);
   EXPECT_EQ(why_not(a), "recurrent_mask is given");
   const Temporarily small(multiprocessors, int64_t{3});
-  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 64, 4, 48})), ""); }), 2);
-  EXPECT_EQ(why_not(problem({1, 65, 4, 48})), "B is too large");
+  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
+  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
   EXPECT_EQ(
       why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
   const Temporarily refused(launches_left, int64_t{0});

@@ -119,6 +119,7 @@ TEST_P(CudaSelfCheck, TrainingContinues) {
 TEST_P(CudaSelfCheck, ThePerStepEngineReplacesFailingPersistentKernels) {
   const at::NoGradGuard no_grad;
   const Arguments a = problem("lltm", at::kHalf);
+  const PersistentSetting off(false);
   const Tensors stepwise = sequence(a);
   const PersistentSetting persistent(true);
   Warnings warnings;

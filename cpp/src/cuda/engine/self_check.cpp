@@ -29,10 +29,11 @@ using at::Tensor;
 // More than a slice of hidden units, less than a tile of rows.
 constexpr int64_t kSteps = 4, kBatch = 3, kInput = 5, kHidden = 24;
 
-// Maximum error relative to the largest value, in epsilons of the dtype (TF32 for float32).
+// Maximum error relative to the largest value, in epsilons of the dtype (TF32 for float32). For
+// float64, 2^-42: surrogate gradients amplify rounding.
 constexpr double kMostEpsilons = 16;
 double epsilon(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 0x1p-52 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
+  return dtype == at::kDouble ? 0x1p-42 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
 }
 
 struct Problem {
@@ -112,8 +113,7 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
     const double most = exact.abs().max().item<double>();
     const double error = (ours[k].to(at::kDouble) - exact).abs().max().item<double>();
     if (!(error <= kMostEpsilons * epsilon(like.scalar_type()) * most)) {
-      return "result " + std::to_string(k) + " differs by " + std::to_string(error) +
-             "; its largest value is " + std::to_string(most);
+      return c10::str("result ", k, " differs by ", error, "; its largest value is ", most);
     }
   }
   return "";
