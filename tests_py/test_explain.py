@@ -50,7 +50,7 @@ def test_every_stage_of_one_step_is_shown_and_described() -> None:
     assert list(found) == list(explain.STAGES)
     assert "cpu/operators.cpp" in found["dispatcher"]
     assert "AutogradCPU: registered at" in found["dispatcher"]
-    assert "torch.ops.lltm.step(" in found["dynamo"]
+    assert "torch.ops.lltm.layer_step(" in found["dynamo"]
     assert "lltm.step_forward" in found["joint"]
     assert "lltm.step_backward" in found["joint"]
     assert "aten.addmm" in found["core-aten"]

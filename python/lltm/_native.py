@@ -59,7 +59,8 @@ def _import_binding() -> None:
 
 
 def _on_one_device(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Moves batch_sizes from the CPU: PyTorch calls no Meta kernel with two fake devices."""
+    """Moves batch_sizes, the ninth argument, from the CPU: PyTorch calls no Meta kernel with two
+    fake devices."""
     input, sizes = args[1], args[8] if len(args) > 8 else None
     if sizes is not None and sizes.is_cpu and not input.is_cpu:
         with mode:
