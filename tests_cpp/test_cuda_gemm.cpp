@@ -1,7 +1,7 @@
 // Compiles gemm.cpp with cuda_on_host.h. Sums of small integers are exact in every dtype.
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
-#include "cuda/engine/weight_gradients.h"
+#include "cuda/gemm/split_k.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda_on_host.h"
 #include "testing.h"
@@ -162,7 +162,7 @@ TEST_P(CudaGemm, WeightGradientsAreExactSums) {
     const at::Tensor b = integers({rows + 1, 2}, dtype(), 2);
     const at::Tensor around = at::full({3, 5}, 7, result_dtype());
     const Gemm gemm(dtype());
-    lltm::cuda::WeightGradientGemm products(gemm, dtype(), around.slice(1, 1, 3));
+    lltm::cuda::SplitKGemm products(gemm, dtype(), around.slice(1, 1, 3));
     products.add(a, 2, b, 0, rows / 2);
     products.add(a, 2 + rows / 2, b, 1 + rows / 2, rows - rows / 2);
     products.finish();

@@ -1,7 +1,7 @@
 #include "cuda/engine/sequence_gradients.h"
 
 #include "common/weights.h"
-#include "cuda/engine/weight_gradients.h"
+#include "cuda/gemm/split_k.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -17,7 +17,9 @@ Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const 
   const Tensor weights_x =
       as_padded_operand(x_slots(weights_of(args).ih, cell), dz_x.size(1), args.input->size(-1));
   const Tensor d_input = at::empty(args.input->sizes(), args.input->options());
-  gemm(operand(dz_x), operand(weights_x), result(flat_rows(d_input)), /*accumulate=*/false);
+  SplitKGemm products(gemm, dz.scalar_type(), flat_rows(d_input));
+  products.add(dz_x.t(), 0, weights_x, 0, dz_x.size(1));
+  products.finish();
   return d_input;
 }
 
@@ -35,7 +37,7 @@ WeightGradients weight_gradients(
     const int64_t hidden = args.h_0->size(1);
     for_each_run(slots, blocks, [&](int slot, int count) {
       const Tensor c = to.narrow(0, blocks[slot] * hidden, count * hidden);
-      WeightGradientGemm products(gemm, dtype, c);
+      SplitKGemm products(gemm, dtype, c);
       add(products, dz.narrow(1, slot * hidden, count * hidden));
       products.finish();
     });
@@ -45,7 +47,7 @@ WeightGradients weight_gradients(
     const Tensor output = as_operand(flat_rows(args.output));
     const Tensor h_0 = as_operand(args.h_0);
     const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
-    const auto add = [&](WeightGradientGemm& products, const Tensor& dz_h) {
+    const auto add = [&](SplitKGemm& products, const Tensor& dz_h) {
       if ((args.reset.defined() || args.recurrent_mask.defined()) && !steps.empty()) {
         const Tensor h = as_operand(initial_states(args, steps, 0, steps.size(), dtype));
         products.add(dz_h, 0, h, 0, h.size(0));
@@ -59,7 +61,7 @@ WeightGradients weight_gradients(
   }
   if (parts.ih.defined()) {
     const Tensor x = as_operand(flat_rows(args.input));
-    const auto add = [&](WeightGradientGemm& products, const Tensor& dz_x) {
+    const auto add = [&](SplitKGemm& products, const Tensor& dz_x) {
       products.add(dz_x, 0, x, 0, x.size(0));
     };
     compute(parts.ih, cell.x, cell.x_blocks, add);

@@ -2,7 +2,7 @@
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
-#include "cuda/engine/weight_gradients.h"
+#include "cuda/gemm/split_k.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/kernel/elementwise.h"
 
@@ -108,7 +108,7 @@ Gradients step_backward(const StepBackwardArgs& args) {
         const Tensor b = as_operand(tensor);
         for_each_run(slots, blocks, [&](int slot, int count) {
           const Tensor c = to.narrow(0, blocks[slot] * hidden, count * hidden);
-          WeightGradientGemm products(gemm, dtype, c);
+          SplitKGemm products(gemm, dtype, c);
           products.add(dz.narrow(1, slot * hidden, count * hidden), 0, b, 0, b.size(0));
           products.finish();
         });

@@ -205,7 +205,6 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
 Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input->scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Gemm gemm(dtype);
   const int64_t hidden = args.h_0->size(1), columns = args.cell->grad_columns();
   const PaddedSizes padded(columns, hidden, dtype);
   const bool is_padded = padded.gates != columns * hidden;
@@ -218,6 +217,8 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
           {args.h_0->size(0), args.cell->state_columns() * hidden},
           compute_options(args.input)),
       is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
+  // After the first kernels: an autograd thread has no CUDA context before, and PyTorch would warn.
+  const Gemm gemm(dtype);
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });
   return sequence_gradients(args, steps, gemm, t);

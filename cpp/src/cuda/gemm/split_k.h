@@ -8,11 +8,11 @@
 
 namespace lltm::cuda {
 
-// C (M, N) = A^T B over the rows from all calls. The error hardly grows with their number.
-class WeightGradientGemm {
+// C (M, N) = A^T B over the rows (K) from all calls. The error hardly grows with their number.
+class SplitKGemm {
  public:
   // A float32 or float64 C has the dtype of A and B. C can be part of a matrix.
-  WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
+  SplitKGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
   // Adds rows from a_row in A (., M) and b_row in B (., N), as_operand results.
   void add(

@@ -1,4 +1,4 @@
-#include "cuda/engine/weight_gradients.h"
+#include "cuda/gemm/split_k.h"
 
 #include <ATen/ops/empty.h>
 
@@ -22,7 +22,7 @@ bool is_sum_decisive(const Gemm& gemm, at::ScalarType dtype) {
 
 }  // namespace
 
-WeightGradientGemm::WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c)
+SplitKGemm::SplitKGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c)
     : gemm_(gemm), c_(c) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   const bool in_pieces = is_sum_decisive(gemm, dtype);
@@ -30,7 +30,7 @@ WeightGradientGemm::WeightGradientGemm(const Gemm& gemm, at::ScalarType dtype, c
   products_per_sum_ = in_pieces ? kProductsPerSum : kAll;
 }
 
-void WeightGradientGemm::add(
+void SplitKGemm::add(
     const at::Tensor& a, int64_t a_row, const at::Tensor& b, int64_t b_row, int64_t rows) {
   for (int64_t done = 0; done < rows;) {
     const int64_t count = std::min(rows - done, rows_per_product_);
@@ -40,7 +40,7 @@ void WeightGradientGemm::add(
 }
 
 // The first partial sum is C itself.
-void WeightGradientGemm::add_product(const Operand& a, const Operand& b) {
+void SplitKGemm::add_product(const Operand& a, const Operand& b) {
   const bool is_first = products_ % products_per_sum_ == 0;
   if (is_first && products_ > 0) {
     if (sum_.defined()) {
@@ -53,7 +53,7 @@ void WeightGradientGemm::add_product(const Operand& a, const Operand& b) {
   ++products_;
 }
 
-void WeightGradientGemm::finish() {
+void SplitKGemm::finish() {
   if (products_ == 0) c_.zero_();
   if (sum_.defined()) c_.add_(sum_);
 }
