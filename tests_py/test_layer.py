@@ -57,23 +57,6 @@ def test_flatten_parameters_changes_nothing() -> None:
     torch.testing.assert_close(layer(x), before, rtol=0, atol=0)
 
 
-def test_learns_the_parity_of_a_sequence() -> None:
-    # This task needs the state: training fails if backward loses a step's gradient.
-    layer = lltm.LLTM(1, 8, batch_first=True)
-    head = nn.Linear(8, 1)
-    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.03)
-    bits = torch.tensor([[(k >> t) & 1 for t in range(4)] for k in range(16)]).float()
-    parity = bits.sum(1) % 2
-    for _ in range(400):
-        output, _ = layer(bits.unsqueeze(2))
-        logits = head(output[:, -1]).squeeze(1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, parity)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert torch.equal(logits > 0, parity == 1), f"loss {loss.item()}"
-
-
 LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell" in lltm.__all__]
 
 
