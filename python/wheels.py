@@ -86,7 +86,7 @@ def build(torch: str, install_dir: str, site_packages: str, arch: str) -> Path:
     """Builds the wheel for one torch, with its files in `install_dir`."""
     folder = FOLDER / torch / arch
     cross: list[str] = []
-    if arch == "aarch64":
+    if arch != platform.machine():
         run(ROOT / ".ci" / "aarch64", TORCH=torch)
         cross = ["-C", "cmake.args=--preset=aarch64-torch", "-C", "cmake.define.LLTM_TESTS=OFF"]
         cross += ["-C", f"cmake.define.Python_INCLUDE_DIR={ARM}/root/usr/include/python3.11"]

@@ -1,8 +1,8 @@
 // Compiles gemm.cpp with cuda_on_host.h. Sums of small integers are exact in every dtype.
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
-#include "cuda/gemm/split_k.h"
 #include "cuda/gemm/gemm.h"
+#include "cuda/gemm/split_k.h"
 #include "cuda_on_host.h"
 #include "testing.h"
 
@@ -154,11 +154,12 @@ TEST_P(CudaGemm, KOfZeroGivesZero) {
   }
 }
 
-// Several partial sums and a remainder.
-TEST_P(CudaGemm, WeightGradientsAreExactSums) {
+// Several partial sums and a remainder. A has contiguous rows, or contiguous columns.
+TEST_P(CudaGemm, SplitKSumsAreExact) {
   if (result_dtype() != at::kFloat && result_dtype() != at::kDouble) return;
   for (const int64_t rows : {0, 1, 512, 513, 512 * 32, 512 * 32 + 1, 512 * 97 + 5}) {
-    const at::Tensor a = integers({rows + 2, 3}, dtype(), 1);
+    const at::Tensor a = rows % 2 == 0 ? integers({rows + 2, 3}, dtype(), 1)
+                                       : integers({3, rows + 2}, dtype(), 1).t();
     const at::Tensor b = integers({rows + 1, 2}, dtype(), 2);
     const at::Tensor around = at::full({3, 5}, 7, result_dtype());
     const Gemm gemm(dtype());

@@ -197,7 +197,7 @@ RUN_BY = {
     r"make (test|lint)": ".ci/run",
     r"make (demo|test-accuracy)": ".ci/nightly",
     r"(cmake|cmake --build|ctest) --preset default.*": "make test",
-    r"pip install scikit-build-core .*": "make test",
+    r"pip install (torch==2\.13\.0 )?scikit-build-core .*": "make test",
     r"pip install --no-build-isolation \.": "make test",
     r"pip install --no-build-isolation '\.\[test\]' && pytest .*": "make test",
     r"pip install --no-build-isolation '\.\[(compare|examples)\]'": "make test-slow",

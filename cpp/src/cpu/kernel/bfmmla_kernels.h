@@ -17,9 +17,9 @@
 namespace lltm::cpu {
 namespace {
 
-// Of a tile: its 24 sums, four A and three B vectors fit in the registers.
+// A tile's 24 sums, four A and three B vectors fit in the registers.
 constexpr int kBfmmlaPairs = 4, kBfmmlaVectors = 3;
-// Of A, packed at a time: 32 kB. The depth is in K pairs, here the bits of a float.
+// Rows and depth of A that are packed at a time (32 kB). A K pair has the bits of a float.
 constexpr std::int64_t kBfmmlaRows = 32, kBfmmlaDepth = 256;
 
 // C (rows, n) = A B, or +=, with k pairs.

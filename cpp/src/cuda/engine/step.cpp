@@ -2,8 +2,8 @@
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
-#include "cuda/gemm/split_k.h"
 #include "cuda/gemm/gemm.h"
+#include "cuda/gemm/split_k.h"
 #include "cuda/kernel/elementwise.h"
 
 #include <ATen/ops/empty.h>

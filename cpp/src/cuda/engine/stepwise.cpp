@@ -217,7 +217,8 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
           {args.h_0->size(0), args.cell->state_columns() * hidden},
           compute_options(args.input)),
       is_padded ? at::zeros(dz_sizes, options) : at::empty(dz_sizes, options)};
-  // After the first kernels: an autograd thread has no CUDA context before, and PyTorch would warn.
+  // In an autograd thread, the first kernel creates the CUDA context. Without a context, PyTorch
+  // warns when it creates the handle.
   const Gemm gemm(dtype);
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_backward<T>(args, steps, t, gemm); });

@@ -8,10 +8,11 @@
 
 namespace lltm::cuda {
 
-// C (M, N) = A^T B over the rows (K) from all calls. The error hardly grows with their number.
+// C (M, N) = A^T B over the rows from all calls. The error hardly grows with their number, K.
 class SplitKGemm {
  public:
-  // A float32 or float64 C has the dtype of A and B. C can be part of a matrix.
+  // C has the compute dtype, or the 16-bit dtype of A and B if add is called once. C can be part of
+  // a matrix.
   SplitKGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
 
   // Adds rows from a_row in A (., M) and b_row in B (., N), as_operand results.
