@@ -84,9 +84,10 @@ for call in (
     else:
         raise SystemExit("no error")
 """
-# Forks save importing PyTorch repeatedly. Output goes to the package's folder.
+# Forks save importing PyTorch repeatedly. Output goes to the package's folder, without the warning
+# of flop_counter if Triton is not installed.
 IMPORTS = f"""
-import os, sys, traceback, torch
+import os, sys, traceback, torch, torch.utils.flop_counter
 for site in sys.argv[1:]:
     if os.fork() == 0:
         sys.path.insert(0, site)
