@@ -744,12 +744,34 @@ TEST(ModulesOfCustomCells, MayHaveProductsGivenGatesAndHeads) {
   expect_error(
       [&] { lltm::CustomLayer(lltm::CustomLayerOptions(cell, 67, 64).heads(3)); },
       kValueError,
-      "lltm::staged.Layer: expected heads of a custom cell that divide hidden_size 64, got 3");
+      "lltm::staged.Layer: expected heads that divide hidden_size 64, got 3");
   expect_error(
       [&] { lltm::CustomLayer(cell, 63, 64); },
       kValueError,
       "lltm::staged: expected at least 64 input features, hidden_size for each gate that reads the"
       " input, got 63");
+}
+
+TEST(Modules, UndefinedStatesAreZeros) {
+  const Tensor x = at::randn({2, 4, kInputSize});
+  lltm::GRU gru(kInputSize, kHiddenSize);
+  EXPECT_TRUE(identical(std::get<0>(gru->forward(x, Tensor())), std::get<0>(gru->forward(x))));
+  lltm::LSTMCell cell(kInputSize, kHiddenSize);
+  EXPECT_TRUE(
+      identical(std::get<1>(cell->forward(x[0], lltm::State())), std::get<1>(cell->forward(x[0]))));
+  lltm::CustomLayer custom(kDuo, kInputSize, kHiddenSize);
+  EXPECT_TRUE(identical(list(custom->forward(x, Tensors(3)))[0], list(custom->forward(x))[0]));
+  expect_error(
+      [&] {
+        lltm::LSTMCell(kInputSize, kHiddenSize)
+            ->forward(x[0], {{at::zeros({4, kHiddenSize}), Tensor()}});
+      },
+      kTypeError,
+      "lltm::LSTMCell: expected c to be a tensor, got an undefined tensor");
+  expect_error(
+      [&] { lltm::GRU(lltm::GRUOptions(3, 4).heads(2)); },
+      kValueError,
+      "lltm::GRU: expected heads to be 1: only a custom cell has heads, got 2");
 }
 
 TEST(ModulesOfCustomCells, StepAndSequenceAreThoseOfTheModules) {
@@ -909,7 +931,9 @@ TEST_F(CustomCellFiles, ErrorsNameThePath) {
       [&] { lltm::Cell::load(written("lltm-cell 3\n")); },
       kValueError,
       "lltm::Cell::load: " + path("written.cell") +
-          ": cell program, line 1: expected 'lltm-cell 1' or 'lltm-cell 2', got 'lltm-cell 3'");
+          ": cell program, line 1: expected a serialized cell, whose first line is 'lltm-cell 1' "
+          "or "
+          "'lltm-cell 2', got 'lltm-cell 3'");
   expect_error(
       [] { lltm::Cell::parse("lstm"); },
       kValueError,

@@ -521,18 +521,18 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
   const std::string assignment = "'NAME = OPERATION OPERANDS'";
   const std::string name = "a name of letters, digits and _";
   const std::string operand = "a known name or a number";
+  const std::string first_line =
+      "1: expected a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2', got ";
   const std::string unused = "an unused name";
   const std::string value = "a value of forward that is not a parameter";
   const std::vector<Wrong> table = {
       // lines and words
-      {kBase, "", "1: expected 'lltm-cell 1' or 'lltm-cell 2', got the end of the cell"},
+      {kBase, "", first_line + "the end of the cell"},
       {kBase, "\n", "1: expected words with one space between them, got ''"},
       {kBase, "lltm-cell 1", "1: expected a line that ends with \\n, got 'lltm-cell 1'"},
       {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the cell"},
-      {"cell 1", "cell 3", "1: expected 'lltm-cell 1' or 'lltm-cell 2', got 'lltm-cell 3'"},
-      {"lltm-cell 1\n",
-       "lltm-cell 1\r\n",
-       "1: expected 'lltm-cell 1' or 'lltm-cell 2', got 'lltm-cell 1\\x0d'"},
+      {"cell 1", "cell 3", first_line + "'lltm-cell 3'"},
+      {"lltm-cell 1\n", "lltm-cell 1\r\n", first_line + "'lltm-cell 1\\x0d'"},
       {"name base",
        "name  base",
        "2: expected words with one space between them, got 'name  base'"},

@@ -448,7 +448,7 @@ std::string repeated(int64_t times, const std::string& text) {
 }
 
 const std::string kNoObject =
-    "expected a header from { to }, followed only by spaces, got another header";
+    "expected a safetensors file, with a header from { to } and spaces, got another header";
 const std::string kNotATensor = "expected an object in tensor \"x\", got ";
 const std::string kNotASize = "expected non-negative integers in tensor \"x\", got ";
 const std::string kTooLarge = "expected a shape of less than 2^63 bytes of tensor \"x\", got ";
@@ -470,15 +470,15 @@ std::string not_next(const std::string& tensor, int next, int got) {
 // clang-format off
 const MalformedFile kMalformedFiles[] = {
     // Header length.
-    {"EmptyFile", "", "expected a file of at least 8 bytes, got 0"},
+    {"EmptyFile", "", "expected a safetensors file, got a file of 0 bytes"},
     {"FileShorterThanTheLength", "\x02\0\0\0\0\0\0"s,
-     "expected a file of at least 8 bytes, got 7"},
+     "expected a safetensors file, got a file of 7 bytes"},
     {"HeaderLongerThanTheFile", little_endian(3) + "{}",
-     "expected a header of at most 2 bytes, got 3"},
+     "expected a safetensors file, got a file of 10 bytes with a header of 3 bytes"},
     {"HeaderLongerThanAnyFile", little_endian(UINT64_MAX) + "{}",
-     "expected a header of at most 2 bytes, got 18446744073709551615"},
+     "expected a safetensors file, got a file of 10 bytes with a header of 18446744073709551615 bytes"},
     {"LengthThatOverflowsWithItsOwnBytes", little_endian(UINT64_MAX - 7) + "{}",
-     "expected a header of at most 2 bytes, got 18446744073709551608"},
+     "expected a safetensors file, got a file of 10 bytes with a header of 18446744073709551608 bytes"},
 
     // Headers that are no JSON object.
     {"HeaderOfLengthZero", contents(""), kNoObject},
@@ -624,7 +624,8 @@ TEST_F(Serialize, AHeaderLongerThanTheLimitIsRejected) {
       [&] { lltm::load_safetensors(path()); },
       kValueError,
       "lltm::load_safetensors: " + path() +
-          ": expected a header of at most 100000000 bytes, got 100000001");
+          ": expected a safetensors file, got a file of 200000000 bytes with a header of 100000001 "
+          "bytes");
 }
 
 lltm::LLTM layer_of(uint64_t seed) {

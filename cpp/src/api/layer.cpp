@@ -67,25 +67,21 @@ class WithoutAutocast {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
 };
 
-// If the first of batch_sizes has no value (traced graph, no steps), another tensor has the size.
+// Checks batch_sizes if they have values. In a traced graph, they have none: another tensor has the
+// batch size, and the operator checks them.
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
-  const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
-  if (steps && is_plain(sizes)) {
-    const auto batch = sizes[0].item<int64_t>();
-    TORCH_CHECK_VALUE(
-        batch >= 0, "lltm::", where, ": expected batch_sizes without negative values, got ", batch);
-    const SymInt count = rows.data.sym_size(0);  // the operator compares it with the sum
-    TORCH_CHECK_VALUE(
-        count >= batch,
-        "lltm::",
-        where,
-        ": expected input of at least ",
-        batch,
-        " rows, the first of batch_sizes, got ",
-        count);
-    return batch;
+  const bool has_values = is_plain(sizes);
+  if (has_values) {
+    check_batch_sizes(
+        c10::str("lltm::", where),
+        sizes,
+        /*batch=*/std::nullopt,
+        rows.data.sym_size(0),
+        rows.data.device());
   }
+  const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
+  if (steps && has_values) return sizes[0].item<int64_t>();
   if (rows.sorted_indices.defined()) return rows.sorted_indices.sym_size(0);
   if (!states.empty()) {  // the operator compares it with batch_sizes
     const Tensor& h_0 = states[0];
@@ -214,6 +210,15 @@ void LayerModule::check(const Tensor& input) const {
       ", got ",
       given,
       " parameters");
+  if (given == projected) {  // proj_size() is a size of weight_hr
+    check_tensor(cell.layer_class, "weight_hr", parameters.back());
+    TORCH_CHECK_VALUE(
+        parameters.back().dim() == 2,
+        "lltm::",
+        cell.layer_class,
+        ": expected weight_hr of shape (proj_size, hidden_size), got ",
+        shape_text(parameters.back().sym_sizes()));
+  }
   check_size(cell.layer_class, "hidden_size", hidden_size, kLargestSize);
   check_probability(cell.layer_class, "dropout", dropout);
   check_probability(cell.layer_class, "recurrent_dropout", recurrent_dropout);

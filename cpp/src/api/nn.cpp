@@ -2,6 +2,7 @@
 #include "api/cell.h"
 #include "api/layer.h"
 #include "api/layer_checks.h"
+#include "api/parameters.h"
 #include "api/projection.h"
 #include "cell/registry.h"
 #include "common/format.h"
@@ -16,6 +17,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
 #include <ios>
 #include <string>
@@ -84,17 +86,22 @@ void check_cell(const Options& options, const char* name, const char* CellInfo::
       ": expected options without a nonlinearity, which only an RNN has, got one");
 }
 
-// Convert a state to the tensors of StepModule and LayerModule, and back.
-std::vector<Tensor> states_of(const std::optional<State>& state) {
-  return state.has_value() ? std::vector{std::get<0>(*state), std::get<1>(*state)}
-                           : std::vector<Tensor>();
-}
-std::vector<Tensor> states_of(const std::optional<Tensor>& h) {
-  return h.has_value() ? std::vector{*h} : std::vector<Tensor>();
-}
-const std::vector<Tensor>& states_of(const std::optional<std::vector<Tensor>>& states) {
-  static const std::vector<Tensor> none;
-  return states.has_value() ? *states : none;
+// Convert a state to the tensors of StepModule and LayerModule, and back. Undefined tensors are
+// zeros, as in torch::nn::GRU.
+template <typename StateT>
+std::vector<Tensor> states_of(const std::optional<StateT>& state) {
+  std::vector<Tensor> states;
+  if (!state.has_value()) return states;
+  if constexpr (std::is_same_v<StateT, State>) {
+    states = {std::get<0>(*state), std::get<1>(*state)};
+  } else if constexpr (std::is_same_v<StateT, Tensor>) {
+    states = {*state};
+  } else {
+    states = *state;
+  }
+  const auto is_defined = [](const Tensor& tensor) { return tensor.defined(); };
+  if (std::none_of(states.begin(), states.end(), is_defined)) states.clear();
+  return states;
 }
 template <typename StateT>
 StateT state_of(std::vector<Tensor> states) {
@@ -124,10 +131,16 @@ std::vector<Parameter> parameters_of(
     const char* where) {
   check_size(where, "heads", heads, kLargestSize);
   TORCH_CHECK_VALUE(
-      hidden_size % heads == 0 && (heads == 1 || own.has_value()),
+      heads == 1 || own.has_value(),
       "lltm::",
       where,
-      ": expected heads of a custom cell that divide hidden_size ",
+      ": expected heads to be 1: only a custom cell has heads, got ",
+      heads);
+  TORCH_CHECK_VALUE(
+      hidden_size % heads == 0,
+      "lltm::",
+      where,
+      ": expected heads that divide hidden_size ",
       hidden_size,
       ", got ",
       heads);

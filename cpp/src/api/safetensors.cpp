@@ -315,8 +315,8 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   const uint64_t most = too_short ? 0 : std::min(kMaxHeaderBytes, file_bytes - kLengthBytes);
   if (too_short || header_bytes > most) {
     refuse_torch_save(path, {start.data(), start.size()});
-    if (too_short) malformed(path, "a file of at least 8 bytes", str(file_bytes));
-    malformed(path, str("a header of at most ", most, " bytes"), str(header_bytes));
+    const std::string size = too_short ? "" : str(" with a header of ", header_bytes, " bytes");
+    malformed(path, "a safetensors file", str("a file of ", file_bytes, " bytes", size));
   }
   std::string header(header_bytes, ' ');
   if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
@@ -326,7 +326,7 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std
   const size_t closing = header.find_last_not_of(' ');
   if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
       header.find('\0') != std::string::npos) {
-    malformed(path, "a header from { to }, followed only by spaces", "another header");
+    malformed(path, "a safetensors file, with a header from { to } and spaces", "another header");
   }
   return header;
 }

@@ -581,7 +581,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
       lines.fail(at_most(std::size(cell->stages.operands), "operands of products"));
     }
   } else if (!lines.take("lltm-cell 1")) {
-    lines.fail("'lltm-cell 1' or 'lltm-cell 2'");
+    lines.fail("a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2'");
   }
   std::vector<Product>* const of_products = second ? &products : nullptr;
   if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");

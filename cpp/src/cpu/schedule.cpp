@@ -301,7 +301,7 @@ double predicted_time(
 }
 
 bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool training) {
-  if (machine.threads < 2 || shape.rows == 0) return false;
+  if (machine.threads < 2 || shape.batch == 0 || shape.rows == 0) return false;
   Machine half = machine;
   half.threads /= 2;
   const auto gain = [&]<typename Format>(Format) {

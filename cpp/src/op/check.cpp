@@ -34,6 +34,30 @@ bool equal(const SymInt& a, const SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
+template <typename Where>
+void check_strided(const Where& op, const Tensor& tensor, const char* name) {
+  TORCH_CHECK(
+      tensor.layout() == at::kStrided,
+      op,
+      ": expected ",
+      name,
+      " of layout Strided, got ",
+      tensor.layout());
+}
+
+// Fails if torch.vmap maps over batch_sizes, at any level.
+template <typename Where>
+std::vector<int64_t> values_of_batch_sizes(const Where& op, const Tensor& sizes) {
+  try {
+    return read_batch_sizes(sizes);
+  } catch (const c10::Error&) {
+    TORCH_CHECK(
+        false,
+        op,
+        ": expected the same batch_sizes for all samples of vmap, got batch_sizes per sample");
+  }
+}
+
 // ---- symbolic shapes ---------------------------------------------------------
 
 // The symbols of lltm/ops.h, and K, the number of activation checkpoints.
@@ -157,7 +181,7 @@ class Checker {
           name,
           " to be a tensor, got an undefined tensor");
       if (!tensor.defined()) continue;
-      strided(tensor, name);
+      check_strided(op_, tensor, name);
       if (first == nullptr) {
         first = &tensor;
         supported(tensor, name);
@@ -197,62 +221,6 @@ class Checker {
         shape_text(a.tensor.sym_sizes()));
   }
 
-  // On the meta device, batch_sizes has no values.
-  void batch_sizes(const Tensor& sizes, const SymInt& batch, const SymInt& rows) const {
-    TORCH_CHECK_TYPE(
-        sizes.scalar_type() == at::kLong,
-        op_,
-        ": expected batch_sizes of dtype int64, got ",
-        dtype_text(sizes.scalar_type()));
-    TORCH_CHECK(
-        sizes.device().is_cpu() || device_.is_meta(),
-        op_,
-        ": expected batch_sizes on device cpu, got ",
-        sizes.device());
-    strided(sizes, "batch_sizes");
-    TORCH_CHECK_VALUE(
-        sizes.dim() == 1,
-        op_,
-        ": expected batch_sizes of shape (T,), got ",
-        shape_text(sizes.sym_sizes()));
-    if (device_.is_meta()) return;
-
-    const int64_t first = batch.guard_int(__FILE__, __LINE__);
-    const std::vector<int64_t> values = values_of_batch_sizes(sizes);
-    int64_t previous = first;
-    int64_t sum = 0;
-    for (size_t t = 0; t < values.size(); ++t) {
-      const int64_t size = values[t];
-      TORCH_CHECK_VALUE(
-          t > 0 || size == first,
-          op_,
-          ": expected batch_sizes to begin with ",
-          first,
-          ", the batch size of h_0, got ",
-          size);
-      TORCH_CHECK_VALUE(
-          size >= 0 && size <= previous,
-          op_,
-          ": expected batch_sizes without negative or increasing values, got ",
-          size,
-          " after ",
-          previous);
-      previous = size;
-      TORCH_CHECK_VALUE(
-          !__builtin_add_overflow(sum, size, &sum),
-          op_,
-          ": expected batch_sizes with a sum below 2^63");
-    }
-    TORCH_CHECK_VALUE(
-        rows == sum,
-        op_,
-        ": expected input of shape (",
-        sum,
-        ", I), the sum of batch_sizes, got ",
-        rows,
-        " rows");
-  }
-
  private:
   // ---- dtypes, devices, layouts
 
@@ -264,16 +232,6 @@ class Checker {
         name,
         " of dtype float64, float32, bfloat16 or float16, got ",
         dtype_text(tensor.scalar_type()));
-  }
-
-  void strided(const Tensor& tensor, const char* name) const {
-    TORCH_CHECK(
-        tensor.layout() == at::kStrided,
-        op_,
-        ": expected ",
-        name,
-        " of layout Strided, got ",
-        tensor.layout());
   }
 
   void report_mismatch() const {
@@ -354,7 +312,7 @@ class Checker {
         }
       }
       if (letter == kBatch && has_values(batch_sizes)) {
-        const std::vector<int64_t> values = values_of_batch_sizes(batch_sizes);
+        const std::vector<int64_t> values = values_of_batch_sizes(op_, batch_sizes);
         if (!values.empty()) stated.emplace_back(values[0]);
       }
       if (!stated.empty()) sizes[letter] = most_frequent(stated, equal);
@@ -409,18 +367,6 @@ class Checker {
            batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1;
   }
 
-  // Fails if torch.vmap maps over batch_sizes, at any level.
-  std::vector<int64_t> values_of_batch_sizes(const Tensor& sizes) const {
-    try {
-      return read_batch_sizes(sizes);
-    } catch (const c10::Error&) {
-      TORCH_CHECK(
-          false,
-          op_,
-          ": expected the same batch_sizes for all samples of vmap, got batch_sizes per sample");
-    }
-  }
-
   const char* op_;
   std::span<const Argument> arguments_;
   at::Device device_ = at::kCPU;
@@ -431,23 +377,6 @@ Shape input_shape(const SequenceInputs& args) {
 }
 Shape output_shape(const CellShapes& shapes, const SequenceInputs& args) {
   return args.batch_sizes.defined() ? Shape(shapes.packed_output) : Shape(shapes.padded_output);
-}
-
-// checkpoint_steps: 0 without checkpoints.
-void check_sizes(const Checker& check, const SequenceInputs& args, int64_t checkpoint_steps = 0) {
-  const Tensor& batch_sizes = args.batch_sizes;
-  const auto derive = [&](Sizes& sizes) {
-    if (batch_sizes.defined()) {
-      sizes[kSteps] = batch_sizes.sym_numel();
-    } else {
-      sizes[kRows] = sizes[kSteps] * sizes[kBatch];
-    }
-    if (checkpoint_steps > 0) {
-      sizes[kCheckpoints] = checkpoint_count(sizes[kSteps], checkpoint_steps);
-    }
-  };
-  const Sizes sizes = check.sizes(derive, batch_sizes);
-  if (batch_sizes.defined()) check.batch_sizes(batch_sizes, sizes[kBatch], sizes[kRows]);
 }
 
 void check_checkpoint_steps(const char* op, int64_t checkpoint_steps) {
@@ -545,6 +474,29 @@ class Arguments {
   c10::SmallVector<Argument, 14> all_;
 };
 
+// checkpoint_steps: 0 without checkpoints.
+void check_sizes(
+    const char* op,
+    const Arguments& arguments,
+    const SequenceInputs& args,
+    int64_t checkpoint_steps = 0) {
+  const Tensor& batch_sizes = args.batch_sizes;
+  const auto derive = [&](Sizes& sizes) {
+    if (batch_sizes.defined()) {
+      sizes[kSteps] = batch_sizes.sym_numel();
+    } else {
+      sizes[kRows] = sizes[kSteps] * sizes[kBatch];
+    }
+    if (checkpoint_steps > 0) {
+      sizes[kCheckpoints] = checkpoint_count(sizes[kSteps], checkpoint_steps);
+    }
+  };
+  const Sizes sizes = Checker(op, arguments).sizes(derive, batch_sizes);
+  if (batch_sizes.defined()) {
+    check_batch_sizes(op, batch_sizes, sizes[kBatch], sizes[kRows], args.input->device());
+  }
+}
+
 void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
   arguments.add(args.input, "input", kStepInput, kDecides);
   const bool has_x = arguments.shapes().weight_ih[0].times > 0;  // weight_ih also has H
@@ -586,6 +538,61 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
 }
 
 }  // namespace
+
+void check_batch_sizes(
+    const std::string& op,
+    const Tensor& batch_sizes,
+    const std::optional<SymInt>& batch,
+    const SymInt& rows,
+    const at::Device& device) {
+  TORCH_CHECK_TYPE(
+      batch_sizes.scalar_type() == at::kLong,
+      op,
+      ": expected batch_sizes of dtype int64, got ",
+      dtype_text(batch_sizes.scalar_type()));
+  TORCH_CHECK(
+      batch_sizes.device().is_cpu() || device.is_meta(),
+      op,
+      ": expected batch_sizes on device cpu, got ",
+      batch_sizes.device());
+  check_strided(op, batch_sizes, "batch_sizes");
+  TORCH_CHECK_VALUE(
+      batch_sizes.dim() == 1,
+      op,
+      ": expected batch_sizes of shape (T,), got ",
+      shape_text(batch_sizes.sym_sizes()));
+  if (device.is_meta()) return;
+
+  const std::vector<int64_t> values = values_of_batch_sizes(op, batch_sizes);
+  TORCH_CHECK_VALUE(
+      !batch.has_value() || values.empty() || equal(*batch, values[0]),
+      op,
+      ": expected batch_sizes to begin with ",
+      *batch,
+      ", the batch size of h_0, got ",
+      values[0]);
+  int64_t sum = 0;
+  for (size_t t = 0; t < values.size(); ++t) {
+    const int64_t size = values[t];
+    TORCH_CHECK_VALUE(
+        size >= 0 && (t == 0 || size <= values[t - 1]),
+        op,
+        ": expected batch_sizes without negative or increasing values, got ",
+        size,
+        t > 0 ? " after " + std::to_string(values[t - 1]) : "");
+    TORCH_CHECK_VALUE(
+        !__builtin_add_overflow(sum, size, &sum),
+        op,
+        ": expected batch_sizes with a sum below 2^63");
+  }
+  TORCH_CHECK_VALUE(
+      rows == sum,
+      op,
+      ": expected batch_sizes with the sum ",
+      rows,
+      ", the number of input rows, got the sum ",
+      sum);
+}
 
 void check_reset(const std::string& op, const Tensor& input, const Tensor& reset) {
   if (!reset.defined()) return;
@@ -644,7 +651,7 @@ void check_sequence(const SequenceArgs& args) {
   } else {
     arguments.add_parameters(kOp, args);
   }
-  check_sizes(Checker(kOp, arguments), args);
+  check_sizes(kOp, arguments, args);
   check_reset(kOp, args.input, args.reset);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
 }
@@ -664,7 +671,7 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   arguments.add(args.grad_output, "grad_output", output_shape(arguments.shapes(), args), kOptional);
   arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
   arguments.add_grad_c(args.grad_c_n, "grad_c_n");
-  check_sizes(Checker(kOp, arguments), args, args.checkpoint_steps);
+  check_sizes(kOp, arguments, args, args.checkpoint_steps);
   check_reset(kOp, args.input, args.reset);
 }
 

@@ -3,6 +3,7 @@
 
 #include "common/operator_args.h"
 
+#include <optional>
 #include <string>
 
 namespace lltm {
@@ -13,6 +14,16 @@ void check_sequence(const SequenceArgs& args);
 
 void check_step_backward(const StepBackwardArgs& args);
 void check_sequence_backward(const SequenceBackwardArgs& args);
+
+// Checks the values of batch_sizes against the rows of an input on `device`. If h_0 is given,
+// `batch` is its batch size. On the meta device, batch_sizes has no values. Messages begin with
+// `op`.
+void check_batch_sizes(
+    const std::string& op,
+    const at::Tensor& batch_sizes,
+    const std::optional<c10::SymInt>& batch,
+    const c10::SymInt& rows,
+    const at::Device& device);
 
 // Any layout, or undefined. Messages begin with `op`.
 void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
