@@ -267,6 +267,119 @@ TEST(Schedule, OfOneStepByTheWeightsLayout) {
 }
 
 // C (65, 192) has 50 kB. float32 uses one copy per 128 rows of a chunk.
+// ---- the engine of a call --------------------------------------------------------
+
+// A call of 100 steps in float32.
+Call call(int64_t batch, int64_t hidden = 128, int64_t steps = 100) {
+  return {
+      .shape = {batch, 32, hidden, steps * batch, /*bf16=*/false, kSlots},
+      .steps = steps,
+      .storage = Storage::kF32,
+      .weights = 3 * hidden * (32 + hidden),
+      .stride_ih = 32 + hidden,
+      .stride_hh = 32 + hidden};
+}
+
+template <typename Change>
+Call with(Call call, const Change& change) {
+  change(call);
+  return call;
+}
+
+Engine::Kind kind(const Call& call, const Machine& machine = kZen4.machine) {
+  return choose_engine(machine, call).kind;
+}
+
+TEST(ChooseEngine, BySizes) {
+  EXPECT_EQ(kind(call(16)), Engine::kBlocked);
+  EXPECT_EQ(kind(call(4)), Engine::kSmallBatch);
+  EXPECT_EQ(kind(call(16, 16)), Engine::kSmallBatch);
+  EXPECT_EQ(kind(call(16, 128, 1)), Engine::kOneStep);
+  EXPECT_EQ(kind(call(4, 128, 1)), Engine::kSmallBatch);
+  const auto forgets = [](Call& c) { c.forgets = true; };
+  EXPECT_EQ(kind(with(call(1), forgets)), Engine::kSmallBatch);
+  EXPECT_EQ(kind(with(call(4), forgets)), Engine::kBlocked) << "several threads";
+  EXPECT_EQ(kind(with(call(4, 128, 32), forgets)), Engine::kSmallBatch) << "weights in place";
+  EXPECT_EQ(kind(with(call(16, 16), forgets)), Engine::kBlocked);
+  const auto backward = [](Call& c) { c.backward = true; };
+  EXPECT_EQ(kind(with(call(4), backward)), Engine::kBlocked);
+  EXPECT_EQ(kind(with(call(4, 128, 1), backward)), Engine::kOneStep);
+  const auto segment = [](Call& c) { c.backward = c.segment = true; };
+  EXPECT_EQ(kind(with(call(4, 128, 1), segment)), Engine::kBlocked);
+}
+
+TEST(ChooseEngine, PerStepForFloat64EmptySizesAndCpusWithoutKernels) {
+  const Machine plain = {1 << 20, 16, /*f32=*/false, false, false};
+  for (const bool backward : {false, true}) {
+    const auto base = with(call(16), [=](Call& c) { c.backward = backward; });
+    EXPECT_EQ(kind(base, plain), Engine::kPerStep);
+    EXPECT_EQ(kind(with(base, [](Call& c) { c.empty = true; })), Engine::kPerStep);
+    EXPECT_EQ(kind(with(base, [](Call& c) { c.storage = Storage::kF64; })), Engine::kPerStep);
+  }
+}
+
+TEST(ChooseEngine, OneStepOf16Bits) {
+  const auto bf16 = [](Call& c) {
+    c.storage = Storage::kBf16;
+    c.shape.bf16 = true;
+  };
+  EXPECT_EQ(kind(with(call(16, 128, 1), bf16)), Engine::kOneStep);
+  EXPECT_EQ(kind(with(call(16, 127, 1), bf16)), Engine::kBlocked) << "odd stride";
+  const auto joined = [&](Call& c) { bf16(c), c.stride_ih = 33, c.stride_hh = 128; };
+  EXPECT_EQ(kind(with(call(16, 128, 1), joined)), Engine::kBlocked) << "one odd stride";
+  EXPECT_EQ(
+      kind(with(call(16, 127, 1), [&](Call& c) { bf16(c), c.backward = true; })), Engine::kOneStep);
+}
+
+TEST(ChooseEngine, StagesAndHeads) {
+  const Machine& machine = kSapphireRapids.machine;
+  const auto stages = [](Call& c) { c.stages = true; };
+  EXPECT_TRUE(choose_engine(machine, call(512)).machine.bf16x3);
+  EXPECT_FALSE(choose_engine(machine, with(call(512), stages)).machine.bf16x3);
+  EXPECT_EQ(kind(with(call(1), stages)), Engine::kBlocked);
+  EXPECT_EQ(kind(with(call(1, 128, 1), stages)), Engine::kBlocked);
+  EXPECT_EQ(kind(with(call(1, 512, 1), stages)), Engine::kPerStep) << "many weights in place";
+  EXPECT_EQ(kind(with(call(8, 512, 1), stages)), Engine::kBlocked);
+
+  const auto heads = [](bool packs) {
+    return [=](Call& c) { c.heads = true, c.packs_heads = packs; };
+  };
+  const auto dense = [&](const Call& call) { return choose_engine(machine, call).dense; };
+  EXPECT_FALSE(dense(with(call(16), heads(true))));
+  EXPECT_TRUE(dense(with(call(16), heads(false))));
+  EXPECT_EQ(kind(with(call(1), heads(true))), Engine::kBlocked);
+  EXPECT_EQ(kind(with(call(1), heads(false))), Engine::kSmallBatch) << "as one matrix";
+  EXPECT_EQ(kind(with(call(1, 128, 1), heads(false))), Engine::kPerStep);
+  const Call empty = with(call(16), [&](Call& c) { heads(true)(c), c.empty = true; });
+  EXPECT_FALSE(dense(empty));
+  EXPECT_TRUE(dense(with(empty, [](Call& c) { c.backward = true; }))) << "has no heads per step";
+}
+
+TEST(ChooseEngine, OfPrepackedWeights) {
+  const auto packed = [](GemmFormat format, Storage storage = Storage::kF32) {
+    return [=](Call& c) {
+      c.prepacked = format_bit(format);
+      c.storage = storage;
+      c.shape.bf16 = storage == Storage::kBf16;
+    };
+  };
+  using enum GemmFormat;
+  const auto engine = [&](const Call& call, const Machine& machine = kZen4.machine) {
+    return choose_engine(machine, call);
+  };
+  EXPECT_EQ(kind(with(call(16, 128, 1), packed(kF32))), Engine::kBlocked);
+  EXPECT_EQ(kind(with(call(16), packed(kInt8))), Engine::kInt8);
+  const auto empty = [&](Call& c) { packed(kInt8)(c), c.empty = true; };
+  EXPECT_TRUE(engine(with(call(16), empty)).unpack);
+  EXPECT_EQ(kind(with(call(16), empty)), Engine::kPerStep);
+  const Call bf16 = with(call(16), packed(kBf16, Storage::kBf16));
+  EXPECT_FALSE(engine(bf16).unpack);
+  EXPECT_TRUE(engine(bf16, kCascadeLake.machine).unpack) << "no bfloat16 kernels";
+  EXPECT_EQ(kind(bf16, kCascadeLake.machine), Engine::kBlocked);
+  EXPECT_FALSE(engine(with(call(16), packed(kF32)), kSapphireRapids.machine).machine.bf16x3);
+  EXPECT_TRUE(engine(with(call(16), packed(kBf16x3)), kSapphireRapids.machine).machine.bf16x3);
+}
+
 TEST(Schedule, OfTheGradientGemm) {
   for (const auto& [format, slice, group, copies] :
        {std::tuple{GemmFormat::kF32, 512, 512, 4},

@@ -275,6 +275,15 @@ bool has_form(const Tensor& packed, GemmFormat format) {
   }
 }
 
+unsigned packed_forms(const Tensor& packed) {
+  unsigned forms = 0;
+  using enum GemmFormat;
+  for (const GemmFormat format : {kF32, kBf16, kBf16x3, kInt8}) {
+    if (has_form(packed, format)) forms |= format_bit(format);
+  }
+  return forms;
+}
+
 int64_t packed_heads(const Tensor& packed) {
   return read_header(packed).heads();
 }

@@ -110,6 +110,7 @@ void check_prepacked(const SequenceArgs& args);
 at::Tensor aligned(const at::Tensor& packed);
 
 bool has_form(const at::Tensor& packed, GemmFormat format);
+unsigned packed_forms(const at::Tensor& packed);  // bits of GemmFormat
 int64_t packed_heads(const at::Tensor& packed);
 
 // Returns a view; requires has_form.

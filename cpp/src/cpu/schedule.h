@@ -144,6 +144,12 @@ struct StepShape {
   int64_t weights_stride;  // row stride; 0 if rows are not contiguous
   SlotCounts slots;
 };
+// The kernels' condition on both matrices' row strides: an odd stride, if any, because the bfloat16
+// kernel requires even strides (VNNI pairs).
+constexpr int64_t weights_stride(int64_t ih, int64_t hh) {
+  if (ih == 0 || hh == 0) return 0;
+  return ih % 2 != 0 ? ih : hh;
+}
 enum class StepGemm { kAten, kProducts, kBlocked };
 struct StepSchedule {
   StepGemm forward, backward;
@@ -179,6 +185,40 @@ constexpr int64_t kGemmGrain = 1 << 18;
 // Minimum elements per thread.
 constexpr int64_t kElementwiseGrain = 2048;
 constexpr int64_t kPackGrain = 16384;
+
+// ---- the engine of a call --------------------------------------------------------
+
+// A set of formats.
+constexpr unsigned format_bit(GemmFormat format) {
+  return 1u << static_cast<int>(format);
+}
+
+// The properties of a call of a sequence that determine its engine.
+struct Call {
+  LayerShape shape;
+  int64_t steps;
+  Storage storage;
+  bool backward = false;
+  bool segment = false;  // of a sequence with activation checkpoints
+  bool empty = false;    // input, state or a matrix has no elements
+  bool stages = false;   // the step has stages or given gates
+  bool forgets = false;  // as CellInfo
+  // Weights with heads, and whether these are packed by head.
+  bool heads = false, packs_heads = false;
+  unsigned prepacked = 0;                // formats of prepacked weights
+  int64_t weights = 0;                   // elements, if not prepacked
+  int64_t stride_ih = 0, stride_hh = 0;  // row strides; 0 if rows are not contiguous
+};
+
+struct Engine {
+  enum Kind { kPerStep, kSmallBatch, kOneStep, kBlocked, kInt8 } kind;
+  Machine machine;      // with the formats that the schedule may use
+  bool unpack = false;  // prepacked weights first become matrices
+  bool dense = false;   // weights with heads first become a matrix with zeros
+  FewRowsSchedule small_batch = {};
+};
+
+Engine choose_engine(const Machine& machine, Call call);
 
 std::string to_string(GemmFormat format);
 std::string to_string(const ForwardSchedule& schedule);

@@ -38,24 +38,44 @@ LayerShape shape_of(const SequenceInputs& args) {
   return {batch, args.input->size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
 }
 
-bool can_block(const Machine& machine, const SequenceInputs& args) {
-  const at::Tensor& input = args.input;
-  const int64_t given = args.cell->given * args.h_0->size(1);
-  return machine.f32 && input.scalar_type() != at::kDouble && input.numel() > 0 &&
-         args.h_0->numel() > 0 && (args.cell->x.count() == 0 || input.size(-1) > given);
+template <typename Args>
+Call call_of(const Args& args) {
+  const CellInfo& cell = *args.cell;
+  const at::Tensor &input = args.input, &h_0 = args.h_0, &weight_hh = args.weight_hh;
+  Call call = {shape_of(args), steps_of(args), storage_of(input.scalar_type())};
+  // Given gates have no columns in weight_ih.
+  const bool no_columns = cell.x.count() > 0 && input.size(-1) <= cell.given * h_0.size(1);
+  call.empty = input.numel() == 0 || h_0.numel() == 0 || no_columns;
+  call.stages = !cell.is_plain();
+  call.forgets = cell.forgets;
+  if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
+    call.backward = true;
+    call.segment = args.segment;
+  }
+  if (args.prepacked()) {
+    call.heads = call.packs_heads = packed_heads(args.weight_ih) > 1;
+    call.prepacked = packed_forms(args.weight_ih);
+    return call;
+  }
+  call.heads = has_heads(weight_hh);
+  call.packs_heads = packs_heads(weight_hh);
+  call.weights = args.weight_ih->numel();
+  call.stride_ih = call.stride_hh = row_stride(args.weight_ih);
+  if (weight_hh.defined()) {
+    call.weights += weight_hh.numel();
+    call.stride_hh = row_stride(weight_hh);
+  }
+  return call;
 }
 
-// Other cells run only in the blocked engine, without bf16x3, and the per-step engine.
-bool is_plain(const SequenceInputs& args) {
-  const bool heads =
-      args.prepacked() ? packed_heads(args.weight_ih) > 1 : has_heads(args.weight_hh);
-  return args.cell->is_plain() && !heads;
-}
-
-Machine machine_for(const SequenceInputs& args) {
-  Machine machine = current_machine();
-  machine.bf16x3 = machine.bf16x3 && is_plain(args);
-  return machine;
+// Prepacked weights as matrices.
+SequenceArgs with_matrices(const SequenceArgs& args) {
+  const Weights weights = unpack(*args.cell, args.weight_ih);
+  const at::ScalarType dtype = args.input->scalar_type();
+  SequenceArgs unpacked = args;
+  unpacked.weight_ih = weights.ih.to(dtype);
+  unpacked.weight_hh = weights.hh.to(dtype);
+  return unpacked;
 }
 
 template <typename Result, typename Args, typename Schedule>
@@ -70,46 +90,21 @@ template <typename Result, typename Args, typename Schedule>
 Result run_or_fall_back(
     std::optional<Result> (*engine)(const Args&, const Schedule&),
     const Args& args,
-    const LayerShape& shape,
     Schedule (*schedule)(const Machine&, const LayerShape&),
     Machine machine) {
+  const LayerShape shape = shape_of(args);
   if (auto result = run(engine, args, schedule(machine, shape))) return *std::move(result);
   machine.bf16x3 = false;
   return *run(engine, args, schedule(machine, shape));
 }
 
-// A step with few rows, for which packing would dominate. The per-step engine reads float32 weights
-// in place, but its ATen operations take as long as packing this many weights a row.
-bool is_faster_in_place(const SequenceInputs& args) {
-  constexpr int64_t kWeightsPerRow = 3 * 256 * 256;
-  const int64_t rows = args.h_0->size(0);
-  if (steps_of(args) > 1 || rows > kMostProductRows || args.prepacked() || is_plain(args) ||
-      args.input->scalar_type() != at::kFloat) {
-    return false;
-  }
-  if (has_heads(args.weight_hh) && !packs_heads(args.weight_hh)) return true;
-  const int64_t weights =
-      args.weight_ih->numel() + (args.weight_hh.defined() ? args.weight_hh->numel() : 0);
-  return weights >= rows * kWeightsPerRow;
-}
-
-SequenceResult forward_with_unpacked_weights(const SequenceArgs& args) {
-  const Weights weights = unpack(*args.cell, args.weight_ih);
-  const at::ScalarType dtype = args.input->scalar_type();
-  SequenceArgs unpacked = args;
-  unpacked.weight_ih = weights.ih.to(dtype);
-  unpacked.weight_hh = weights.hh.to(dtype);
-  return sequence_forward(unpacked);
-}
-
-// Recomputes batch elements that cannot be quantized, with the dequantized weights.
-SequenceResult int8_forward(const SequenceArgs& args, const LayerShape& shape) {
-  if (args.input->numel() == 0 || args.h_0->numel() == 0)
-    return forward_with_unpacked_weights(args);
-  const ForwardSchedule schedule = schedule_forward_int8(current_machine(), shape);
+SequenceResult int8_forward(const SequenceArgs& args, const Machine& machine) {
+  const ForwardSchedule schedule = schedule_forward_int8(machine, shape_of(args));
   auto [result, out_of_range] = run(blocked_int8_forward, args, schedule);
   if (!out_of_range.empty()) {
-    recompute_rows(args, out_of_range, result, forward_with_unpacked_weights);
+    recompute_rows(args, out_of_range, result, [](const SequenceArgs& of_rows) {
+      return sequence_forward(with_matrices(of_rows));
+    });
   }
   return std::move(result);
 }
@@ -135,8 +130,8 @@ StepInputs only_step(const SequenceInputs& args) {
 }
 
 // For a step, reading the weights in place is faster than packing.
-SequenceResult one_step_forward(const SequenceArgs& args, const StepArgs& step) {
-  auto [h_next, c_next, activations] = step_forward(step);
+SequenceResult one_step_forward(const SequenceArgs& args) {
+  auto [h_next, c_next, activations] = step_forward({only_step(args), args.saves_activations()});
   const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
   const at::Tensor rows = with_output_states(*args.cell, h_next, c_next);
   const at::Tensor output = rows.view(output_sizes(args.input, columns));
@@ -171,75 +166,53 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   return gradients;
 }
 
+SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
+  switch (engine.kind) {
+    case Engine::kInt8:
+      return int8_forward(args, engine.machine);
+    case Engine::kSmallBatch:
+      return run(few_rows_forward, args, engine.small_batch);
+    case Engine::kOneStep:
+      return one_step_forward(args);
+    case Engine::kBlocked:
+      return run_or_fall_back(blocked_forward, args, schedule_forward, engine.machine);
+    default:
+      if (logs_schedules()) log_schedule(args, "forward: stepwise");
+      return stepwise_forward(args);
+  }
+}
+
+Gradients run_backward(const SequenceBackwardArgs& args, const Engine& engine) {
+  switch (engine.kind) {
+    case Engine::kOneStep:
+      return one_step_backward(args);
+    case Engine::kBlocked:
+      return run_or_fall_back(blocked_backward, args, schedule_backward, engine.machine);
+    default:
+      if (logs_schedules()) log_schedule(args, "backward: stepwise");
+      return stepwise_backward(args);
+  }
+}
+
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  const bool one_step = is_faster_in_place(args);
-  const bool blocked = can_block(current_machine(), args) && !one_step;
-  if (blocked && has_heads(args.weight_hh) && !packs_heads(args.weight_hh)) {
-    SequenceArgs single = args;
-    single.weight_hh = without_heads(args.weight_hh);
-    return sequence_forward(single);
-  }
-  const LayerShape shape = shape_of(args);
-  const bool prepacked = args.prepacked();
-  if (prepacked && has_form(args.weight_ih, GemmFormat::kInt8)) return int8_forward(args, shape);
-
-  Machine machine = machine_for(args);
-  if (prepacked) {  // This CPU may have no kernel for the format.
-    const bool bf16 = has_form(args.weight_ih, GemmFormat::kBf16);
-    if (!blocked || (bf16 && !machine.bf16)) return forward_with_unpacked_weights(args);
-    machine.bf16 = bf16;
-    machine.bf16x3 = machine.bf16x3 && has_form(args.weight_ih, GemmFormat::kBf16x3);
-  }
-  if (!blocked) {
-    if (logs_schedules()) log_schedule(args, "forward: stepwise");
-    return stepwise_forward(args);
-  }
-  if (args.input->scalar_type() == at::kFloat && is_plain(args)) {
-    // If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
-    // threads and for many rows, but takes longer to set up.
-    constexpr int64_t kShortCall = 64;
-    const bool few_elements = has_few_elements(shape.batch, shape.hidden);
-    const bool is_short =
-        prepacked && shape.rows <= kShortCall && (few_elements || !machine.bf16x3);
-    const auto schedule = schedule_few_rows(machine, shape, steps_of(args), prepacked);
-    const bool on_one_thread =
-        schedule.grid.slots() == 1 && (shape.batch <= kMostProductRows || is_short);
-    const bool few =
-        args.cell->forgets ? shape.batch == 1 || schedule.in_place || on_one_thread : few_elements;
-    if (few) return run(few_rows_forward, args, schedule);
-  }
-  if (steps_of(args) == 1 && !prepacked && is_plain(args)) {
-    const StepArgs step = {only_step(args), args.saves_activations()};
-    // A single-step kernel for weights in place, which 16-bit dtypes may lack.
-    const bool in_place =
-        args.input->scalar_type() == at::kFloat || schedule_of(step).forward != StepGemm::kAten;
-    if (in_place) return one_step_forward(args, step);
-  }
-  return run_or_fall_back(blocked_forward, args, shape, schedule_forward, machine);
+  const Engine engine = choose_engine(current_machine(), call_of(args));
+  if (!engine.unpack && !engine.dense) return run_forward(args, engine);
+  SequenceArgs changed = engine.unpack ? with_matrices(args) : args;
+  if (engine.dense) changed.weight_hh = without_heads(changed.weight_hh);
+  return run_forward(changed, engine);
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  const LayerShape shape = shape_of(args);
-  const Machine machine = machine_for(args);
-  const bool blocked = can_block(machine, args);
-  if (has_heads(args.weight_hh) && !(packs_heads(args.weight_hh) && blocked)) {
-    SequenceBackwardArgs single = args;
-    single.weight_hh = without_heads(args.weight_hh);
-    Gradients gradients = sequence_backward(single);
-    at::Tensor& d_weight_hh = std::get<4>(gradients);
-    d_weight_hh = with_heads(d_weight_hh, args.weight_hh);
-    return gradients;
-  }
-  if (!blocked) {
-    if (logs_schedules()) log_schedule(args, "backward: stepwise");
-    return stepwise_backward(args);
-  }
-  if (steps_of(args) == 1 && !args.segment && is_plain(args)) {
-    return one_step_backward(args);
-  }
-  return run_or_fall_back(blocked_backward, args, shape, schedule_backward, machine);
+  const Engine engine = choose_engine(current_machine(), call_of(args));
+  if (!engine.dense) return run_backward(args, engine);
+  SequenceBackwardArgs changed = args;
+  changed.weight_hh = without_heads(args.weight_hh);
+  Gradients gradients = run_backward(changed, engine);
+  at::Tensor& d_weight_hh = std::get<4>(gradients);
+  d_weight_hh = with_heads(d_weight_hh, args.weight_hh);
+  return gradients;
 }
 
 }  // namespace lltm::cpu

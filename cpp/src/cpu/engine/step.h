@@ -15,20 +15,20 @@ namespace lltm::cpu {
 template <typename T>
 constexpr bool kHasGemm = !std::is_same_v<T, double>;
 
+// 0 if rows are not contiguous.
+inline int64_t row_stride(const at::Tensor& w) {
+  return w.stride(-1) == 1 && w.stride(0) >= w.size(-1) ? w.stride(0) : 0;
+}
+
 inline StepSchedule schedule_of(const StepInputs& args) {
-  const auto has_rows = [](const at::Tensor& w) {
-    return w.stride(1) == 1 && w.stride(0) >= w.size(1);
-  };
-  const at::Tensor& ih = *args.weight_ih;
-  const at::Tensor& hh = args.weight_hh.defined() ? *args.weight_hh : ih;
-  // An odd stride, if any: the bfloat16 kernel requires even strides (VNNI pairs).
-  const int64_t stride = ih.stride(0) % 2 != 0 ? ih.stride(0) : hh.stride(0);
+  const int64_t stride_ih = row_stride(args.weight_ih);
+  const bool joined = !args.weight_hh.defined();
   const StepShape shape = {
       args.h->size(0),
       args.input->size(1),
       args.h->size(1),
       storage_of(args.input->scalar_type()),
-      has_rows(ih) && has_rows(hh) ? stride : 0,
+      weights_stride(stride_ih, joined ? stride_ih : row_stride(args.weight_hh)),
       slots_of(*args.cell)};
   return schedule_step(current_machine(), shape);
 }
