@@ -18,6 +18,7 @@ from support import DTYPES
 from torch import Tensor, nn
 
 import lltm
+from lltm.cells import cifg
 
 SIZES: dict[str, Any] = {"input_size": 5, "hidden_size": 33}
 OPTIONS: list[dict[str, Any]] = [
@@ -43,11 +44,82 @@ def test_changes_of_the_layer_and_the_prepacked_layer_are_independent() -> None:
     torch.testing.assert_close(layer.prepack()(x), reference(x))
 
 
-def test_cannot_be_changed() -> None:
-    packed = lltm.LLTM(**SIZES).prepack()
-    for name in ("hidden_size", "dropout", "_names", "anything"):
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("cell", [lltm.LLTM, lltm.GRU, cifg.Layer])
+def test_cannot_be_changed_and_keeps_attributes_that_tools_set(cell: Any) -> None:
+    layer = cell(**SIZES)
+    packed = layer.prepack()
+    fixed = ("hidden_size", "dropout", "heads", "_names", "_CELL", "packed_weights_l0")
+    for name in (*fixed, "recurrent_dropout", "nonlinearity", *layer.state_dict()):
         with pytest.raises(AttributeError, match=name):
             setattr(packed, name, 3)
+        with pytest.raises(AttributeError, match=name):
+            delattr(packed, name)
+    with pytest.raises(AttributeError, match="scale"):
+        packed.scale = nn.Parameter(torch.ones(1))
+    packed.qconfig, packed._hf_hook = None, "hook"
+    packed.forward = partial(type(packed).forward, packed)
+    torch.testing.assert_close(packed(x := torch.randn(3, 2, 5)), layer(x))
+    del packed.forward
+    for other in (copy.copy(packed), copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert (other.qconfig, other._hf_hook) == (None, "hook")
+        del other._hf_hook
+        torch.testing.assert_close(torch.jit.script(other)(x), layer(x))
+
+
+@pytest.mark.parametrize("cell", [lltm.LSTM, lltm.GRU, lltm.RNN, lltm.LLTM, cifg.Layer])
+def test_rejects_a_layer_with_another_forward(cell: Any) -> None:
+    class Doubled(cell):  # type: ignore[misc]
+        def forward(self, input: Tensor, hx: Any = None) -> Any:
+            return super().forward(2 * input, hx)
+
+    class Shown(cell):  # type: ignore[misc]
+        def extra_repr(self) -> str:
+            return "shown"
+
+    text = "^lltm::prepack: expected a layer that inherits forward, got Doubled, whose forward"
+    with pytest.raises(lltm.ArgumentError, match=text):
+        Doubled(**SIZES).prepack()
+    instance = cell(**SIZES)
+    instance.forward = partial(cell.forward, instance)
+    with pytest.raises(lltm.ArgumentError, match=f"got {cell.__name__}, whose forward"):
+        instance.prepack()
+    layer = Shown(**SIZES)
+    scripted = layer.__prepare_scriptable__()
+    x = torch.randn(3, 2, 5)
+    for source in (layer, scripted):
+        torch.testing.assert_close(source.prepack()(x), layer(x))
+
+
+def test_rejects_a_replaced_subclass_with_another_forward() -> None:
+    class Doubled(nn.GRU):
+        def forward(self, input: Any, hx: Any = None) -> Any:
+            return super().forward(2 * input, hx)
+
+    layer: Any = Doubled(**SIZES)
+    assert lltm.replace_(layer, subclasses=True).replaced == [""]
+    with pytest.raises(lltm.ArgumentError, match="got Doubled"):
+        layer.prepack()
+
+
+@pytest.mark.xdist_group("compilers")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_warns_once_in_training_with_gradients(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lltm._prepacked._WARNED", set())
+    packed: Any = lltm.GRU(**SIZES).prepack()
+    x = torch.randn(3, 2, 5)
+    torch.compiler.reset()
+    run = torch.compile(packed, fullgraph=True, backend="eager") if compiled else packed
+    run(x)
+    packed.train()
+    for no_gradients in (torch.no_grad, torch.inference_mode):
+        with no_gradients():
+            run(x)
+    with pytest.warns(UserWarning, match="^lltm::PrepackedGRU: a prepacked layer is not trained"):
+        run(x)
+    run(x)
 
 
 class Model(nn.Module):
@@ -74,7 +146,8 @@ def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x), expected)
     assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
     # No dropout.
-    torch.testing.assert_close(model.train()(x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(model.train()(x), expected)
     assert model.rnn.training
     torch.testing.assert_close(model.eval()(x), expected)
     torch.save(model, tmp_path / "model.pt")
@@ -121,18 +194,27 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    "cell", [lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8)], ids=str
+    "cell",
+    [
+        *(lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8), cifg.Layer),
+        *(partial(cifg.Layer, heads=3, dtype=dtype) for dtype in DTYPES),
+        *(partial(cifg.Layer, heads=2, dtype=dtype) for dtype in DTYPES),
+    ],
+    ids=str,
 )
 def test_its_state_dict_equals_the_layers(
     cell: Any, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
-    make = partial(cell, **SIZES, **options)
+    arguments = getattr(cell, "keywords", {})
+    heads, dtype = arguments.get("heads", 1), arguments.get("dtype")
+    sizes = SIZES if heads != 2 else {"input_size": 5, "hidden_size": 64}  # 32 units per head
+    make = partial(cell, **sizes, **options)
     layer: Any = make()
     packed = layer.prepack()
     torch.save(packed.state_dict(), tmp_path / "packed.pt")
     saved = torch.load(tmp_path / "packed.pt", weights_only=True)
     torch.testing.assert_close(dict(saved), dict(layer.state_dict()), rtol=0, atol=0)
-    x = torch.randn(3, 2, 5)
+    x = torch.randn(3, 2, 5, dtype=dtype)
     for state_dict in (saved, layer.state_dict()):
         loaded: Any = make().prepack()
         unpacked: Any = make()

@@ -280,6 +280,15 @@ class Layer(Recurrent, Generic[State]):
             return self
         return self._scriptable()
 
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("_compiled_call_impl", None)  # calls this module; RNNBase would copy it
+        return state
+
+    def _inherits_forward(self) -> bool:
+        forward = getattr(self, "forward_in_python", self.forward)
+        return getattr(forward, "__func__", None) is Layer.forward
+
     def _scriptable(self) -> nn.Module:
         return script.layer(self, self._names, len(self._STATES), len(self._OUTPUTS))
 
