@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 import lltm
+from lltm.cells import cifg
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
@@ -426,6 +427,16 @@ def quantized() -> nn.Module:
         torch.backends.quantized.engine = engine
 
 
+def of_library(package: str, name: str, **shapes: tuple[int, int]) -> Callable[[], nn.Module]:
+    def made() -> nn.Module:
+        module: nn.Module = type(name, (nn.Module,), {"__module__": package})()
+        for key, shape in shapes.items():
+            module.register_parameter(key, nn.Parameter(torch.zeros(shape)))
+        return module
+
+    return made
+
+
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
     "subclass": (
@@ -439,9 +450,15 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sharded": (sharded, "it is sharded by fully_shard; call replace_ before fully_shard"),
     "quantizable": (
         lambda: torch.ao.nn.quantizable.LSTM(I, H),
-        "it is a PyTorch quantization module; replace the float module and prepack it in int8",
+        "it is a quantization module; replace the float module and prepack it in int8",
     ),
-    "quantized": (quantized, "it is a PyTorch quantization"),
+    "quantized": (quantized, "it is a quantization module"),
+    "brevitas": (of_library("brevitas.nn", "QuantLSTM"), "it is a quantization module"),
+    "loop": (
+        of_library("kraken.lib", "PeepholeLSTM", weight_hh_l0=(4 * H, H)),
+        "PeepholeLSTM is no torch.nn module; write its step as a custom cell",
+    ),
+    "transposed": (of_library("hydrology", "Gates", weight_hh=(H, 3 * H)), "Gates is no torch.nn"),
     "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
     "forward": (with_replaced_forward, "its forward is replaced on the instance"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
@@ -626,13 +643,67 @@ def test_a_replaced_model_is_compiled_whole_and_traced_by_fx() -> None:
 # ----- calls for which torch.nn's layers fail (docs/drop-in.md) -------------------
 
 
-@each_layer
-def test_a_layer_with_weight_norm_can_be_copied_after_a_call(name: str) -> None:
-    layer = BOTH[name][0](I, H)
-    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+OURS = [*(ours for ours, _ in BOTH.values()), lltm.LLTM, lltm.LLTMCell, cifg.Layer, cifg.Cell]
+each_of_ours = pytest.mark.parametrize("make", OURS)
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "orthogonal"])
+@each_of_ours
+def test_a_parametrized_module_can_be_copied(make: Any, norm: str) -> None:
+    x = torch.randn(*([B] if "Cell" in make.__name__ else [T, B]), I, dtype=torch.float64)
+    changes: Any = (lambda m: m(x), nn.Module.double, nn.Module.share_memory)
+    for change in changes:
+        module = make(I, H, dtype=torch.float64)
+        weight = next(key for key, _ in module.named_parameters() if "ih" not in key)
+        getattr(nn.utils.parametrizations, norm)(module.eval(), weight)
+        change(module)
+        copied = copy.deepcopy(module)
+        assert type(copied) is type(module)
+        assert_close(copied(x), module(x), rtol=0, atol=0)
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.zero_()
+        assert values(module(x))[0].abs().max() > 0
+
+
+def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
+    for make in OURS:
+        module = make(I, H)
+        module.compile(backend="eager")
+        assert copy.deepcopy(module)._compiled_call_impl is None
+
+
+class Mixin(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.Linear(1, 1)
+
+
+@each_of_ours
+def test_a_mixin_after_the_module_is_initialized(make: Any) -> None:
+    cls = type("Mixed", (make, Mixin), {})
+    mixed, plain = cls(I, H), make(I, H)
+    assert {*dict(mixed.named_parameters())} - {*dict(plain.named_parameters())} == {
+        "mixed.weight",
+        "mixed.bias",
+    }
+    assert repr(mixed).startswith("Mixed(")
+    if hasattr(plain, "prepack"):
+        packed = type("Mixed", (type(plain.prepack()), Mixin), {})(plain)
+        assert isinstance(packed.mixed, nn.Linear)
+
+
+class OfCustomLayer(cifg.Layer):  # type: ignore[misc, name-defined]
+    def forward(self, input: Any, hx: Any = None, reset: Any = None) -> Any:
+        return super().forward(2 * input, hx, reset)
+
+
+def test_a_subclass_of_a_custom_layer_is_pickled_by_name() -> None:
+    module = OfCustomLayer(I, H)
     x = torch.randn(T, B, I)
-    layer(x)[0].sum().backward()
-    assert_close(copy.deepcopy(layer)(x), layer(x))
+    for other in (copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other) is OfCustomLayer
+        assert_close(other(x), module(x), rtol=0, atol=0)
 
 
 @each_layer
