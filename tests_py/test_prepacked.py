@@ -57,6 +57,9 @@ def test_cannot_be_changed_and_keeps_attributes_that_tools_set(cell: Any) -> Non
             delattr(packed, name)
     with pytest.raises(AttributeError, match="scale"):
         packed.scale = nn.Parameter(torch.ones(1))
+    replica = packed._replicate_for_data_parallel()
+    for name, buffer in packed.named_buffers():
+        setattr(replica, name, buffer)
     packed.qconfig, packed._hf_hook = None, "hook"
     packed.forward = partial(type(packed).forward, packed)
     torch.testing.assert_close(packed(x := torch.randn(3, 2, 5)), layer(x))
@@ -67,59 +70,38 @@ def test_cannot_be_changed_and_keeps_attributes_that_tools_set(cell: Any) -> Non
         torch.testing.assert_close(torch.jit.script(other)(x), layer(x))
 
 
-@pytest.mark.parametrize("cell", [lltm.LSTM, lltm.GRU, lltm.RNN, lltm.LLTM, cifg.Layer])
-def test_rejects_a_layer_with_another_forward(cell: Any) -> None:
-    class Doubled(cell):  # type: ignore[misc]
+@pytest.mark.parametrize("base", [lltm.LSTM, lltm.GRU, lltm.RNN, lltm.LLTM, cifg.Layer, nn.GRU])
+def test_rejects_a_layer_with_another_forward(base: Any) -> None:
+    class Doubled(base):  # type: ignore[misc]
         def forward(self, input: Tensor, hx: Any = None) -> Any:
             return super().forward(2 * input, hx)
 
-    class Shown(cell):  # type: ignore[misc]
-        def extra_repr(self) -> str:
-            return "shown"
-
-    text = "^lltm::prepack: expected a layer that inherits forward, got Doubled, whose forward"
-    with pytest.raises(lltm.ArgumentError, match=text):
-        Doubled(**SIZES).prepack()
-    instance = cell(**SIZES)
-    instance.forward = partial(cell.forward, instance)
-    with pytest.raises(lltm.ArgumentError, match=f"got {cell.__name__}, whose forward"):
-        instance.prepack()
-    layer = Shown(**SIZES)
-    scripted = layer.__prepare_scriptable__()
+    doubled, layer = Doubled(**SIZES), base(**SIZES)
+    for module in (doubled, layer):
+        lltm.replace_(module, subclasses=True)
+    with pytest.raises(lltm.ArgumentError, match=r"^lltm::prepack: .* got Doubled, whose forward"):
+        doubled.prepack()
     x = torch.randn(3, 2, 5)
-    for source in (layer, scripted):
+    for source in (layer, layer.__prepare_scriptable__()):
         torch.testing.assert_close(source.prepack()(x), layer(x))
-
-
-def test_rejects_a_replaced_subclass_with_another_forward() -> None:
-    class Doubled(nn.GRU):
-        def forward(self, input: Any, hx: Any = None) -> Any:
-            return super().forward(2 * input, hx)
-
-    layer: Any = Doubled(**SIZES)
-    assert lltm.replace_(layer, subclasses=True).replaced == [""]
-    with pytest.raises(lltm.ArgumentError, match="got Doubled"):
+    layer.forward = partial(layer.forward)
+    with pytest.raises(lltm.ArgumentError, match="whose forward the prepacked layer would"):
         layer.prepack()
 
 
 @pytest.mark.xdist_group("compilers")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_warns_once_in_training_with_gradients(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lltm._prepacked._WARNED", set())
-    packed: Any = lltm.GRU(**SIZES).prepack()
+def test_warns_in_training_with_gradients(compiled: bool) -> None:
+    packed: Any = lltm.GRU(**SIZES).prepack().train()
     x = torch.randn(3, 2, 5)
     torch.compiler.reset()
     run = torch.compile(packed, fullgraph=True, backend="eager") if compiled else packed
-    run(x)
-    packed.train()
-    for no_gradients in (torch.no_grad, torch.inference_mode):
-        with no_gradients():
-            run(x)
-    with pytest.warns(UserWarning, match="^lltm::PrepackedGRU: a prepacked layer is not trained"):
+    with torch.no_grad():
         run(x)
-    run(x)
+    text = "^lltm::PrepackedGRU: a prepacked layer is not trained"
+    with pytest.warns(UserWarning, match=text) as caught:
+        run(x)
+    assert compiled or caught[0].filename == __file__
 
 
 class Model(nn.Module):

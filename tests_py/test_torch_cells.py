@@ -427,14 +427,10 @@ def quantized() -> nn.Module:
         torch.backends.quantized.engine = engine
 
 
-def of_library(package: str, name: str, **shapes: tuple[int, int]) -> Callable[[], nn.Module]:
-    def made() -> nn.Module:
-        module: nn.Module = type(name, (nn.Module,), {"__module__": package})()
-        for key, shape in shapes.items():
-            module.register_parameter(key, nn.Parameter(torch.zeros(shape)))
-        return module
-
-    return made
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_hh = nn.Parameter(torch.zeros(4 * H, H))
 
 
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -453,12 +449,11 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "it is a quantization module; replace the float module and prepack it in int8",
     ),
     "quantized": (quantized, "it is a quantization module"),
-    "brevitas": (of_library("brevitas.nn", "QuantLSTM"), "it is a quantization module"),
-    "loop": (
-        of_library("kraken.lib", "PeepholeLSTM", weight_hh_l0=(4 * H, H)),
-        "PeepholeLSTM is no torch.nn module; write its step as a custom cell",
+    "brevitas": (
+        type("QuantLSTM", (nn.Module,), {"__module__": "brevitas.nn"}),
+        "it is a quantization module",
     ),
-    "transposed": (of_library("hydrology", "Gates", weight_hh=(H, 3 * H)), "Gates is no torch.nn"),
+    "loop": (Loop, "Loop is no torch.nn module; write its step as a custom cell"),
     "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
     "forward": (with_replaced_forward, "its forward is replaced on the instance"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
@@ -666,44 +661,28 @@ def test_a_parametrized_module_can_be_copied(make: Any, norm: str) -> None:
         assert values(module(x))[0].abs().max() > 0
 
 
-def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
-    for make in OURS:
-        module = make(I, H)
-        module.compile(backend="eager")
-        assert copy.deepcopy(module)._compiled_call_impl is None
-
-
 class Mixin(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mixed = nn.Linear(1, 1)
+        self.mixed = nn.Identity()
+
+
+MIXED: Any = {make: type(f"Mixed{make.__name__}", (make, Mixin), {}) for make in OURS}
+globals().update((cls.__name__, cls) for cls in MIXED.values())  # for pickle
 
 
 @each_of_ours
-def test_a_mixin_after_the_module_is_initialized(make: Any) -> None:
-    cls = type("Mixed", (make, Mixin), {})
-    mixed, plain = cls(I, H), make(I, H)
-    assert {*dict(mixed.named_parameters())} - {*dict(plain.named_parameters())} == {
-        "mixed.weight",
-        "mixed.bias",
-    }
-    assert repr(mixed).startswith("Mixed(")
-    if hasattr(plain, "prepack"):
-        packed = type("Mixed", (type(plain.prepack()), Mixin), {})(plain)
-        assert isinstance(packed.mixed, nn.Linear)
-
-
-class OfCustomLayer(cifg.Layer):  # type: ignore[misc, name-defined]
-    def forward(self, input: Any, hx: Any = None, reset: Any = None) -> Any:
-        return super().forward(2 * input, hx, reset)
-
-
-def test_a_subclass_of_a_custom_layer_is_pickled_by_name() -> None:
-    module = OfCustomLayer(I, H)
-    x = torch.randn(T, B, I)
+def test_a_subclass_with_a_mixin_is_initialized_and_copied(make: Any) -> None:
+    module = MIXED[make](I, H)
+    assert repr(module).startswith(f"{MIXED[make].__name__}(\n  {I}, {H}\n  (mixed): Identity()")
+    module.compile(backend="eager")
     for other in (copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert type(other) is OfCustomLayer
-        assert_close(other(x), module(x), rtol=0, atol=0)
+        assert type(other) is MIXED[make]
+        assert other._compiled_call_impl is None
+        assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
+    if issubclass(make, lltm.modules.Layer):
+        packed = type("Packed", (type(make(I, H).prepack()), Mixin), {})(module)
+        assert isinstance(packed.mixed, nn.Identity)
 
 
 @each_layer

@@ -109,18 +109,17 @@ class Prepacked(Recurrent):
                 matrices = [part.contiguous() for part in both.split(columns, dim=1)]
             names = (stem + suffix for stem in self._saved_matrices)
             if self.heads > 1 and not self._quantized and matrices[1].dim() == 2:
-                matrices[1] = self._with_heads(matrices[1])
+                matrices[1] = self._without_zeros(matrices[1])
             saved.update(zip(names, matrices, strict=True))
             buffers = ((name, self._buffers[name]) for name in others)
             saved.update((name, buffer) for name, buffer in buffers if buffer is not None)
         return saved
 
-    def _with_heads(self, weight_hh: Tensor) -> Tensor:
+    def _without_zeros(self, weight_hh: Tensor) -> Tensor:
         """Returns the blocks of a matrix that was packed with zeros between heads."""
-        units = self.hidden_size // self.heads
-        by_head = weight_hh.unflatten(1, (self.heads, units)).unflatten(0, (-1, self.heads, units))
-        blocks: Tensor = by_head.diagonal(0, 1, 3).permute(3, 0, 1, 2).flatten(1, 2)
-        return blocks
+        gates, heads = weight_hh.shape[0] // self.hidden_size, self.heads
+        square = weight_hh.reshape(gates, heads, -1, heads, self.hidden_size // heads)
+        return square.diagonal(0, 1, 3).permute(3, 0, 1, 2).flatten(1, 2)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -162,24 +161,22 @@ class Prepacked(Recurrent):
             _warn_in_training(type(self).__name__)
         return 0.0
 
-    def _is_fixed(self, name: str) -> bool:
-        stem, *_ = name.split("_l")
-        names = (*self._FIXED, *vars(self).get("_buffers", ()), *self._MATRICES, *self._INT8)
-        return stem in names or name in names
-
-    # Tools set other attributes of any module.
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_fixed(name) or isinstance(value, nn.Parameter):
+    def _expect_other(self, action: str, name: str, value: Any = None) -> None:
+        """Rejects changes of options and weights. Tools set other attributes of any module."""
+        fixed = {*self._FIXED, *self._MATRICES, *self._INT8, *vars(self).get("_names", ())}
+        changes = fixed & {name, name.split("_l")[0]} or isinstance(value, nn.Parameter)
+        if changes and "_is_replica" not in vars(self):  # set by DataParallel
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer is"
+                f"lltm::{type(self).__name__}: cannot {action} {name}: a prepacked layer is"
                 " read-only; change the original layer and prepack it again"
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._expect_other("set", name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if self._is_fixed(name):
-            raise AttributeError(f"lltm::{type(self).__name__}: cannot delete {name}")
+        self._expect_other("delete", name)
         super().__delattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prepacked:
@@ -203,18 +200,12 @@ class Prepacked(Recurrent):
         return self
 
 
-_WARNED = set[str]()
-
-
 def _warn_in_training(name: str) -> None:
-    """Warns once per process and class."""
-    if name not in _WARNED:
-        warnings.warn(
-            f"lltm::{name}: a prepacked layer is not trained; train the original layer, or call"
-            " eval() or torch.no_grad()",
-            stacklevel=6,
-        )
-        _WARNED.add(name)
+    warnings.warn(
+        f"lltm::{name}: a prepacked layer is not trained; train the original layer, or call eval()"
+        " or torch.no_grad()",
+        stacklevel=6,
+    )
 
 
 # Dynamo calls it during tracing.

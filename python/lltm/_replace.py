@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any, Generic
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from . import modules
@@ -150,7 +150,7 @@ def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
     if isinstance(module, Recurrent):
         return None
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        if any(map(_is_recurrent, module._parameters.items())):
+        if any(key.startswith("weight_hh") for key in module._parameters):
             return f"{cls.__name__} is no torch.nn module; write its step as a custom cell"
         return None
     if getattr(nn, cls.__name__, None) is cls:
@@ -202,14 +202,6 @@ def _derived(cls: Any) -> Any:
 def _rebuilt(make: Callable[..., Any], cls: type, *arguments: Any) -> Any:
     """Unpickles a module of a derived class, which has no name of its own."""
     return make(_derived(cls), *arguments)
-
-
-def _is_recurrent(parameter: tuple[str, Tensor | None]) -> bool:
-    """Returns True for recurrent weights: (G*H, H), or transposed in some libraries."""
-    name, value = parameter
-    if not name.startswith("weight_hh") or value is None or value.dim() != 2 or not value.numel():
-        return False
-    return max(value.shape) % min(value.shape) == 0
 
 
 def _names_in(value: Any) -> Iterator[str]:

@@ -134,8 +134,8 @@ class _Custom(Recurrent):
         return self._returned([like.new_zeros(shape), *others])
 
     def _get_name(self) -> str:  # the class name must be an identifier for TorchScript
-        name = self._HEADER.name
-        return type(self).__name__.replace(f"{name}_", f"{name}.", 1)
+        name, cell = type(self).__name__, self._HEADER.name
+        return f"{cell}.{name[len(cell) + 1 :]}" if name.startswith(f"{cell}_") else name
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if "__reduce__" in vars(type(self)):  # a class of the cell, which its pickles contain
