@@ -180,40 +180,28 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
     [
         *(lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8), cifg.Layer),
         *(partial(cifg.Layer, heads=3, dtype=dtype) for dtype in DTYPES),
-        *(partial(cifg.Layer, heads=2, dtype=dtype) for dtype in DTYPES),
     ],
     ids=str,
 )
 def test_its_state_dict_equals_the_layers(
     cell: Any, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
-    arguments = getattr(cell, "keywords", {})
-    heads, dtype = arguments.get("heads", 1), arguments.get("dtype")
-    sizes = SIZES if heads != 2 else {"input_size": 5, "hidden_size": 64}  # 32 units per head
-    make = partial(cell, **sizes, **options)
-    layer: Any = make()
-    packed = layer.prepack()
+    def make() -> nn.Sequential:
+        return nn.Sequential(cell(**SIZES, **options)).eval()
+
+    def prepacked(model: Any) -> nn.Sequential:
+        return nn.Sequential(model[0].prepack())
+
+    model = make()
+    packed = prepacked(model)
     torch.save(packed.state_dict(), tmp_path / "packed.pt")
     saved = torch.load(tmp_path / "packed.pt", weights_only=True)
-    torch.testing.assert_close(dict(saved), dict(layer.state_dict()), rtol=0, atol=0)
-    x = torch.randn(3, 2, 5, dtype=dtype)
-    for state_dict in (saved, layer.state_dict()):
-        loaded: Any = make().prepack()
-        unpacked: Any = make()
-        for module in (loaded, unpacked):
-            assert not any(module.load_state_dict(state_dict, assign=assign))
-        assert torch.equal(loaded(x)[0], packed(x)[0])
-        assert torch.equal(unpacked.eval()(x)[0], layer.eval()(x)[0])
-
-
-def test_its_state_dict_is_part_of_a_model_s() -> None:
-    model: Any = Model(num_layers=2)
-    other: Any = Model(num_layers=2).prepack()
-    x = torch.randn(3, 2, 5)
-    other.load_state_dict(model.state_dict())
-    torch.testing.assert_close(other(x), model(x))
-    assert other.state_dict().keys() == model.state_dict().keys()
-    assert list(other.rnn.state_dict(prefix="rnn.")) == [f"rnn.{n}" for n in other.rnn.state_dict()]
+    torch.testing.assert_close(dict(saved), dict(model.state_dict()), rtol=0, atol=0)
+    x = torch.randn(3, 2, 5, dtype=next(model.parameters()).dtype)
+    for state_dict in (saved, model.state_dict()):
+        for loaded, expected in ((prepacked(make()), packed), (make(), model)):
+            assert not any(loaded.load_state_dict(state_dict, assign=assign))
+            assert torch.equal(loaded(x)[0], expected(x)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

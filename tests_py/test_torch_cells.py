@@ -655,10 +655,7 @@ def test_a_parametrized_module_can_be_copied(make: Any, norm: str) -> None:
         copied = copy.deepcopy(module)
         assert type(copied) is type(module)
         assert_close(copied(x), module(x), rtol=0, atol=0)
-        with torch.no_grad():
-            for parameter in copied.parameters():
-                parameter.zero_()
-        assert values(module(x))[0].abs().max() > 0
+        assert not {*map(id, copied.parameters())} & {*map(id, module.parameters())}
 
 
 class Mixin(nn.Module):
@@ -680,9 +677,6 @@ def test_a_subclass_with_a_mixin_is_initialized_and_copied(make: Any) -> None:
         assert type(other) is MIXED[make]
         assert other._compiled_call_impl is None
         assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
-    if issubclass(make, lltm.modules.Layer):
-        packed = type("Packed", (type(make(I, H).prepack()), Mixin), {})(module)
-        assert isinstance(packed.mixed, nn.Identity)
 
 
 @each_layer

@@ -154,8 +154,7 @@ class _Custom(Recurrent):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = made = self.__new__(type(self))
         # Other __getstate__ methods unpack weights, or reject parametrizations.
-        state: Any = nn.Module.__getstate__(self)
-        vars(made).update(copy.deepcopy(state, memo))
+        vars(made).update(copy.deepcopy(nn.Module.__getstate__(self), memo))
         return made
 
 
