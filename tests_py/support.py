@@ -123,7 +123,7 @@ class Arguments:
     recurrent_mask: Tensor | None = None
 
     def operands(self) -> tuple[Any, ...]:
-        has_c = len(lltm.functional._state_names(self.cell)) > 1
+        has_c = len(lltm.functional._names(self.cell)[0]) > 1
         c = self.c if has_c else None
         return (self.cell, self.input, self.h, c, *self.parameters())
 

@@ -114,6 +114,12 @@ def test_wrong_cells_and_states_are_named() -> None:
         (two_states, (h, h), TypeError, "states to be a tuple (h, c, m), got 2 values"),
         (
             two_states,
+            (h, h, h),
+            TypeError,
+            "bias_ih to be a tensor of the biases and the cell's parameters p, got None",
+        ),
+        (
+            two_states,
             (h, h, h.double()),
             TypeError,
             "m of dtype float32, the dtype of the input, got float64",

@@ -18,6 +18,7 @@ from support import DTYPES
 from torch import Tensor, nn
 
 import lltm
+from lltm.cells import cifg
 
 SIZES: dict[str, Any] = {"input_size": 5, "hidden_size": 33}
 OPTIONS: list[dict[str, Any]] = [
@@ -43,11 +44,64 @@ def test_changes_of_the_layer_and_the_prepacked_layer_are_independent() -> None:
     torch.testing.assert_close(layer.prepack()(x), reference(x))
 
 
-def test_cannot_be_changed() -> None:
-    packed = lltm.LLTM(**SIZES).prepack()
-    for name in ("hidden_size", "dropout", "_names", "anything"):
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("cell", [lltm.LLTM, lltm.GRU, cifg.Layer])
+def test_cannot_be_changed_and_keeps_attributes_that_tools_set(cell: Any) -> None:
+    layer = cell(**SIZES)
+    packed = layer.prepack()
+    fixed = ("hidden_size", "dropout", "heads", "_names", "_CELL", "packed_weights_l0")
+    for name in (*fixed, "recurrent_dropout", "nonlinearity", *layer.state_dict()):
         with pytest.raises(AttributeError, match=name):
             setattr(packed, name, 3)
+        with pytest.raises(AttributeError, match=name):
+            delattr(packed, name)
+    with pytest.raises(AttributeError, match="scale"):
+        packed.scale = nn.Parameter(torch.ones(1))
+    replica = packed._replicate_for_data_parallel()
+    for name, buffer in packed.named_buffers():
+        setattr(replica, name, buffer)
+    packed.qconfig, packed._hf_hook = None, "hook"
+    packed.forward = partial(type(packed).forward, packed)
+    torch.testing.assert_close(packed(x := torch.randn(3, 2, 5)), layer(x))
+    del packed.forward
+    for other in (copy.copy(packed), copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert (other.qconfig, other._hf_hook) == (None, "hook")
+        del other._hf_hook
+        torch.testing.assert_close(torch.jit.script(other)(x), layer(x))
+
+
+@pytest.mark.parametrize("base", [lltm.LSTM, lltm.GRU, lltm.RNN, lltm.LLTM, cifg.Layer, nn.GRU])
+def test_rejects_a_layer_with_another_forward(base: Any) -> None:
+    class Doubled(base):  # type: ignore[misc]
+        def forward(self, input: Tensor, hx: Any = None) -> Any:
+            return super().forward(2 * input, hx)
+
+    doubled, layer = Doubled(**SIZES), base(**SIZES)
+    for module in (doubled, layer):
+        lltm.replace_(module, subclasses=True)
+    with pytest.raises(lltm.ArgumentError, match=r"^lltm::prepack: .* got Doubled, whose forward"):
+        doubled.prepack()
+    x = torch.randn(3, 2, 5)
+    for source in (layer, layer.__prepare_scriptable__()):
+        torch.testing.assert_close(source.prepack()(x), layer(x))
+    layer.forward = partial(layer.forward)
+    with pytest.raises(lltm.ArgumentError, match="whose forward the prepacked layer would"):
+        layer.prepack()
+
+
+@pytest.mark.xdist_group("compilers")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_warns_in_training_with_gradients(compiled: bool) -> None:
+    packed: Any = lltm.GRU(**SIZES).prepack().train()
+    x = torch.randn(3, 2, 5)
+    torch.compiler.reset()
+    run = torch.compile(packed, fullgraph=True, backend="eager") if compiled else packed
+    with torch.no_grad():
+        run(x)
+    text = "^lltm::PrepackedGRU: a prepacked layer is not trained"
+    with pytest.warns(UserWarning, match=text) as caught:
+        run(x)
+    assert compiled or caught[0].filename == __file__
 
 
 class Model(nn.Module):
@@ -74,7 +128,8 @@ def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x), expected)
     assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
     # No dropout.
-    torch.testing.assert_close(model.train()(x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(model.train()(x), expected)
     assert model.rnn.training
     torch.testing.assert_close(model.eval()(x), expected)
     torch.save(model, tmp_path / "model.pt")
@@ -121,35 +176,32 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    "cell", [lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8)], ids=str
+    "cell",
+    [
+        *(lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8), cifg.Layer),
+        *(partial(cifg.Layer, heads=3, dtype=dtype) for dtype in DTYPES),
+    ],
+    ids=str,
 )
 def test_its_state_dict_equals_the_layers(
     cell: Any, options: dict[str, Any], assign: bool, tmp_path: Path
 ) -> None:
-    make = partial(cell, **SIZES, **options)
-    layer: Any = make()
-    packed = layer.prepack()
+    def make() -> nn.Sequential:
+        return nn.Sequential(cell(**SIZES, **options)).eval()
+
+    def prepacked(model: Any) -> nn.Sequential:
+        return nn.Sequential(model[0].prepack())
+
+    model = make()
+    packed = prepacked(model)
     torch.save(packed.state_dict(), tmp_path / "packed.pt")
     saved = torch.load(tmp_path / "packed.pt", weights_only=True)
-    torch.testing.assert_close(dict(saved), dict(layer.state_dict()), rtol=0, atol=0)
-    x = torch.randn(3, 2, 5)
-    for state_dict in (saved, layer.state_dict()):
-        loaded: Any = make().prepack()
-        unpacked: Any = make()
-        for module in (loaded, unpacked):
-            assert not any(module.load_state_dict(state_dict, assign=assign))
-        assert torch.equal(loaded(x)[0], packed(x)[0])
-        assert torch.equal(unpacked.eval()(x)[0], layer.eval()(x)[0])
-
-
-def test_its_state_dict_is_part_of_a_model_s() -> None:
-    model: Any = Model(num_layers=2)
-    other: Any = Model(num_layers=2).prepack()
-    x = torch.randn(3, 2, 5)
-    other.load_state_dict(model.state_dict())
-    torch.testing.assert_close(other(x), model(x))
-    assert other.state_dict().keys() == model.state_dict().keys()
-    assert list(other.rnn.state_dict(prefix="rnn.")) == [f"rnn.{n}" for n in other.rnn.state_dict()]
+    torch.testing.assert_close(dict(saved), dict(model.state_dict()), rtol=0, atol=0)
+    x = torch.randn(3, 2, 5, dtype=next(model.parameters()).dtype)
+    for state_dict in (saved, model.state_dict()):
+        for loaded, expected in ((prepacked(make()), packed), (make(), model)):
+            assert not any(loaded.load_state_dict(state_dict, assign=assign))
+            assert torch.equal(loaded(x)[0], expected(x)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

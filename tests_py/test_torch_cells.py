@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 import lltm
+from lltm.cells import cifg
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
@@ -426,6 +427,12 @@ def quantized() -> nn.Module:
         torch.backends.quantized.engine = engine
 
 
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_hh = nn.Parameter(torch.zeros(4 * H, H))
+
+
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
     "subclass": (
@@ -439,9 +446,14 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sharded": (sharded, "it is sharded by fully_shard; call replace_ before fully_shard"),
     "quantizable": (
         lambda: torch.ao.nn.quantizable.LSTM(I, H),
-        "it is a PyTorch quantization module; replace the float module and prepack it in int8",
+        "it is a quantization module; replace the float module and prepack it in int8",
     ),
-    "quantized": (quantized, "it is a PyTorch quantization"),
+    "quantized": (quantized, "it is a quantization module"),
+    "brevitas": (
+        type("QuantLSTM", (nn.Module,), {"__module__": "brevitas.nn"}),
+        "it is a quantization module",
+    ),
+    "loop": (Loop, "Loop is no torch.nn module; write its step as a custom cell"),
     "TorchScript": (lambda: torch.jit.script(nn.LSTMCell(I, H)), "it is compiled by TorchScript"),
     "forward": (with_replaced_forward, "its forward is replaced on the instance"),
     "dtype": (lambda: nn.GRU(I, H, dtype=torch.complex64), "its dtype is complex64"),
@@ -626,13 +638,45 @@ def test_a_replaced_model_is_compiled_whole_and_traced_by_fx() -> None:
 # ----- calls for which torch.nn's layers fail (docs/drop-in.md) -------------------
 
 
-@each_layer
-def test_a_layer_with_weight_norm_can_be_copied_after_a_call(name: str) -> None:
-    layer = BOTH[name][0](I, H)
-    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
-    x = torch.randn(T, B, I)
-    layer(x)[0].sum().backward()
-    assert_close(copy.deepcopy(layer)(x), layer(x))
+OURS = [*(ours for ours, _ in BOTH.values()), lltm.LLTM, lltm.LLTMCell, cifg.Layer, cifg.Cell]
+each_of_ours = pytest.mark.parametrize("make", OURS)
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "orthogonal"])
+@each_of_ours
+def test_a_parametrized_module_can_be_copied(make: Any, norm: str) -> None:
+    x = torch.randn(*([B] if "Cell" in make.__name__ else [T, B]), I, dtype=torch.float64)
+    changes: Any = (lambda m: m(x), nn.Module.double, nn.Module.share_memory)
+    for change in changes:
+        module = make(I, H, dtype=torch.float64)
+        weight = next(key for key, _ in module.named_parameters() if "ih" not in key)
+        getattr(nn.utils.parametrizations, norm)(module.eval(), weight)
+        change(module)
+        copied = copy.deepcopy(module)
+        assert type(copied) is type(module)
+        assert_close(copied(x), module(x), rtol=0, atol=0)
+        assert not {*map(id, copied.parameters())} & {*map(id, module.parameters())}
+
+
+class Mixin(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.Identity()
+
+
+MIXED: Any = {make: type(f"Mixed{make.__name__}", (make, Mixin), {}) for make in OURS}
+globals().update((cls.__name__, cls) for cls in MIXED.values())  # for pickle
+
+
+@each_of_ours
+def test_a_subclass_with_a_mixin_is_initialized_and_copied(make: Any) -> None:
+    module = MIXED[make](I, H)
+    assert repr(module).startswith(f"{MIXED[make].__name__}(\n  {I}, {H}\n  (mixed): Identity()")
+    module.compile(backend="eager")
+    for other in (copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other) is MIXED[make]
+        assert other._compiled_call_impl is None
+        assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
 
 
 @each_layer

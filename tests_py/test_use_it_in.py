@@ -311,14 +311,37 @@ def test_opacus(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(p.grad_sample, torch.stack(expected))
 
 
+def of_drop_in(start: str, **names: Any) -> Any:
+    """Evaluates a line of docs/drop-in.md."""
+    page = (support.ROOT / "docs" / "drop-in.md").read_text()
+    (line,) = re.findall(rf"`({re.escape(start)}[^`]*)`", page)
+    return eval(line, {"lltm": lltm, "torch": torch, **names})
+
+
 @needs("thop")
 def test_thop() -> None:
-    """docs/drop-in.md passes thop's functions."""
     import thop
 
     layer, x = torch.nn.LSTM(3, 5), torch.randn(6, 4, 3)
     expected, _ = thop.profile(layer, (x,), verbose=False)
-    line = "thop.profile(model, (x,), custom_ops={lltm.LSTM: thop.rnn_hooks.count_lstm})"
-    assert line in (support.ROOT / "docs" / "drop-in.md").read_text()
     model = lltm.LSTM(3, 5)
-    assert eval(line, {"thop": thop, "lltm": lltm, "model": model, "x": x})[0] == expected > 0
+    assert of_drop_in("thop.profile(", thop=thop, model=model, x=x)[0] == expected > 0
+
+
+@needs("ptflops")
+def test_ptflops() -> None:
+    import ptflops
+
+    names = {"rnn_flops_counter_hook": ptflops.pytorch_ops.rnn_flops_counter_hook}
+    model = lltm.LSTM(3, 5, batch_first=True)
+    found, _ = of_drop_in("ptflops.get_model", ptflops=ptflops, model=model, **names)
+    assert found == f"{6 * (4 * 5 * (3 + 5) + 2 * 4 * 5) / 1000:g} KMac"  # GEMMs and biases
+
+
+@needs("brevitas")
+def test_brevitas() -> None:
+    from brevitas.graph import quantize
+
+    model = torch.nn.Sequential(lltm.LSTM(3, 5))
+    of_drop_in("layerwise_quantize(", model=model, **vars(quantize))
+    assert lltm.replace_(model).left["0"].startswith("it is a quantization module")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _check
+from ._C import ArgumentError
 from ._recurrent import Recurrent, names_of
 from .integrations import script
 
@@ -23,7 +25,12 @@ class Prepacked(Recurrent):
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
     _prepacked = True
-    _dropout_now = _recurrent_dropout_now = 0.0
+    _recurrent_dropout_now = 0.0
+    # Attributes that are equal in the layer, and all that cannot be set.
+    _OF_LAYER: tuple[str, ...] = ("_CELL", "input_size", "hidden_size", "num_layers", "bias")
+    _OF_LAYER += ("batch_first", "bidirectional", "proj_size")
+    _FIXED = (*_OF_LAYER, "_names", "_quantized", "dtype", "dropout", "mode", "nonlinearity")
+    _FIXED += ("heads", "checkpoint_steps", "recurrent_dropout")
     _quantized: bool  # True if the weights are int8
 
     dtype: torch.dtype
@@ -32,22 +39,24 @@ class Prepacked(Recurrent):
     num_layers: int
     bidirectional: bool
     proj_size: int
+    heads = 1  # in old pickles
+    _inherits_forward: Callable[[], bool]
     _names: Sequence[str]
     _names_of: Callable[[int], Sequence[str]]
     _state_shape: Callable[[int], tuple[int, int, int]]
 
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
-        nn.Module.__init__(self)
+        Recurrent.__init__(self)
+        if self._inherits_forward() and not layer._inherits_forward():
+            raise ArgumentError(
+                "lltm::prepack: expected a layer that inherits forward, got"
+                f" {type(layer).__name__}, whose forward the prepacked layer would not call; make"
+                " the layer an attribute of your module and prepack it there"
+            )
         vars(self).update(
-            _CELL=layer._CELL,
-            input_size=layer.input_size,
-            hidden_size=layer.hidden_size,
-            num_layers=layer.num_layers,
-            bias=layer.bias,
-            batch_first=layer.batch_first,
+            {name: getattr(layer, name) for name in self._OF_LAYER},
+            heads=getattr(layer, "heads", 1),
             dropout=0.0,
-            bidirectional=layer.bidirectional,
-            proj_size=layer.proj_size,
             training=False,
             dtype=getattr(layer, layer._names[0]).dtype,
             _quantized=weights == torch.qint8,
@@ -99,10 +108,18 @@ class Prepacked(Recurrent):
                 columns = [both.shape[1] - self.proj_size, self.proj_size]
                 matrices = [part.contiguous() for part in both.split(columns, dim=1)]
             names = (stem + suffix for stem in self._saved_matrices)
+            if self.heads > 1 and not self._quantized and matrices[1].dim() == 2:
+                matrices[1] = self._without_zeros(matrices[1])
             saved.update(zip(names, matrices, strict=True))
             buffers = ((name, self._buffers[name]) for name in others)
             saved.update((name, buffer) for name, buffer in buffers if buffer is not None)
         return saved
+
+    def _without_zeros(self, weight_hh: Tensor) -> Tensor:
+        """Returns the blocks of a matrix that was packed with zeros between heads."""
+        gates, heads = weight_hh.shape[0] // self.hidden_size, self.heads
+        square = weight_hh.reshape(gates, heads, -1, heads, self.hidden_size // heads)
+        return square.diagonal(0, 1, 3).permute(3, 0, 1, 2).flatten(1, 2)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -138,17 +155,29 @@ class Prepacked(Recurrent):
         shown += ["proj_size"] if self.proj_size > 0 else []
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # PyTorch sets private attributes on any module; allow these.
-        if name == "_names" or (not name.startswith("_") and name != "training"):
+    @property
+    def _dropout_now(self) -> float:  # every call reads it
+        if self.training and torch.is_grad_enabled():
+            _warn_in_training(type(self).__name__)
+        return 0.0
+
+    def _expect_other(self, action: str, name: str, value: Any = None) -> None:
+        """Rejects changes of options and weights. Tools set other attributes of any module."""
+        fixed = {*self._FIXED, *self._MATRICES, *self._INT8, *vars(self).get("_names", ())}
+        changes = fixed & {name, name.split("_l")[0]} or isinstance(value, nn.Parameter)
+        if changes and "_is_replica" not in vars(self):  # set by DataParallel
             raise AttributeError(
-                f"lltm::{type(self).__name__}: cannot set {name}: a prepacked layer is"
+                f"lltm::{type(self).__name__}: cannot {action} {name}: a prepacked layer is"
                 " read-only; change the original layer and prepack it again"
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._expect_other("set", name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"lltm::{type(self).__name__}: cannot delete {name}")
+        self._expect_other("delete", name)
+        super().__delattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Prepacked:
         """Rejects conversions, which would change the biases but not the packed weights."""
@@ -169,6 +198,18 @@ class Prepacked(Recurrent):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._buffers.update(packed)  # to_empty() would leave bytes that _saved cannot unpack
         return self
+
+
+def _warn_in_training(name: str) -> None:
+    warnings.warn(
+        f"lltm::{name}: a prepacked layer is not trained; train the original layer, or call eval()"
+        " or torch.no_grad()",
+        stacklevel=6,
+    )
+
+
+# Dynamo calls it during tracing.
+_warn_in_training._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:

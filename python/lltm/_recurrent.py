@@ -34,6 +34,11 @@ class Recurrent(nn.Module):
     input_size: int
     hidden_size: int
 
+    def __init__(self) -> None:
+        # The torch.nn base of cells would create its own parameters.
+        skipped: Any = nn.RNNCellBase if isinstance(self, nn.RNNCellBase) else Recurrent
+        super(skipped, self).__init__()
+
     def _states_of(self, hx: Any) -> list[Tensor]:
         """Checks hx."""
         if hx is None:

@@ -32,6 +32,7 @@ _CLASSES: dict[type, tuple[type, type]] = {
 }
 globals().update((passing.__name__, passing) for _, passing in _CLASSES.values())  # for pickle
 _NAMES = {cls.__name__ for cls in _CLASSES}
+_QUANTIZED = ("torch.ao.", "brevitas.")
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # With these names, a subclass changes or computes torch.nn's forward itself.
 _INTERNALS = {"_VF", "_flat_weights", "_flat_weights_names", "_update_flat_weights"}
@@ -106,7 +107,8 @@ def replace_(model: nn.Module, *, keep_class: bool = False, subclasses: bool = F
                 result.left[name] = new
         elif new is not None:
             # torch.jit.script stores the overloads of torch.nn's forward in the module.
-            vars(module).pop("__overloads__", None)
+            for stale in ("__overloads__", "_flat_weights"):
+                vars(module).pop(stale, None)
             module.__class__ = new
             result.replaced.append(name)
     return result
@@ -132,7 +134,7 @@ def _reason_to_leave(module: nn.Module) -> str | None:
 @functools.cache
 def _names_added_to(base: type) -> frozenset[str]:
     """Names that lltm's class of a torch.nn class has in addition."""
-    names = set(dir(_CLASSES[base][True])).difference(dir(base), dir(Generic))
+    names = set(dir(_CLASSES[base][True])).difference(dir(base), dir(Generic), _INTERNALS)
     names = names.difference(*map(inspect.get_annotations, base.__mro__))  # set by torch.nn
     return frozenset(name for name in names if not name.startswith("__"))
 
@@ -143,11 +145,13 @@ def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
     if isinstance(module, torch.jit.ScriptModule):
         is_recurrent = module.original_name in _NAMES
         return "it is compiled by TorchScript" if is_recurrent else None
-    if cls.__name__ in _NAMES and cls.__module__.startswith("torch.ao."):
-        return (
-            "it is a PyTorch quantization module; replace the float module and prepack it in int8"
-        )
-    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or isinstance(module, Recurrent):
+    if cls.__name__.removeprefix("Quant") in _NAMES and cls.__module__.startswith(_QUANTIZED):
+        return "it is a quantization module; replace the float module and prepack it in int8"
+    if isinstance(module, Recurrent):
+        return None
+    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        if any(key.startswith("weight_hh") for key in module._parameters):
+            return f"{cls.__name__} is no torch.nn module; write its step as a custom cell"
         return None
     if getattr(nn, cls.__name__, None) is cls:
         return f"lltm has no {cls.__name__}"

@@ -60,9 +60,10 @@ def step(
 
         h, c = lltm.functional.step("lstm", x, (h, c), m.weight_ih, m.weight_hh, m.bias_ih)
     """
-    text, names = _cell("step", cell)
+    text, names, parameters = _cell("step", cell)
     _check_tensors("step", input, weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
     h, c = _joined("step", names, states, input)
+    _check_parameters("step", parameters, bias_ih)
     try:
         h, c = torch.ops.lltm.step(text, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     except ValueError as error:
@@ -117,7 +118,7 @@ def sequence(
         after the last step of each sequence, in the form of ``states``. T = 0 returns an empty
         output and the initial states, whose gradients of weights and biases are zero.
     """
-    text, names = _cell("sequence", cell)
+    text, names, parameters = _cell("sequence", cell)
     _check_tensors(
         "sequence",
         input,
@@ -132,6 +133,7 @@ def sequence(
     _check.boolean("sequence", "reverse", reverse)
     steps = _check.checkpoint_steps("sequence", checkpoint_steps)
     h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states, input)
+    _check_parameters("sequence", parameters, bias_ih)
     try:
         output, h_n, c_n = torch.ops.lltm.sequence(
             text,
@@ -175,7 +177,7 @@ def prepack(
         A packed copy of the weights, for the argument weight_ih of :func:`sequence` only; its dtype
         and shape are unspecified. It works on other systems too, but may be slower there.
     """
-    text, _ = _cell("prepack", cell)
+    text, *_ = _cell("prepack", cell)
     _check.tensor("prepack", "weight_ih", weight_ih)
     _check.optional_tensor("prepack", "weight_hh", weight_hh)
     _check.optional_dtype("prepack", "dtype", dtype)
@@ -186,33 +188,42 @@ def prepack(
     return packed
 
 
-def _cell(where: str, cell: Any) -> tuple[str, tuple[str, ...]]:
-    """The operators' name of a cell, and the names of its states."""
+def _cell(where: str, cell: Any) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Returns the operators' name of a cell, and the names of its states and parameters."""
     text = cell.text if isinstance(cell, Cell) else cell
     if not isinstance(text, str):
         raise TypeError(
             f"lltm::{where}: expected cell to be a str or an lltm.Cell, got {type(cell).__name__}"
         )
     try:
-        return text, _state_names(text)
+        return text, *_names(text)
     except ValueError as error:
         raise ArgumentError(str(error).replace("lltm::_cell", f"lltm::{where}", 1)) from None
 
 
-_STATES: dict[str, tuple[str, ...]] = {}
+_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
-def _state_names(text: str) -> tuple[str, ...]:
-    """The names of a cell's states, h first; a built-in cell has c besides h, or none."""
-    if text not in _STATES:
+def _names(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of a cell's states, h first, and parameters. Built-in cells have h, or h and c."""
+    if text not in _NAMES:
         _, _, initial, *_ = torch.ops.lltm._cell(text)  # raises an error for unknown cells
-        names = Program.read(text).states if "\n" in text else ["c"] * len(initial)
-        _STATES[text] = ("h", *names)
-    return _STATES[text]
+        program = Program.read(text) if "\n" in text else None
+        states = program.states if program else ["c"] * len(initial)
+        _NAMES[text] = ("h", *states), tuple(program.parameters if program else ())
+    return _NAMES[text]
 
 
 # Dynamo calls it while it traces, as torch.compiler.assume_constant_result makes it do.
-_state_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _check_parameters(where: str, parameters: tuple[str, ...], bias_ih: Any) -> None:
+    if parameters and bias_ih is None:
+        raise TypeError(
+            f"lltm::{where}: expected bias_ih to be a tensor of the biases and the cell's"
+            f" parameters {', '.join(parameters)}, got None"
+        )
 
 
 def _check_tensors(where: str, input: Any, weight_ih: Any, **optional: Any) -> None:

@@ -68,7 +68,7 @@ class Step(Recurrent, Generic[State]):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # the torch.nn base would create its own parameters
+        Recurrent.__init__(self)
         self.input_size = _check.integer(self._where, "input_size", input_size)
         self.hidden_size = _check.integer(self._where, "hidden_size", hidden_size)
         with_bias = _check.flag(self._where, "bias", bias)
@@ -211,7 +211,7 @@ class Layer(Recurrent, Generic[State]):
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
             self.dropout = dropout
         else:
-            nn.Module.__init__(self)
+            Recurrent.__init__(self)
             vars(self).update(options, dropout=dropout)
             self._names = names_of(self._parameter_names, self.num_layers, self.bidirectional)
             for k in range(self._state_shape(0)[0]):
@@ -280,6 +280,15 @@ class Layer(Recurrent, Generic[State]):
             return self
         return self._scriptable()
 
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("_compiled_call_impl", None)  # calls this module; RNNBase would copy it
+        return state
+
+    def _inherits_forward(self) -> bool:
+        forward = getattr(self, "forward_in_python", self.forward)
+        return getattr(forward, "__func__", None) is Layer.forward
+
     def _scriptable(self) -> nn.Module:
         return script.layer(self, self._names, len(self._STATES), len(self._OUTPUTS))
 
@@ -316,6 +325,15 @@ class Layer(Recurrent, Generic[State]):
             [parameter for name in names if (parameter := getattr(self, name)) is not None]
             for names in by_direction
         ]
+
+    @property
+    def _flat_weights(self) -> list[nn.Parameter | None]:
+        names: Any = self._flat_weights_names
+        return [getattr(self, name, None) for name in names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, _: Any) -> None:
+        """Keeps no copies: deepcopy does not support tensors that parametrizations compute."""
 
     def _state_shape(self, batch: int) -> tuple[int, int, int]:
         return self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size
@@ -529,10 +547,6 @@ class LLTM(Layer[Pair]):
     @property
     def _flat_weights_names(self) -> list[str]:
         return [name for name in self._names if getattr(self, name) is not None]
-
-    @property
-    def _flat_weights(self) -> list[nn.Parameter]:
-        return [getattr(self, name) for name in self._flat_weights_names]
 
     @property
     def _all_weights(self) -> list[list[str]]:

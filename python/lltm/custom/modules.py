@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 import itertools
 import math
 import pickle
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import _check
 from .._C import ArgumentError
@@ -133,20 +134,27 @@ class _Custom(Recurrent):
         return self._returned([like.new_zeros(shape), *others])
 
     def _get_name(self) -> str:  # the class name must be an identifier for TorchScript
-        return f"{self._HEADER.name}.{type(self).__name__.rsplit('_', 1)[1]}"
+        name, cell = type(self).__name__, self._HEADER.name
+        return f"{cell}.{name[len(cell) + 1 :]}" if name.startswith(f"{cell}_") else name
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if "__reduce__" in vars(type(self)):  # a class of the cell, which its pickles contain
+            return super().__reduce_ex__(protocol)
+        module: Any = self
+        return copyreg.__newobj__, (type(self),), module.__getstate__()  # type: ignore[attr-defined]
+
+    # Copies have the same class, which keeps initializers that pickle would lose.
 
     def __copy__(self) -> Any:
         module: Any = self
-        return self._like(module.__getstate__())
+        made: Any = self.__new__(type(self))
+        made.__setstate__(module.__getstate__())
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        module: Any = self
-        return self._like(copy.deepcopy(module.__getstate__(), memo))
-
-    def _like(self, state: dict[str, Any]) -> Any:
-        """Returns a module of the same class, which keeps initializers that pickle would lose."""
-        made: Any = self.__new__(type(self))
-        made.__setstate__(state)
+        memo[id(self)] = made = self.__new__(type(self))
+        # Other __getstate__ methods unpack weights, or reject parametrizations.
+        vars(made).update(copy.deepcopy(nn.Module.__getstate__(self), memo))
         return made
 
 
@@ -279,9 +287,7 @@ class CustomLayer(_Custom, Layer[Any]):
                 and h at run time. This needs a quarter of the float32 memory and is faster, with
                 small errors. Only for bounded cells, on the CPU, not for float64. Default: None
         """
-        packed = self._PACKED(self, weights)
-        vars(packed)["heads"] = self.heads
-        return packed
+        return self._PACKED(self, weights)
 
 
 class CustomPrepacked(_Custom, Prepacked, Layer[Any]):

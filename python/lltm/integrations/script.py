@@ -193,7 +193,7 @@ def layer(module: nn.Module, parameters: Sequence[str], states: int, outputs: in
 
 
 def prepacked(
-    module: nn.Module,
+    module: Any,
     parameters: Sequence[str],
     states: int,
     outputs: int,
@@ -205,8 +205,7 @@ def prepacked(
     `buffers` names each direction's packed weights and other buffers. Packed weights are saved as
     `matrices` matrices.
     """
-    # Attributes that loading does not set: not in every module, and not from TorchScript.
-    options = [n for n in vars(module) if n not in vars(nn.Module()) and not n.startswith("__")]
+    options = [name for name in vars(module) if name in module._FIXED]
     given = tuple(
         (packed, tuple(name for name in others if getattr(module, name) is not None))
         for packed, others in buffers
