@@ -485,15 +485,19 @@ class Windowed(Clamped):
 
 def hooked(x: Tensor) -> Tensor:
     y = 2 * x
-    if y.requires_grad:
-        y.register_hook(lambda grad: grad.clamp(-8, 8))
+    y.register_hook(lambda grad: grad.clamp(-8, 8))
     return y
 
 
-@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
+def halved(x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: grad / 2)  # also without a gradient, as in prepacked layers
+    return x
+
+
+@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked, halved])
 def test_a_custom_gradient_is_not_mistaken_for_the_derivative(applied: Any) -> None:
     """Custom gradients equal the derivative at most points."""
-    cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
+    cell = lltm.cell(gates=1, name="own")(lambda z, h, c: (tanh(applied(z[0])) + applied(h), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
     with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):

@@ -240,7 +240,14 @@ class Cell:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
-        return call(self.function, {gate: z[gate] for gate in self.gates}, others)
+        z = {gate: z[gate] for gate in self.gates}
+        if "\nown_gradient\n" not in self.text:
+            return call(self.function, z, others)
+        derives = torch.is_grad_enabled()
+        with torch.enable_grad():  # PyTorch registers hooks only on tensors with gradients
+            z, others = ({k: _for_hooks(x) for k, x in given.items()} for given in (z, others))
+            after = call(self.function, z, others)
+        return after if derives else [x.detach() for x in after]
 
     def __reduce__(self) -> Any:
         """Pickles the serialized cell without the function, like the modules of the cell."""
@@ -256,6 +263,13 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+
+
+def _for_hooks(x: Any) -> Any:
+    """Returns a tensor for one step, whose hooks do not see gradients of other steps."""
+    if not isinstance(x, Tensor):
+        return x
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def _renamed(function: Any, name: str) -> Any:
