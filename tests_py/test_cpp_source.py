@@ -44,11 +44,24 @@ def linear(z: Any) -> Tensor:
     return y
 
 
+@lltm.cell(
+    gates=("f", "g", "m", "u"),
+    reads={"f": "h", "m": ("input", "h"), "u": "input"},
+    parameters={"p": 0.5, "q": lltm.scalar(2.0)},
+    bias={"g": False, "m": False},
+    outputs=("c", "h"),
+)
+def second(z: Any, h: Tensor, c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Needs version 2 of serialized cells."""
+    c_next = sigmoid(z.f) * c + p * z.u * tanh(z.g)
+    return tanh(q * c_next + z.m) + 0.1 * h, c_next
+
+
 def cells() -> list[lltm.Cell]:
     of_literature = [getattr(lltm.cells, name) for name in dir(lltm.cells)]
     made = [cell for cell in of_literature if isinstance(cell, lltm.Cell)]
-    # Without products, means and given gates.
-    return [words, linear, *(cell for cell in made if cell.text.startswith("lltm-cell 1\n"))]
+    element_wise = [cell for cell in made if not re.search("= (product|mean) ", cell.text)]
+    return [words, linear, second, *element_wise]
 
 
 def array(values: Tensor) -> str:
@@ -108,6 +121,8 @@ def test_the_cpp_source_computes_the_same_as_the_program(tmp_path: Path) -> None
         (tmp_path / f"{struct}.h").write_text(cell.cpp_source)
         includes.append(f'#include "{struct}.h"\n')
         statements.append(calls(struct, cell, numbers))
+        for name, blocks in zip("xh", torch.ops.lltm._cell(cell.text), strict=False):
+            assert f".{name}_blocks = {{{', '.join(map(str, blocks))}}}" in cell.cpp_source
 
         given = {f"z.{gate}": x for gate, x in zip(slots, numbers["z"], strict=True)}
         given |= dict(zip(states, numbers["states"], strict=True))
@@ -140,6 +155,14 @@ def test_the_cpp_source_computes_the_same_as_the_program(tmp_path: Path) -> None
     printed = support.run([program]).stdout.splitlines()
     got = torch.tensor([float(line) for line in printed], dtype=torch.float64)
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-12, atol=1e-14)
+
+
+def test_a_step_that_combines_hidden_units_has_no_cpp_source() -> None:
+    for name, expected in (("cornn", "the product z.v"), ("dreamer_gru", "a mean over")):
+        with pytest.raises(lltm.ArgumentError, match=f"{name}: .* element-wise .* got {expected}"):
+            _ = getattr(lltm.cells, name).cpp_source
+    for member in (".without_bias = 5", ".given_blocks = {0, 0, 1, 2}", ".output_states = {1}"):
+        assert member in second.cpp_source
 
 
 # Compares a cell definition with its serialized cell.

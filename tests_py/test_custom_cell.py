@@ -485,15 +485,19 @@ class Windowed(Clamped):
 
 def hooked(x: Tensor) -> Tensor:
     y = 2 * x
-    if y.requires_grad:
-        y.register_hook(lambda grad: grad.clamp(-8, 8))
+    y.register_hook(lambda grad: grad.clamp(-8, 8))
     return y
 
 
-@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked])
+def halved(x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: grad / 2)  # also without a gradient, as in prepacked layers
+    return x
+
+
+@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked, halved])
 def test_a_custom_gradient_is_not_mistaken_for_the_derivative(applied: Any) -> None:
     """Custom gradients equal the derivative at most points."""
-    cell = lltm.cell(gates=1, name="own")(lambda z, c: (tanh(applied(z[0])), c))
+    cell = lltm.cell(gates=1, name="own")(lambda z, h, c: (tanh(applied(z[0])) + applied(h), c))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
     with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):
@@ -687,6 +691,50 @@ def test_cells_are_pickled_in_serialized_form() -> None:
     )
 
 
+class Doubled:
+    def forward(self, *arguments: Any) -> Any:
+        first, *others = super().forward(*arguments)  # type: ignore[misc]
+        return 2 * first, *others
+
+
+class DoubledLayer(Doubled, two_states.Layer): ...  # type: ignore[misc, name-defined]
+
+
+class DoubledStep(Doubled, two_states.Cell): ...  # type: ignore[misc, name-defined]
+
+
+class DoubledPacked(Doubled, two_states.Layer._PACKED): ...  # type: ignore[misc, name-defined]
+
+
+class Noted(lltm.Cell):
+    def __init__(self, note: str) -> None:
+        super().__init__(plain.text)
+        self.note = note
+
+
+@pytest.mark.parametrize("protocol", [*range(pickle.HIGHEST_PROTOCOL + 1), "torch"])
+def test_subclasses_are_pickled_as_subclasses(protocol: Any) -> None:
+    def again(module: Any) -> Any:
+        if protocol == "torch":
+            return support.saved_and_loaded(module, torch, weights_only=False)
+        return pickle.loads(pickle.dumps(module, protocol))
+
+    layer, x = DoubledLayer(3, 4), torch.randn(2, 1, 3)
+    layer.extra = "extra"
+    for module in (layer, DoubledStep(3, 4), DoubledPacked(layer)):
+        other, given = again(module), x[0] if isinstance(module, DoubledStep) else x
+        assert type(other) is type(module)
+        same(other(given), module(given), rtol=0.0, atol=0.0)
+        assert getattr(other, "extra", None) == getattr(module, "extra", None)
+    assert type(again(Noted("note"))) is Noted
+    assert again(Noted("note")).note == "note"
+
+    class Local(two_states.Layer): ...  # type: ignore[misc, name-defined]
+
+    with pytest.raises(AttributeError, match="local object"):
+        again(Local(3, 4))
+
+
 def drawn(parameter: Tensor) -> Tensor:
     return torch.full_like(parameter, 3.0)
 
@@ -869,19 +917,46 @@ def test_wrong_products_of_gradients_are_rejected(line: str) -> None:
         lltm.Cell(wrong)
 
 
-def test_values_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:
-    wrong: Any
-    for wrong in (None, 3, b"lltm-cell 1"):
-        with pytest.raises(TypeError, match=r"^lltm::cell: expected a serialized cell, got "):
-            lltm.Cell(wrong)
-    expected = r"^lltm::cell: expected a serialized cell, got 'lstm', the name of a built-in cell"
-    with pytest.raises(lltm.ArgumentError, match=expected):
-        lltm.Cell("lstm")
-    file = tmp_path / "binary.cell"
-    file.write_bytes(b"\xff\xfe\0")
-    expected = r"^lltm::cell: expected a serialized cell, got .*binary.cell: .*0xff"
-    with pytest.raises(lltm.ArgumentError, match=expected):
-        lltm.Cell.load(file)
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([b"lltm-cell 1"], "a serialized cell, got b'lltm-cell 1'$"),
+        (["lstm"], "a serialized cell, got 'lstm', the name of a built-in cell"),
+        (["\ud800\n"], r"got '\\ud800\\n', without 'lltm-cell' first"),
+        ([plain.text, [1]], r"plain: expected initial to be a dict, got \[1\]"),
+        ([two_states.text, {"a": 1.0}], r"parameters of the cell \(p, q\), got 'a'"),
+        ([two_states.text, {"p": lltm.scalar()}], "a number or .* for p, .* got lltm.scalar"),
+        ([two_states.text, {"p": torch.ones(1)}], "a number as the initial value of p, got tensor"),
+        ([plain.text, None, 3], "expected function to be a function, got 3"),
+    ],
+)
+def test_wrong_arguments_of_cells_are_named(arguments: Any, expected: str) -> None:
+    with pytest.raises((TypeError, lltm.ArgumentError), match=f"^lltm::cell: .*{expected}"):
+        lltm.Cell(*arguments)
+
+
+def test_a_cell_is_not_a_class_or_a_function() -> None:
+    with pytest.raises(TypeError, match=r"^lltm::cell: plain: .* plain\.Layer.* plain\.Cell"):
+        plain(3, 4)
+    with pytest.raises(TypeError, match=r"^lltm::cell: expected a function, got lltm\.Cell"):
+        lltm.cell(gates=1)(plain)
+
+
+def test_files_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:
+    text = plain.text.encode()
+    for name, content, expected in (
+        ("foreign", b"\xff\xfe\0\n", r"got '\\\\xff\\\\xfe\\x00\\n'"),
+        ("damaged", text.replace(b"tanh", b"\xff"), r"line \d+: .* an operation, got '\\xff'"),
+        ("truncated", text[:-4], "got the end of the cell"),
+        ("large", text * 1000, "at most 65536 bytes, got 65537"),
+    ):
+        (file := tmp_path / name).write_bytes(content)
+        got = f"expected a serialized cell, got the file '{file}', not a serialized cell: "
+        with pytest.raises(lltm.ArgumentError, match=f"^lltm::cell: {re.escape(got)}.*{expected}"):
+            lltm.Cell.load(file)
+    wrong: Any = 1  # a file descriptor
+    with pytest.raises(TypeError, match="PathLike"):
+        lltm.Cell.load(wrong)
 
 
 def test_initializers_fill_or_return_a_parameter() -> None:

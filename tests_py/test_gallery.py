@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import custom_cells
 import pytest
@@ -46,12 +47,13 @@ def test_a_bounded_cell_is_bounded(name: str) -> None:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.mul_(8)
-        output, _ = layer(4 * torch.randn(50, 20, layer.input_size, dtype=torch.float64))
-    assert (output.abs().max().item() <= 1) == ("\nbounded\n" in layer._CELL)
+        h, *_ = support.flat(layer(4 * torch.randn(50, 20, layer.input_size, dtype=torch.float64)))
+    assert (h.abs().max().item() <= 1) == ("\nbounded\n" in layer._CELL)
 
 
 def test_the_table_describes_the_cells() -> None:
-    lines = (support.ROOT / "docs" / "cells.md").read_text().splitlines()
+    text = (support.ROOT / "docs" / "cells.md").read_text()
+    lines = text.splitlines()
     rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| [")]
     assert [re.sub(r"\[(\w+)\].*", r"\1", row[0]) for row in rows] == NAMES
     others = custom_cells.OTHERS.items()
@@ -68,6 +70,8 @@ def test_the_table_describes_the_cells() -> None:
         assert source == (converter.removeprefix("from_") or custom_cells.LOOP)
         assert float(error) <= limit_of(name)
         source = (Path(cells.__path__[0]) / f"{name}.py").read_text()
+        described = re.findall(rf"`{name}` \(([^)]+)\)", text)
+        assert described == [", ".join(cell.outputs)] * bool(cell.outputs), name
         year = re.findall(r"\d{4}", paper)[0]
         assert re.search(rf"{re.split(' et al|,| ', paper)[0]}.*{year}", source, re.DOTALL), name
 
@@ -113,11 +117,76 @@ def test_an_unknown_cell_is_an_error() -> None:
         message = rf"from_{library}: expected module to be {names}, got torch\.nn\..*\.GRU"
         with pytest.raises(ValueError, match=message):
             getattr(cells, f"from_{library}")(torch.nn.GRU(2, 3))
-    options = {"hidden_size": 3, "num_layers": 1, "dropout": 0.0, "batch_first": False}
-    three_gates = [types.SimpleNamespace(weight_ih=torch.ones(9, 2))]
-    members = {"__module__": "torchrecurrent", **options, "cells": three_gates}
+    with pytest.raises(ValueError, match=r"got the class torchrecurrent\.MGU"):
+        cells.from_torchrecurrent(MGU)
+    module = MGU(weight_ih=torch.ones(9, 2))
     with pytest.raises(ValueError, match=r"weight_ih_l0 of mgu with shape \(6, 2\), got \(9, 2\)"):
-        cells.from_torchrecurrent(type("MGU", (torch.nn.Module,), members)())
+        cells.from_torchrecurrent(module)
+    with pytest.raises(ValueError, match=r"expected module to have values, got .* meta"):
+        cells.from_torchrecurrent(MGU(weight_ih=torch.ones(6, 2, device="meta")))
+
+
+class MGU(torch.nn.Module):
+    """Stands in for torchrecurrent.MGU."""
+
+    __module__ = "torchrecurrent"
+    hidden_size, num_layers, dropout, batch_first = 3, 1, 0.0, False
+
+    def __init__(self, **others: Any) -> None:
+        super().__init__()
+        self.layer: Any = cells.mgu.Layer(2, 3, dtype=torch.bfloat16)
+        tensors = {name.removesuffix("_l0"): p for name, p in self.layer.named_parameters()}
+        self.cells = [types.SimpleNamespace(**{**tensors, **others})]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)
+
+
+def test_a_converted_layer_keeps_mode_dtype_and_frozen_parameters() -> None:
+    module = MGU()
+    module.layer.weight_hh_l0.requires_grad_(False)
+    module.cells[0].bias_ih = torch.zeros(6)  # a buffer
+    torch.nn.init.zeros_(module.layer.bias_ih_l0)
+    for training in (True, False):
+        layer = cells.from_torchrecurrent(module.train(training))
+        assert layer.training == training
+        assert layer.weight_ih_l0.dtype == torch.bfloat16
+        learned = [name for name, p in layer.named_parameters() if p.requires_grad]
+        assert learned == ["weight_ih_l0", "bias_hh_l0"]
+    module.cells[0].weight_hh = -module.layer.weight_hh_l0
+    with pytest.raises(ValueError, match=r"equations of mgu, got an error of \d.* of its output"):
+        cells.from_torchrecurrent(module)
+
+
+GRU = {"units": 3, "reset_after": False, "return_sequences": True}
+OPTIONS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("keras.layers", "GRU", {**GRU, "dropout": 0.5}, "dropout=0, got 0.5"),
+    ("keras.layers", "GRU", {**GRU, "return_state": True}, "return_state=False, got True"),
+    ("keras.layers", "GRU", {**GRU, "activation": "relu"}, "activation='tanh', got 'relu'"),
+    ("ncps.torch", "CfC", {"units": 3}, "backbone_units=3, got 128"),
+    ("ncps.torch", "CfC", {"units": 3, "mode": "no_gate"}, "mode='default', got 'no_gate'"),
+    ("ncps.torch", "CfC", {"units": 3, "mixed_memory": True}, "mixed_memory=False, got True"),
+    ("torchrecurrent", "IndRNN", {"hidden_size": 3}, "nonlinearity='relu', got 'tanh'"),
+]
+
+
+@pytest.mark.slow
+@support.needs_extra("examples", "keras", "ncps", "torchrecurrent")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("library", "name", "options", "expected"), OPTIONS)
+def test_options_that_are_not_converted_are_named(
+    library: str, name: str, options: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    make = getattr(importlib.import_module(library), name)
+    module = make(**options) if "keras" in library else make(input_size=2, **options)
+    if "keras" in library:
+        module.build((None, None, 2))
+    library = library.partition(".")[0]
+    with pytest.raises(
+        ValueError, match=f"^lltm.cells.from_{library}: expected .* with {expected}"
+    ):
+        getattr(cells, f"from_{library}")(module)
 
 
 def test_the_slstm_learns_as_well_as_the_lstm() -> None:

@@ -6,8 +6,9 @@ E. O. Neftci, H. Mostafa, F. Zenke: Surrogate gradient learning in spiking neura
 Signal Processing Magazine, 2019; the surrogate is SuperSpike's: F. Zenke, S. Ganguli: SuperSpike:
 Supervised learning in multilayer spiking neural networks. Neural Computation, 2018.
 
-Notable: the cell calls a torch.autograd.Function, whose backward is traced. The reset, the
-element-wise effect of h on v', has no gradient.
+Notable: the output is a tuple of the spikes h and the membrane potential v of every step. The cell
+calls a torch.autograd.Function, whose backward is traced. The reset, the element-wise effect of h
+on v', has no gradient.
 """
 
 import torch
@@ -27,7 +28,7 @@ class SuperSpike(torch.autograd.Function):
         return grad / (1 + 10 * v.abs()) ** 2
 
 
-@lltm.cell(gates=("v",), bounded=True)
+@lltm.cell(gates=("v",), outputs=("h", "v"), bounded=True)
 def lif(z, h, v):
     v_next = 0.9 * v + z.v - h.detach()
     return SuperSpike.apply(v_next - 1), v_next

@@ -6,7 +6,8 @@ snnTorch's RSynaptic, reset by subtraction: J. K. Eshraghian, M. Ward, E. Neftci
 G. Dwivedi, M. Bennamoun, D. S. Jeong, W. D. Lu: Training spiking neural networks using lessons from
 deep learning. Proceedings of the IEEE, 2023. In backward, a spike is an arctangent, as in snnTorch.
 
-Notable: learned decays, one alpha and one beta per hidden unit, clamped to [0, 1].
+Notable: the output is a tuple of the spikes h, the current s and the potential v of every step, as
+snnTorch returns them. Learned decays, one alpha and one beta per hidden unit, clamped to [0, 1].
 """
 
 import math
@@ -28,7 +29,10 @@ class Spike(torch.autograd.Function):
         return grad / (1 + (math.pi * v) ** 2)
 
 
-@lltm.cell(gates=("s",), parameters={"alpha": 0.9, "beta": 0.8}, bounded=True)
+INITIAL = {"alpha": 0.9, "beta": 0.8}
+
+
+@lltm.cell(gates=("s",), outputs=("h", "s", "v"), parameters=INITIAL, bounded=True)
 def rsynaptic(z, s, v, alpha, beta):
     s_next = alpha.clamp(0, 1) * s + z.s
     v_next = beta.clamp(0, 1) * v + s_next - Spike.apply(v - 1).detach()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from .. import _check
 from .._C import ArgumentError
+from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
 from .cpp_source import cpp_source
 from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
-from .program import Program, Reads, Scalar
+from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
 from .trace import call, trace
 
 Initial = float | Callable[[Tensor], object] | Scalar
@@ -95,6 +97,8 @@ def cell(
         )
 
     def make(function: Callable[..., Any]) -> Cell:
+        if isinstance(function, Cell):
+            raise TypeError(f"lltm::cell: expected a function, got {function!r}")
         program = trace(
             function,
             gates=gates,
@@ -143,15 +147,17 @@ class Cell:
         function: Callable[..., Any] | None = None,
     ) -> None:
         if not isinstance(text, str):
-            raise TypeError(f"lltm::cell: expected a serialized cell, got {text!r}")
-        try:
-            torch.ops.lltm._cell(text)  # checks it
+            raise TypeError(f"lltm::cell: expected a serialized cell, got {reprlib.repr(text)}")
+        if not text.startswith("lltm-cell "):
+            why = "the name of a built-in cell" if text in BUILT_IN else "without 'lltm-cell' first"
+            got = f"{reprlib.repr(text)}, {why}"
+            raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}")
+        try:  # checks it; the parser rejects the escape of a character that is not ASCII
+            torch.ops.lltm._cell(text.encode("ascii", "backslashreplace").decode())
         except ValueError as error:
             raise _check.of_operator(error) from None
-        if "\n" not in text:
-            raise ArgumentError(
-                f"lltm::cell: expected a serialized cell, got {text!r}, the name of a built-in cell"
-            )
+        if not (function is None or callable(function)):
+            raise TypeError(f"lltm::cell: expected function to be a function, got {function!r}")
         self.text = text
         self.function = function
         header = Program.read(text)
@@ -167,9 +173,7 @@ class Cell:
                     f" modules, got {parameter!r}"
                 )
         states = ("h", *header.states)
-        of_parameters = {
-            k: x.initial if isinstance(x, Scalar) else x for k, x in (initial or {}).items()
-        }
+        of_parameters = _checked(header, {} if initial is None else initial)
 
         def made(base: Any, kind: str, **members: Any) -> Any:
             where = f"{self.name}.{kind.removeprefix('Prepacked')}"
@@ -184,7 +188,8 @@ class Cell:
                 "__init__": _renamed(base.__init__, where),
                 "__doc__": base.__doc__,
                 "__module__": getattr(function, "__module__", None) or __name__,
-                "__reduce__": _pickled_as(kind),
+                "__reduce_ex__": _reduced_as(kind),
+                "_IS_MADE": True,
             }
             return type(f"{self.name}_{kind}", (base,), members)
 
@@ -196,18 +201,20 @@ class Cell:
 
     def save(self, path: Path) -> None:
         """Writes the serialized cell to the file ``path``, for :meth:`load` in Python and C++."""
-        with open(path, "w", encoding="ascii", newline="\n") as file:
+        with open(os.fspath(path), "w", encoding="ascii", newline="\n") as file:
             file.write(self.text)
 
     @staticmethod
     def load(path: Path) -> Cell:
         """Reads a cell from the file ``path``, written by :meth:`save`."""
-        with open(path, encoding="ascii", newline="") as file:
-            try:
-                return Cell(file.read())
-            except UnicodeDecodeError as error:
-                got = f"{os.fspath(path)}: {error}"
-                raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}") from None
+        with open(os.fspath(path), "rb") as file:
+            text = file.read(MOST_BYTES + 1)  # exceeds the parser's limit by 1
+        try:
+            return Cell(text.decode("ascii", "backslashreplace"))
+        except ArgumentError as error:
+            why = str(error).removeprefix("lltm::cell: ").removeprefix("lltm::")
+            got = f"the file {os.fspath(path)!r}, not a serialized cell: {why}"
+            raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}") from None
 
     def explain(self) -> str:
         """Returns a report: interface, saved values, instructions, hints and C++ source."""
@@ -218,6 +225,12 @@ class Cell:
         """C++ source of the cell, in the form of the built-in cells."""
         return cpp_source(self.text)
 
+    def __call__(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError(
+            f"lltm::cell: {self.name}: expected a call of its layer class, {self.name}.Layer(...),"
+            f" or of its single-step class, {self.name}.Cell(...), got a call of the cell itself"
+        )
+
     def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
         """Calls the Python function. Returns h' and the next states. `others` are by name.
 
@@ -227,11 +240,20 @@ class Cell:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
-        return call(self.function, {gate: z[gate] for gate in self.gates}, others)
+        z = {gate: z[gate] for gate in self.gates}
+        if "\nown_gradient\n" not in self.text:
+            return call(self.function, z, others)
+        derives = torch.is_grad_enabled()
+        with torch.enable_grad():  # PyTorch registers hooks only on tensors with gradients
+            z, others = ({k: _for_hooks(x) for k, x in given.items()} for given in (z, others))
+            after = call(self.function, z, others)
+        return after if derives else [x.detach() for x in after]
 
     def __reduce__(self) -> Any:
         """Pickles the serialized cell without the function, like the modules of the cell."""
-        return Cell, (self.text, _picklable(self.Layer._INITIAL)), {"gates": self.gates}
+        made = ("text", "function", "Layer", "Cell")  # by the constructor
+        state = {name: value for name, value in vars(self).items() if name not in made}
+        return _restore_cell, (type(self), self.text, _picklable(self.Layer._INITIAL)), state
 
     def __copy__(self) -> Cell:
         return self
@@ -241,6 +263,13 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+
+
+def _for_hooks(x: Any) -> Any:
+    """Returns a tensor for one step, whose hooks do not see gradients of other steps."""
+    if not isinstance(x, Tensor):
+        return x
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def _renamed(function: Any, name: str) -> Any:
@@ -255,17 +284,41 @@ def _renamed(function: Any, name: str) -> Any:
     return copied
 
 
+def _checked(header: Program, initial: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks the initial values of parameters. Returns them without :class:`Scalar`."""
+    expect_type(initial, Mapping, header.name, "initial to be a dict")
+    known = f"initial for parameters of the cell ({', '.join(header.parameters) or 'none'})"
+    for name, value in initial.items():
+        expect(name in header.parameters, header.name, known, repr(name))
+        right = name in header.scalars or not isinstance(value, Scalar)
+        expected = f"a number or a function for {name}, which has a value per hidden unit"
+        expect(right, header.name, expected, "lltm.scalar")
+    values = {k: x.initial if isinstance(x, Scalar) else x for k, x in initial.items()}
+    new = {k: x for k, x in values.items() if not isinstance(x, Pickled)}
+    _check_numbers(header.name, 0, {}, new)
+    return values
+
+
 def _picklable(initial: Mapping[str, Any]) -> dict[str, Any]:
     return {
         k: v if isinstance(v, Pickled) or not callable(v) else Pickled(v)
         for k, v in initial.items()
+        if v == v  # NaN: the function was not saved
     }
 
 
-def _pickled_as(kind: str) -> Callable[..., Any]:
-    """Returns the __reduce__ method of a module of a cell. It pickles the serialized cell."""
+def _restore_cell(kind: type[Cell], text: str, initial: Mapping[str, Any]) -> Cell:
+    made = kind.__new__(kind)  # a subclass may have another constructor
+    Cell.__init__(made, text, initial)
+    return made
 
-    def reduce(self: Any) -> Any:
+
+def _reduced_as(kind: str) -> Callable[..., Any]:
+    """Returns the __reduce_ex__ method of a module of a cell. It pickles the serialized cell."""
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        if "_IS_MADE" not in vars(type(self)):  # a subclass, which pickle finds by its import path
+            return object.__reduce_ex__(self, protocol)
         return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__getstate__()
 
     return reduce
@@ -273,6 +326,5 @@ def _pickled_as(kind: str) -> Callable[..., Any]:
 
 def _restore(text: str, initial: Mapping[str, Any], kind: str) -> Any:
     made = Cell(text, initial)
-    prepacked = made.Layer._PACKED
-    module = {"Layer": made.Layer, "Cell": made.Cell, "PrepackedLayer": prepacked}[kind]
+    module = made.Layer._PACKED if kind == "PrepackedLayer" else getattr(made, kind)
     return module.__new__(module)

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..reference import _EQUATIONS as BUILT_IN
 from .program import OPERATIONS, Program, assignments, expect
@@ -38,15 +39,14 @@ def cpp_source(text: str) -> str:
 
     Built-in cells have no parameters and at most one state besides h, and with such a state they
     do not read h. Other cells use arrays and declare their result types. Raises ArgumentError for
-    cells that need version 2 of the text: with products, means, gates that read the input or have
-    no bias, scalars or outputs.
+    cells with products or means, which combine hidden units.
     """
     cell = _Cell(Program.read(text))
-    expected = (
-        "a cell without products, means, gates that read the input or have no bias, scalars and"
-        " outputs, for C++ source"
-    )
-    expect(text.startswith("lltm-cell 1\n"), cell.header.name, expected, "a cell with them")
+    steps = itertools.chain(assignments(text, "forward"), assignments(text, "backward"))
+    cuts = [f"the product z.{gate}" for gate in cell.header.products]
+    cuts += ["a mean over hidden units"] * any(op == "mean" for _, op, _ in steps)
+    expected = "an element-wise step, as built-in cells have, for C++ source"
+    expect(not cuts, cell.header.name, expected, " and ".join(cuts))
     forward, of_c = _forward(text, cell)
     backward, of_dc = _backward(text, cell)
 
@@ -102,11 +102,12 @@ class _Cell:
             *(g for g in x if g not in h),
             *(g for g in x if g in h),
             *(g for g in h if g not in x),
+            *(g for g in header.gates_input if g not in h),
         ]
         self.states = [*["h"] * (header.reads_h or not header.states), *header.states]
         self.parameters = list(header.parameters)
         # True if it fits the types of cell.h, like built-in cells.
-        self.plain = not self.parameters and len(self.states) == 1
+        self.plain = not self.parameters and len(self.states) == 1 and not header.gates_input
 
 
 def _forward(text: str, cell: _Cell) -> tuple[_Function, str]:
@@ -166,26 +167,53 @@ def _head(cell: _Cell) -> list[str]:
 
 def _descriptor(cell: _Cell) -> list[str]:
     """The lines of kCell (cell.h)."""
-    header, slots = cell.header, cell.slots
-    x_blocks, h_blocks = (
-        ", ".join(str(given.index(gate)) if gate in given else "-1" for gate in slots)
-        for given in (header.gates_x, header.gates_h)
-    )
-    first_of_h = len(slots) - len(header.gates_h)
-    return [
-        "  static constexpr CellInfo kCell = {",
-        f'      .name = "{header.name}",',
-        f'      .layer_class = "{cell.name}",',
-        f'      .step_class = "{cell.name}Cell",',
-        f"      .id = {len(BUILT_IN)},  // index in Cells (cells.h)",
-        "      .slots = kSlots,\n      .saved = kSaved,",
-        f"      .x = {{0, {len(header.gates_x)}}},\n      .h = {{{first_of_h}, {len(slots)}}},",
-        f"      .x_blocks = {{{x_blocks}}},\n      .h_blocks = {{{h_blocks}}},",
-        f"      .states = {len(header.states)},",
-        f"      .reads_h = {str('h' in cell.states).lower()},",
-        *([f"      .parameters = {len(cell.parameters)},"] if cell.parameters else []),
-        f"      .bounded = {str(header.bounded).lower()}}};\n",
+    header, slots, x, h = cell.header, cell.slots, cell.header.gates_x, cell.header.gates_h
+    given, outputs = header.gates_input, header.outputs
+    more = [cell.states.index(name) for name in outputs if name != "h"]
+
+    def blocks(gates: Sequence[str], first: int = 0) -> list[int]:
+        return [first + gates.index(gate) if gate in gates else first - 1 for gate in slots]
+
+    def bits(names: Sequence[str], all_names: Sequence[str]) -> int:
+        return sum(1 << k for k, name in enumerate(all_names) if name in names)
+
+    def quoted(names: Iterable[str]) -> list[str]:
+        return [f'"{name}"' for name in names]
+
+    members: dict[str, Any] = {
+        "name": f'"{header.name}"',
+        "layer_class": f'"{cell.name}"',
+        "step_class": f'"{cell.name}Cell"',
+        "id": f"{len(BUILT_IN)}",  # index in Cells (cells.h)
+        "slots": "kSlots",
+        "saved": "kSaved",
+        "x": [0, len(x)],
+        "h": [len({*x} - {*h}), len({*x, *h})],
+        "x_blocks": blocks(x),
+        "h_blocks": blocks(h),
+        "states": f"{len(header.states)}",
+        "reads_h": str("h" in cell.states).lower(),
+        "parameters": len(cell.parameters),
+        "state_names": quoted(header.states),
+        "parameter_names": quoted(cell.parameters),
+        "bounded": str(header.bounded).lower(),
+        "own_gradient": header.own_gradient and "true",
+        "given": len(given),
+        "given_blocks": given and blocks(given, 1),
+        "scalars": bits(header.scalars, cell.parameters),
+        "without_bias": bits(header.no_bias, slots),
+        "outputs": len(more),
+        "output_states": more,
+        "output_of_h": more and (outputs.index("h") if "h" in outputs else -1),
+    }
+    lines = [
+        f"      .{name} = {{{', '.join(map(str, value))}}}"
+        if isinstance(value, list)
+        else f"      .{name} = {value}"
+        for name, value in members.items()
+        if value
     ]
+    return ["  static constexpr CellInfo kCell = {", ",\n".join(lines) + "};\n"]
 
 
 def _result_types(cell: _Cell) -> list[str]:
@@ -206,8 +234,9 @@ def _result_types(cell: _Cell) -> list[str]:
 
 DH = "d.h'"
 NOT_BUILT_IN = [
-    "// Built-in cells have no parameters and at most one state in addition to h. A cell with such",
-    "// a state does not read h. To build this cell in, extend the engines.",
+    "// Built-in cells have no parameters, no gates that read the input, and at most one state in",
+    "// addition to h. A cell with such a state does not read h. To build this cell in, extend the",
+    "// engines.",
 ]
 
 
