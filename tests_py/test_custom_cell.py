@@ -983,11 +983,46 @@ def test_initializers_fill_or_return_a_parameter() -> None:
         cell_of(lambda t: torch.ones(1)).Cell(3, 4)
 
 
-@pytest.mark.parametrize("name", ["weight_ih", "bias", "forward", "training"])
-def test_parameters_are_not_named_like_attributes_of_modules(name: str) -> None:
-    text = re.sub(r"\bp\b", name, two_states.text)
-    with pytest.raises(ValueError, match=rf"^lltm::cell: two_states: expected param.*got '{name}'"):
-        lltm.Cell(text)
+def test_names_that_modules_and_z_use_are_rejected() -> None:
+    layer = lstm.Layer(32, 32)
+    modules = lstm.Cell(3, 4), layer, layer.prepack(), layer.prepack(torch.qint8), lltm.LLTM(3, 4)
+    tensors = [name for m in modules for name in (*m.state_dict(), *dict(m.named_buffers()))]
+    of_modules = {name.removesuffix("_l0") for name in tensors} | {"forward", "training", "heads"}
+    assert {"weights", "packed_weights", "weight_ih_scales"} < of_modules
+    for replaced, names, kind in (
+        ("p", {*of_modules, "bias", "returned", "__class__"}, "parameter"),
+        ("g", {"_no", "__class__", "__init__"}, "gate"),
+    ):
+        for name in names:
+            text = re.sub(rf"\b{replaced}\b", name, two_states.text)
+            expected = rf"^lltm::cell: two_states: expected {kind} names .*, got '{name}'$"
+            with pytest.raises(lltm.ArgumentError, match=expected):
+                lltm.Cell(text)
+
+
+def test_initial_values_are_in_the_range_of_the_dtype() -> None:
+    initial: dict[str, Any] = {"states": {"c": -1e30}, "parameters": {"p": 1e39}}
+    cell = lltm.cell(gates=1, name="it", **initial)(lambda z, c, p: (z[0] * p, c))
+    for make in (cell.Layer, cell.Cell):
+        for dtype, text in ((torch.half, "c .* float16, got -1e"), (torch.float, "p .* float32")):
+            with pytest.raises(lltm.ArgumentError, match=rf"^lltm::it.*: .* value of {text}"):
+                make(3, 4, dtype=dtype)
+        make(3, 4, dtype=torch.double)
+
+
+@pytest.mark.parametrize(
+    ("kept", "function"),
+    [
+        (4, lambda z, h: torch.exp(z.a - torch.maximum(z.a, h).detach())),
+        (28, lambda z, h: functools.reduce(torch.mul, lltm.layer_norm((z.a, z.b, h)))),
+        (8, lambda z, h: tanh(z.n(h))),
+    ],
+)
+def test_bytes_that_autograd_saves(kept: int, function: Any) -> None:
+    """Counts no freed graphs, tensors once, and operands of products."""
+    reads = {"n": ("x", "product")} if kept == 8 else {}
+    cell = lltm.cell(gates=[*"abn"], reads=reads, name="it")(function)
+    assert f" autograd saves {kept} bytes" in " ".join(cell.explain().split())
 
 
 def test_the_decorator_has_arguments() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import random
@@ -22,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
 from lltm.custom.cpp_source import cpp_source
-from lltm.custom.program import CUTS, EXPENSIVE, OPERATIONS, Program, evaluate
-from lltm.custom.trace import Gates, trace
+from lltm.custom.program import CUTS, EXPENSIVE, OPERATIONS, Program, Value, evaluate
+from lltm.custom.trace import Gates, Tracer, trace
 
 ROWS, UNITS = 5, 7
 
@@ -190,7 +191,8 @@ def means(z: Any, h: Tensor, p: Tensor) -> Any:
     a = z[0] - torch.mean(p * z[0], 1, keepdim=True)
     b = F.rms_norm(z[1], z[1].shape[-1:], p, eps=1e-4)
     scale = torch.rsqrt(h.var(-1, keepdim=True, unbiased=False) + 0.1)
-    return a * b.mean((-1,), keepdim=True).mean(-1, keepdim=True) * scale + p.mean(-1, keepdim=True)
+    b = b.mean(axis=(-1,), keepdims=True)  # type: ignore[call-overload]
+    return a * b.mean(-1, keepdim=True) * scale + p.mean(-1, keepdim=True)
 
 
 PEEPHOLES = {"p_i": 0.1, "p_f": torch.nn.init.zeros_, "p_o": -0.5}
@@ -341,6 +343,45 @@ def test_a_product_without_gradient_leaves_those_of_other_gates() -> None:
     cell = lltm.cell(gates=("r", "n", "o"), reads=reads)(first)
     assert "d.h = copy 0.0" not in cell.text
     lltm.testing.check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
+
+
+def test_results_of_products_means_and_norms_may_change_in_place() -> None:
+    def cell(z: Any, h: Tensor, w: Tensor, b: Tensor) -> Any:
+        y = z.n(h)
+        y += 1
+        y.mul_(2)
+        m = y.mean(-1, keepdim=True)
+        m += 1
+        v = F.layer_norm(y, y.shape[-1:], 1 + w, b)
+        v *= m
+        a, b = lltm.layer_norm((v, z.a))
+        a += b
+        return tanh(a)
+
+    reads, parameters = {"n": ("x", "product")}, {"w": 1, "b": 1}
+    check(cell, gates=("n", "a"), reads=reads, parameters=parameters)
+
+
+def test_rms_norm_has_a_default_eps() -> None:
+    def reference(z: Any) -> Tensor:
+        return F.rms_norm(z[0], z[0].shape[-1:], eps=torch.finfo(torch.float32).eps)
+
+    with pytest.warns(UserWarning, match="rms_norm without eps adds 1.19.*e-07 in every dtype"):
+        check(lambda z: F.rms_norm(z[0], z[0].shape[-1:]), reference, gates=1, name="cell")
+
+
+def test_a_trace_is_freed() -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(type(x) in (Tracer, Value) for x in gc.get_objects())
+
+    before = alive()
+    for name in STAGED:
+        function, options, _ = CELLS[name]
+        trace(function, **options)
+    with pytest.raises(TypeError):
+        trace(lambda z: lltm.layer_norm(z[0]).sum(), gates=1, name="wrong")
+    assert alive() <= before
 
 
 def test_a_step_with_means_may_have_no_units() -> None:
@@ -600,12 +641,24 @@ def in_place(z: Any, c: Tensor) -> Any:
 
 # Functions with one gate, by reported operation.
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
-    r"layer_norm\(v, v.shape\[-1:\]\).*got the shape": lambda z: F.layer_norm(z[0], (1,)),
+    r"layer_norm\(v, v.shape\[-1:\]\).*got the shape": lambda z: F.layer_norm(z[0], z[0].shape),
+    "weight to be of same shape": lambda z, h: F.rms_norm(z[0], z[0].shape[-1:], h, 1e-3),
+    "bias to be of same shape": lambda z, h: F.layer_norm(z[0], z[0].shape[-1:], bias=h),
+    "prelu: expected `weight` to be": lambda z, h: F.prelu(z[0], h),
+    "argument 'eps' .*not Tensor": lambda z, h: F.rms_norm(z[0], z[0].shape[-1:], eps=h),
+    "'eps' .* must be float, not Tensor": lambda z, h: lltm.layer_norm((z[0], h), eps=h),
+    "expected eps to be a number, got None": lambda z: lltm.layer_norm(
+        z[0],
+        None,  # type: ignore[arg-type]
+    ),
     r"layer_norm: expected values to have.*got \(\)": lambda z: lltm.layer_norm(()),
-    "a number as eps, got eps=None": lambda z: F.rms_norm(z[0], z[0].shape[-1:]),
     r"mean\(-1, keepdim=True\), got dim=None, keepdim=False": lambda z: z[0].mean(),
     "got dim=0, keepdim=True": lambda z: z[0].mean(0, keepdim=True),
-    "a mean of floating-point values": lambda z: (z[0] > 0).mean(-1, keepdim=True),
+    "got dim=-1, keepdim=True, dtype=torch.float32": lambda z: z[0].mean(
+        -1, True, dtype=torch.float
+    ),
+    "mean.* must be either a floating point": lambda z: (z[0] > 0).mean(-1, keepdim=True),
+    r"shape \[3, 1\] doesn't match the broadcast": lambda z, h: z[0].mean(-1, True).add_(h),
     'calls only of gates with "product" in reads': lambda z, h: z[0](h),
     "no matrix multiplications in addition to.*matmul": lambda z: (
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
@@ -657,6 +710,8 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "change of a detached tensor, got aten::add_": lambda z: tanh(z[0]).data.add_(2),
     "the function to return only h', got tuple": lambda z: (z[0], z[0]),
     "the function to return only h', got float": lambda z: 0.5,
+    "the function to return only h', got z$": lambda z: z,
+    "a function that returns, got StopIteration": lambda z: next(iter(())),
     r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
     r"\(h', c'\), got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
     r"\(h', c'\), got Tensor, float": lambda z, c: (c, 1.0),
@@ -668,7 +723,7 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("match", UNSUPPORTED)
 def test_unsupported_operations(match: str) -> None:
     function = UNSUPPORTED[match]
-    expected = f"(?s)^lltm::cell: wrong: .*{match}.*\n  .*test_trace.py:"
+    expected = f"(?ms)^lltm::cell: wrong: .*{match}.*\n  .*test_trace.py:"
     with pytest.raises((TypeError, lltm.ArgumentError), match=expected):
         trace(function, gates=1, name="wrong")
 
@@ -684,14 +739,17 @@ MISUSED: dict[str, Callable[..., Any]] = {
     r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
     "a value of the step in z.g0.*got a constant": lambda z, h: z.g0(torch.zeros_like(h)),
     "a value of the step in z.g0.*got a parameter": lambda z, p: z.g0(p),
-    "no in-place change of an argument": lambda z, h: z.g0(h).add_(1),
+    "z.g0.*got a call with no values": lambda z, h: z.g0(),
+    "z.g0.*got a call with 2 values": lambda z, h: z.g0(h, h),
+    r"dtype of a gate in z.g0\(...\), got z$": lambda z: z.g0(z),
+    "only h', got z.g0$": lambda z, h: (z.g0(h), z.g0)[1],
     "one tensor for z.g0.* and z.g1": lambda z, h: z.g0(spike(h)) + z.g1(spike(h).detach() + 0),
 }
 
 
 @pytest.mark.parametrize("match", MISUSED)
 def test_misused_products(match: str) -> None:
-    expected = f"(?s)^lltm::cell: wrong: .*expected .*{match}.*\n  .*test_trace.py:"
+    expected = f"(?ms)^lltm::cell: wrong: .*expected .*{match}.*\n  .*test_trace.py:"
     parameters = {"p": 0.0} if "parameter" in match else {}
     with pytest.raises(TypeError, match=expected):
         trace(
@@ -848,7 +906,20 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("at most 3 states, got 4", ValueError, lambda z, a, b, c, d: (a, a, b, c, d), {}),
     ("named arguments, got \\*c", ValueError, lambda z, *c: c, {}),
     ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
-    ("not named z, got z", ValueError, lambda a, z: (z, z), {}),
+    (r"z, the gates, as the first argument .*, got \(a, z\)", ValueError, lambda a, z: (z, z), {}),
+    (r"z, the gates, as the first .*, got \(self, h\)", ValueError, lambda self, h: h, {}),
+    (r"z, the gates, as the first .*, got \(z\)", ValueError, lambda *, z: z, {}),
+    ("a function or a bound method, got <class '.*Spike'>", TypeError, Spike, {}),
+    ("a function or a bound method, got the module ReLU", TypeError, torch.nn.ReLU(), {}),
+    ("a function of z, h.*, got <.*tanh.* without named arguments", ValueError, torch.tanh, {}),
+    ("gate names that are not attributes of z, got '_no'", ValueError, unit, {"gates": ["_no"]}),
+    ("attributes of z, got '__class__'", ValueError, unit, {"gates": ["a", "__class__"]}),
+    (
+        r"weight to be of same shape as .*weight of shape \[1\]",
+        TypeError,
+        lambda z, p: F.layer_norm(z[0], z[0].shape[-1:], p),
+        {"parameters": {"p": lltm.scalar()}},
+    ),
     ("a number as the initial value of c", TypeError, lambda z, c: (c, c), {"states": {"c": "0"}}),
     (
         "an initial value of c, got nan",
@@ -875,15 +946,10 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
         lambda z, p: p,
         {"parameters": {"p": lltm.scalar("0")}},  # type: ignore[arg-type]
     ),
-    ("a function, got 3", TypeError, 3, {"name": "wrong"}),  # type: ignore[list-item]
+    ("a function or a bound method, got 3", TypeError, 3, {"name": "wrong"}),  # type: ignore[list-item]
     ("one of z's g0, got z\\[1\\]", ValueError, lambda z: z[1], {}),
     ("one of z's g0, got z.q", ValueError, lambda z: z["q"], {}),
-    (
-        r"one of z's g0, got z.q\n  .*test_trace\.py:\d+: .*lambda",
-        AttributeError,
-        lambda z: z.q,
-        {},
-    ),
+    (r"one of z's g0, got z.q\n  .*test_trace\.py:\d+: .*lambda", ValueError, lambda z: z.q, {}),
     ("runs the same operations in each call", ValueError, lambda z: z[0] * random.random(), {}),
     ("whatever the values", ValueError, lambda z: z[0] * z[0].tolist()[0][0], {}),
     ("at most 32 values to save, got 33", ValueError, lambda z: many(z[0]), {}),

@@ -16,9 +16,9 @@ from .._C import ArgumentError
 from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
 from .cpp_source import cpp_source
-from .modules import MEMBERS, CustomCell, CustomLayer, CustomPrepacked, Pickled
+from .modules import NAMES_IN_MODULES, CustomCell, CustomLayer, CustomPrepacked, Pickled
 from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
-from .trace import call, trace
+from .trace import call, check_gates, trace
 
 Initial = float | Callable[[Tensor], object] | Scalar
 Path = str | os.PathLike[str]
@@ -166,12 +166,10 @@ class Cell:
         self.states = tuple(header.states)
         self.parameters = tuple(header.parameters)
         self.outputs = header.outputs
+        check_gates(self.name, self.gates)
         for parameter in self.parameters:
-            if parameter in MEMBERS or hasattr(CustomCell, parameter):
-                raise ArgumentError(
-                    f"lltm::cell: {self.name}: expected parameter names that are not attributes of"
-                    f" modules, got {parameter!r}"
-                )
+            expected = "parameter names that are not names in modules and state_dicts"
+            expect(parameter not in NAMES_IN_MODULES, self.name, expected, repr(parameter))
         states = ("h", *header.states)
         of_parameters = _checked(header, {} if initial is None else initial)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import textwrap
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -196,25 +198,27 @@ def _is_number(word: str) -> bool:
 def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
     """Returns the bytes per hidden unit that autograd saves in a call, without parameters."""
     header = cell.header
-    kept: dict[int, Tensor] = {}  # by address
+    kept = weakref.WeakValueDictionary[int, Tensor]()  # freed with their graph, as after detach()
+    numbers = itertools.count()
 
-    def number(_: str) -> Tensor:
-        return torch.full((1, UNITS), 0.5).requires_grad_()
+    def filled(*shape: int) -> Tensor:
+        return torch.full(shape, 0.5).requires_grad_()
 
     def keep(x: Tensor) -> Tensor:
-        if x.dim() == 2 and x is not weight:
-            kept[x.data_ptr()] = x
-        return x
+        kept[next(numbers)] = saved = x.detach()
+        return saved
 
     with plain_torch(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        parameters = {p: torch.full((UNITS,), 0.5).requires_grad_() for p in header.parameters}
-        weight = torch.zeros(UNITS, UNITS)
-        z: dict[str, Any] = {gate: number(gate) for gate in cell.gates}
-        z |= {gate: lambda v: v @ weight + number("") for gate in header.products}
-        states = {state: number(state) for state in ("h", *header.states)}
+        parameters = {p: filled(1 if p in header.scalars else UNITS) for p in header.parameters}
+        weight = filled(UNITS, UNITS)
+        z: dict[str, Any] = {gate: filled(1, UNITS) for gate in cell.gates}
+        z |= {gate: lambda v: v @ weight + filled(1, UNITS) for gate in header.products}
+        states = {state: filled(1, UNITS) for state in ("h", *header.states)}
         results = call(function, z, states | parameters)  # keeps the saved tensors alive
     assert results
-    return sum(x.untyped_storage().nbytes() for x in kept.values()) // UNITS
+    storages = [x.untyped_storage() for x in (weight, *kept.values()) if x.dim() > 1]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(sizes.values()) // UNITS - weight.nbytes // UNITS
 
 
 class _DetachedMaxima(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -16,6 +17,7 @@ class Tracer(Protocol):
     """trace.Tracer, which imports this module."""
 
     def mean(self, x: Tensor) -> Tensor: ...
+    def warn(self, message: str) -> None: ...
     def fail(self, message: str) -> NoReturn: ...
 
 
@@ -42,9 +44,13 @@ def layer_norm(values: Any, eps: float = 1e-5) -> Any:
         raise ValueError("lltm.layer_norm: expected values to have at least one tensor, got ()")
     if has_torch_function(tensors):
         return handle_torch_function(layer_norm, tensors, tensors if several else values, eps=eps)
+    if not isinstance(eps, (numbers.Real, Tensor)):
+        raise TypeError(f"lltm.layer_norm: expected eps to be a number, got {eps!r}")
     stacked = torch.stack(tensors, -2)
-    made = F.layer_norm(stacked, stacked.shape[-2:], eps=eps).unbind(-2)
-    return made if several else made[0]
+    made = F.layer_norm(stacked, stacked.shape[-2:], eps=eps)
+    # select allows in-place changes, unbind does not.
+    each = tuple(made.select(-2, k) for k in range(len(tensors)))
+    return each if several else each[0]
 
 
 class Own(torch.autograd.Function):
@@ -81,7 +87,7 @@ class _Normalized(Own):
         scale = torch.rsqrt(ctx.mean([x * x for x in differences]) + eps)
         results = tuple(x * scale for x in differences)
         ctx.save_for_backward(scale, *results)
-        return results
+        return tuple(y.clone() for y in results)  # the function may change them in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -102,9 +108,11 @@ def _mean(
     tracer: Tracer, input: Tensor, dim: Any = None, keepdim: Any = False, **options: Any
 ) -> Tensor:
     dims = (*dim,) if isinstance(dim, (tuple, list)) else (dim,)
-    if dims not in ((-1,), (1,)) or keepdim is not True or options:
-        expected = "a mean over the hidden units, v.mean(-1, keepdim=True)"
-        tracer.fail(f"expected {expected}, got dim={dim}, keepdim={keepdim}")
+    options = {k: x for k, x in options.items() if x is not None}  # dtype and out
+    if dims not in ((-1,), (1,)) or not keepdim or options:
+        given = {"dim": dim, "keepdim": keepdim, **options}
+        got = ", ".join(f"{k}={x}" for k, x in given.items())
+        tracer.fail(f"expected a mean over the hidden units, v.mean(-1, keepdim=True), got {got}")
     return _apply(_Mean, input, tracer)  # type: ignore[no-any-return]
 
 
@@ -116,11 +124,12 @@ def _var(
     keepdim: Any = False,
     *,
     correction: Any = None,
+    **options: Any,
 ) -> Tensor:
     correction = int(unbiased) if correction is None else correction
     if correction != 0:
         tracer.fail(f"expected v.var(-1, correction=0, keepdim=True), got correction={correction}")
-    difference = input - _mean(tracer, input, dim, keepdim)
+    difference = input - _mean(tracer, input, dim, keepdim, **options)
     return _apply(_Mean, difference * difference, tracer)  # type: ignore[no-any-return]
 
 
@@ -133,9 +142,11 @@ def _norm(
     bias: Tensor | None,
     eps: float | None,
 ) -> Tensor:
-    if tuple(shape) != tuple(input.shape[-1:]) or eps is None:
-        got = f"the shape {[*shape]}" if eps is not None else "eps=None"
-        tracer.fail(f"expected {name}(v, v.shape[-1:]) and a number as eps, got {got}")
+    if tuple(shape) != tuple(input.shape[-1:]):
+        tracer.fail(f"expected {name}(v, v.shape[-1:]), got the shape {[*shape]}")
+    if eps is None:  # PyTorch's default depends on the dtype
+        eps = torch.finfo(torch.float32).eps
+        tracer.warn(f"{name} without eps adds {eps!r} in every dtype; PyTorch differs in float64")
     (y,) = _apply(_Normalized, tracer, name == "layer_norm", eps, input)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias  # type: ignore[no-any-return]
@@ -148,7 +159,7 @@ def _layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *_: Any,
+    cudnn_enable: bool = True,
 ) -> Tensor:
     return _norm("layer_norm", tracer, input, normalized_shape, weight, bias, eps)
 

@@ -11,6 +11,7 @@ import copyreg
 import itertools
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,11 +23,9 @@ from .. import _check
 from .._C import ArgumentError
 from .._prepacked import Prepacked
 from .._recurrent import Recurrent
-from ..modules import Layer, Step
+from ..integrations import script
+from ..modules import LLTM, Layer, Step
 from .program import Program
-
-# Names that parameters of a cell cannot have.
-MEMBERS = {"bias", "hidden_size", "input_size", "training", *Recurrent._parameter_names}
 
 
 class Pickled:
@@ -84,6 +83,14 @@ class _Custom(Recurrent):
         """Initializes weights and biases uniformly in ±1/sqrt(H), the cell's parameters with their
         initial values."""
         bound = 1 / math.sqrt(self.hidden_size)
+        dtype = next(self.parameters()).dtype
+        largest = torch.finfo(dtype).max
+        for name, initial in {**self._HEADER.states, **self._INITIAL}.items():
+            if isinstance(initial, (int, float)) and largest < abs(initial) < math.inf:
+                raise ArgumentError(
+                    f"lltm::{self._where}: expected an initial value of {name} in the range of"
+                    f" {_check.dtype(dtype)}, got {initial!r}"
+                )
         names = getattr(self, "_names", self._parameter_names)
         stems = dict(zip(names, itertools.cycle(self._parameter_names), strict=False))
         with torch.no_grad():
@@ -199,6 +206,17 @@ class CustomCell(_Custom, Step[Any]):
     ) -> None:
         self._set_heads(hidden_size, heads)
         super().__init__(input_size, hidden_size, bias, device, dtype)
+
+
+# Names that parameters of a cell cannot have: attributes of a single-step module, also in
+# TorchScript, and stems of the names of tensors in all modules and state_dicts.
+NAMES_IN_MODULES = {
+    *(*dir(CustomCell), *vars(nn.Module()), *Recurrent.__annotations__),
+    *(*dir(script._Cell), *script._Cell.__annotations__),
+    *re.findall(r"def (\w+)", script._CONVERSIONS),
+    *(*Recurrent._parameter_names, *LLTM._parameter_names),
+    *(*Prepacked._INT8, Prepacked._PACKED),
+}
 
 
 class CustomLayer(_Custom, Layer[Any]):

@@ -282,7 +282,6 @@ def _check_names(
         for k, checked in enumerate(known):
             expect(is_name(checked), where, rule, repr(checked))
             expect(checked not in known[:k], where, "different names", repr(checked))
-    expect("z" not in names, where, "arguments after the first not named z", "z")
     for gate, source in reads.items():
         expect(gate in gates, where, f"reads of gates ({', '.join(gates)})", repr(gate))
         words = _words(source)
@@ -345,8 +344,10 @@ def declared(
     outputs: Sequence[str] | None,
 ) -> tuple[Program, list[str], list[str]]:
     """Returns the program without text, and the positional and keyword arguments after z."""
-    if not callable(function):
-        raise TypeError(f"lltm::cell: expected a function, got {function!r}")
+    is_module = isinstance(function, torch.nn.Module)
+    if is_module or isinstance(function, type) or not callable(function):
+        got = f"the module {type(function).__name__}" if is_module else repr(function)
+        raise TypeError(f"lltm::cell: expected a function or a bound method, got {got}")
     expect_type(reads, Mapping, where, "reads to be a dict")
     expect_type(states, (int, Mapping), where, "states to be an int or a dict")
     expect_type(parameters, Mapping, where, "parameters to be a dict")
@@ -359,20 +360,21 @@ def declared(
     expect(1 <= count <= MOST_GATES, where, f"1 to {MOST_GATES} gates", count)
     gates = tuple(f"g{k}" for k in range(count)) if isinstance(gates, int) else tuple(gates)
     try:
-        z, *arguments = inspect.signature(function).parameters.values()
-    except ValueError:
-        expect(
-            False,
-            where,
-            "a function of z, h, states and parameters",
-            "a function without arguments",
-        )
-    for argument in (z, *arguments):
+        signature = [*inspect.signature(function).parameters.values()]
+    except ValueError:  # a built-in function
+        signature = []
+    expected = "a function of z, h, states and parameters"
+    expect(bool(signature), where, expected, f"{function!r} without named arguments")
+    z, *arguments = signature
+    for argument in signature:
         several = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
         expect(not several, where, "named arguments", argument)
         no_default = argument.default is argument.empty
         expect(no_default, where, "no default (initial values: states=, parameters=)", argument)
     names = [argument.name for argument in arguments]
+    is_z = z.name not in ("self", "cls") and z.kind is not z.KEYWORD_ONLY and "z" not in names
+    got = f"({', '.join([z.name, *names])})"
+    expect(is_z, where, "z, the gates, as the first argument of a function or bound method", got)
     state_names = [name for name in names if name != "h" and name not in parameters]
 
     if isinstance(states, int):

@@ -17,6 +17,7 @@ import os
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .._C import ArgumentError
 from .means import OVER_UNITS, Own, layer_norm
@@ -43,6 +44,7 @@ from .program import (
     apply,
     declared,
     expect,
+    needed,
     written,
 )
 
@@ -224,16 +226,23 @@ class NoSuchGate(ArgumentError, AttributeError):
     """Raised by z.i and z["i"] for an unknown gate."""
 
 
-class NotATensor(TypeError):
-    """Raised if z or a product gate is used as a tensor, as in z + 1 and torch.tanh(z)."""
+class NoProgram(Exception):
+    """Becomes a TypeError. Operators of tensors would treat a TypeError as NotImplemented."""
+
+
+def _named(x: Any) -> str:
+    """Returns the name of z or of a gate, otherwise of the type."""
+    return x._name if isinstance(x, _NoTensor) else type(x).__name__
 
 
 def _not_a_tensor(x: _NoTensor, *_: Any) -> NoReturn:
-    raise NotATensor(f"lltm::cell: expected {x._expected()}")
+    raise NoProgram(f"expected {x._expected()}")
 
 
 class _NoTensor:
     """An object that users may take for a tensor."""
+
+    _name = "z"
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
@@ -253,13 +262,16 @@ class Product(_NoTensor):
     weights multiply: z.n(v) is the pre-activation."""
 
     def __init__(self, gate: str, function: Callable[[Tensor], Tensor]) -> None:
-        self.gate, self.function, self.called = gate, function, False
+        self._name, self.function, self.got = f"z.{gate}", function, "no call"
 
-    def __call__(self, v: Any) -> Tensor:
-        if self.called:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        values = [*args, *kwargs.values()]
+        if len(values) != 1:
+            self.got = f"a call with {len(values) or 'no'} values"
+        if self.got != "no call":
             _not_a_tensor(self)
-        self.called = True
-        return self.function(v)
+        self.got = "a second call"
+        return self.function(*values)
 
     __iter__ = __getitem__ = _not_a_tensor
 
@@ -269,10 +281,9 @@ class Product(_NoTensor):
         return _not_a_tensor(self)
 
     def _expected(self) -> str:
-        z, got = f"z.{self.gate}", "a second call" if self.called else "no call"
         return (
-            f"one call of {z}, which reads a product, such as {z}(v) with the value v that its"
-            f" recurrent weights multiply, got {got}"
+            f"one call of {self._name}, which reads a product, such as {self._name}(v) with the"
+            f" value v that its recurrent weights multiply, got {self.got}"
         )
 
 
@@ -306,11 +317,14 @@ class Gates(_NoTensor):
         return len(self._tensors)
 
     def _no(self, got: str) -> NoSuchGate:
-        return NoSuchGate(f"lltm::cell: expected one of z's {', '.join(self._tensors)}, got {got}")
+        return NoSuchGate(f"expected one of z's {', '.join(self._tensors)}, got {got}")
 
 
-class NoProgram(Exception):
-    """Becomes a TypeError. Operators of tensors would treat a TypeError as NotImplemented."""
+def check_gates(where: str, gates: Iterable[str]) -> None:
+    """Checks that z has no other attributes with the names of gates."""
+    expected = "gate names that are not attributes of z"
+    for gate in gates:
+        expect(gate not in dir(Gates({})), where, expected, repr(gate))
 
 
 # Batch size and hidden size in the two runs. Almost every function of the sizes differs.
@@ -375,7 +389,7 @@ class Tracer(TorchDispatchMode):
         self.known: dict[int, Operand] = {}
         self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
-        self.parameters: set[Value] = set()
+        self.parameters: dict[Value, tuple[int, int]] = {}  # with the shape, 0 if it has no batch
         self.products: dict[str, Tensor] = {}  # by name of the pre-activation
         # For each value that gates multiply: its tensor, the result of _Operand and the gates.
         self.operands: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
@@ -384,6 +398,8 @@ class Tracer(TorchDispatchMode):
         self.deriving = False
         self.without_grad = False  # True inside the function's torch.no_grad()
         self.own_gradient = False  # True if the function defines its own gradient
+        # For autograd's contexts: garbage collection cannot free a cycle through them.
+        self.proxy = weakref.proxy(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -398,7 +414,10 @@ class Tracer(TorchDispatchMode):
             for gate in program.gates
         }
         arguments = {name: self.input(name) for name in (*positional, *by_name)}
-        self.parameters = {self.trace[name] for name in program.parameters}
+        self.parameters = {
+            self.trace[name]: (0, 1 if name in program.scalars else self.shape[1])
+            for name in program.parameters
+        }
         states = [f"{state}'" for state in ("h", *program.states)]
         tangents = {f"d.{state}": self.input(f"d.{state}") for state in states}
         with self:
@@ -409,7 +428,7 @@ class Tracer(TorchDispatchMode):
                     **{k: arguments[k] for k in by_name},
                 )
                 for z in gates.values():
-                    if isinstance(z, Product) and not z.called:
+                    if isinstance(z, Product) and z.got == "no call":
                         _not_a_tensor(z)
                 results = self.checked(found, states)
                 named: dict[str, Any] = {f"z.{gate}": z for gate, z in gates.items()}
@@ -419,21 +438,15 @@ class Tracer(TorchDispatchMode):
                 self.deriving = True
                 self.calls.append(("the end of the function", [], ""))
                 gradients = self.derived(results, inputs.values(), tangents.values())
-            except NoProgram as error:
-                raise TypeError(str(error)) from None
-            except (NoSuchGate, NotATensor) as error:
-                frames = reversed([*traceback.walk_tb(error.__traceback__)])
-                said = str(error).removeprefix("lltm::cell: ")
-                message = f"lltm::cell: {self.where}: {said}{self.line(frames)}"
-                raise type(error)(message) from None
-            except (RuntimeError, OverflowError, ValueError, TypeError) as error:  # PyTorch's
-                if isinstance(error, ArgumentError):
-                    raise
-                if isinstance(error, TypeError) and str(error) != _NOT_CALLABLE:
+            except (NoProgram, *_ERRORS) as error:
+                of_z = isinstance(error, (NoProgram, NoSuchGate))
+                of_function = isinstance(error, TypeError) and str(error) != _NOT_CALLABLE
+                if not of_z and (of_function or isinstance(error, ArgumentError)):
                     raise
                 frames = reversed([*traceback.walk_tb(error.__traceback__)])
                 message = f"lltm::cell: {self.where}: {_in_our_words(error)}{self.line(frames)}"
-                raise ArgumentError(message) from error
+                kind = TypeError if isinstance(error, NoProgram) else ArgumentError
+                raise kind(message) from (None if of_z else error)
         return Expressions(
             inputs={name: self.trace[name] for name in inputs},
             tangents={name: self.trace[name] for name in tangents},
@@ -454,7 +467,7 @@ class Tracer(TorchDispatchMode):
         """Returns the pre-activation of a gate whose recurrent weights multiply v."""
         expected = f"expected a value with the shape and dtype of a gate in z.{gate}(...)"
         if not isinstance(v, Tensor):
-            self.fail(f"{expected}, got {type(v).__name__}")
+            self.fail(f"{expected}, got {_named(v)}")
         if v.shape != self.shape or v.dtype != torch.float64:
             self.fail(f"{expected} (here {[*self.shape]}), got {[*v.shape]}, {v.dtype}")
         operand = self.known.get(v.data_ptr())
@@ -464,7 +477,7 @@ class Tracer(TorchDispatchMode):
         if operand not in self.operands:
             gates: list[str] = []
             with torch.enable_grad():  # for gates that are called later
-                known = _Operand.apply(v, self, gates)  # type: ignore[no-untyped-call]
+                known = _Operand.apply(v, self.proxy, gates)  # type: ignore[no-untyped-call]
             self.operands[operand] = v, known, gates
         first, known, gates = self.operands[operand]
         if first is not v and _calls_functions((first, v)):  # their gradients may differ
@@ -478,8 +491,7 @@ class Tracer(TorchDispatchMode):
         name = f"z.{gate}"
         self.trace[name] = Value(self.trace, "product", (operand,), len(self.trace))
         self.products[name] = self.keep(made, self.trace[name])
-        self.inputs.add(made.data_ptr())
-        return made if torch.is_grad_enabled() else made.clone()
+        return made.clone()  # the function may change it in place
 
     def product_of_gradients(self, like: Tensor, gates: Sequence[str]) -> Tensor:
         """Returns the gradient of an operand."""
@@ -492,11 +504,34 @@ class Tracer(TorchDispatchMode):
         return self.keep(result, value)  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            self.fail(f"expected a mean of floating-point values, got {x.dtype}")
         y = x.clone()
         operand = self.operand(y)
         return self.keep(y, apply("mean", operand) if isinstance(operand, Value) else None)  # type: ignore[no-any-return]
+
+    def check_call(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Calls a function of PyTorch with tensors of the shapes in a step, to check arguments."""
+
+        def in_a_step(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            if not isinstance(
+                value := self.known.get(x.data_ptr()), Value
+            ):  # a constant, which func may change
+                return (x.double() if x.is_floating_point() else x).clone()
+            sizes = dict(self.parameters)
+            for v in needed([value], sizes):
+                of_args = (sizes[a] for a in v.args if isinstance(a, Value))
+                rows, units = map(max, (0, 0), (0, 0), *of_args) if v.args else self.shape
+                sizes[v] = rows, 1 if v.op == "mean" else units
+            shape = [size for size in sizes[value] if size]
+            return torch.zeros(shape, dtype=x.dtype, requires_grad=x.requires_grad)
+
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                func(*tree_map(in_a_step, args), **tree_map(in_a_step, kwargs))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            self.fail(str(error).replace("Expected", "expected", 1))
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, and names values after its local variables."""
@@ -522,10 +557,9 @@ class Tracer(TorchDispatchMode):
         states = "; arguments other than h and parameters= are states" if names[1:] else ""
         results = found if names[1:] else (found,)
         if not isinstance(results, (tuple, list)):
-            got = type(found).__name__
-            self.fail(f"expected the function to return {returned}, got {got}{states}")
+            self.fail(f"expected the function to return {returned}, got {_named(found)}{states}")
         if not all(isinstance(x, Tensor) for x in results) or len(results) != len(names):
-            kinds = ", ".join(type(x).__name__ for x in results) or "nothing"
+            kinds = ", ".join(map(_named, results)) or "nothing"
             self.fail(f"expected the function to return {returned}, got {kinds}{states}")
         for name, x in zip(names, results, strict=True):
             if x.shape != self.shape or not x.is_floating_point():
@@ -557,7 +591,7 @@ class Tracer(TorchDispatchMode):
         if not constant and name not in RULES and name not in FACTORIES:
             self.unsupported(func)
         if func._schema.is_mutable and not constant:
-            self.check_in_place(func, args[0])
+            self.check_in_place(func, args, kwargs)
         if constant or name in FACTORIES:  # operand() reads its number
             return self.keep(func(*args, **kwargs), None)
         operands = [self.operand(x) for x in args]
@@ -658,12 +692,14 @@ class Tracer(TorchDispatchMode):
         rounds = torch.promote_types(before, after) != after
         return rounds and not (self.deriving and after.is_floating_point)
 
-    def check_in_place(self, func: Any, x: Tensor) -> None:
-        address = x.data_ptr()
+    def check_in_place(self, func: Any, args: Any, kwargs: Any) -> None:
+        address = args[0].data_ptr()
         kinds = {"an argument": self.inputs, "a detached tensor": self.detached}
         other = "" if address in self.made else "an outside tensor"
         if kind := next((kind for kind, known in kinds.items() if address in known), other):
             self.fail(f"expected no in-place change of {kind}, got {func._schema.name}")
+        if not self.deriving:
+            self.check_call(func, args, kwargs)
 
     def unsupported(self, func: Any) -> NoReturn:
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
@@ -681,7 +717,7 @@ class Tracer(TorchDispatchMode):
         self.fail(f"{why}, got {func._schema.name}{of}")
 
     def fail(self, message: str) -> NoReturn:
-        raise NoProgram(f"lltm::cell: {self.where}: {message}{self.line()}")
+        raise NoProgram(message)
 
     def line(self, frames: Iterable[tuple[FrameType, int]] | None = None) -> str:
         """Returns the innermost line of the user's code in the frames. Default: the stack."""
@@ -695,6 +731,8 @@ class Tracer(TorchDispatchMode):
         return f"\n  {self.code.co_filename}:{self.code.co_firstlineno}" if self.code else ""
 
 
+# Exceptions of PyTorch, and StopIteration, which ends iterators of the caller.
+_ERRORS = RuntimeError, OverflowError, ValueError, TypeError, StopIteration
 _NOT_CALLABLE = "'Tensor' object is not callable"
 
 
@@ -702,6 +740,8 @@ def _in_our_words(error: Exception) -> str:
     """Replaces PyTorch's message about NumPy, which advises detach(): it has no derivative."""
     if str(error) == _NOT_CALLABLE:
         return 'expected calls only of gates with "product" in reads, got a call of a tensor'
+    if isinstance(error, StopIteration):
+        return "expected a function that returns, got StopIteration"
     of_numpy = "tensor.detach().numpy()" in str(error)
     return "expected torch functions instead of NumPy functions" if of_numpy else str(error)
 
@@ -734,12 +774,14 @@ class _Detaching(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         is_product = name.strip("_") in ("linear", "bilinear", "matmul", "rmatmul", "einsum")
         of_units = OVER_UNITS.get(func if func is layer_norm else name)
-        if of_units and self.tracer.knows((args, kwargs)):
-            return of_units(self.tracer, *args, **(kwargs or {}))
+        if (of_units or name == "prelu") and self.tracer.knows((args, kwargs)):
+            kwargs = {_OF_NUMPY.get(k, k): x for k, x in (kwargs or {}).items()}
+            self.tracer.check_call(func, args, kwargs)
+            return (of_units or _prelu)(self.tracer.proxy, *args, **kwargs)
         if (is_product or name.endswith("_norm")) and self.tracer.knows((args, kwargs)):
             why = _PRODUCT if is_product else _OVER_UNITS
             self.tracer.fail(f"{why}, got {name.strip('_')}")
-        result = (_prelu if name == "prelu" else func)(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:
             self.tracer.without_grad = not args[0]
         if func is torch.Tensor.register_hook:
@@ -752,7 +794,11 @@ class _Detaching(TorchFunctionMode):
         return result
 
 
-def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+# PyTorch also accepts NumPy's names of arguments.
+_OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input"}
+
+
+def _prelu(_: Tracer, input: Tensor, weight: Tensor) -> Tensor:
     """torch.prelu, which accepts no weight of another dtype or of the shape of input."""
     return torch.where(input > 0, input, weight * input)
 
@@ -817,12 +863,13 @@ def trace(
     program, positional, by_name = declared(
         function, where, gates, reads or {}, states, parameters or {}, bounded, bias, outputs
     )
+    check_gates(where, program.gates)
     with plain_torch():
         tracers = [
             Tracer(function, where, shape, value)
             for shape, value in zip(SHAPES, (0.5, -0.25), strict=True)
         ]
-        made, again = (tracer.run(program, positional, by_name) for tracer in tracers)
+        made, again = [tracer.run(program, positional, by_name) for tracer in tracers]
         same = made.written_out() == again.written_out()
         expected = "a function that runs the same operations in each call, for all values and sizes"
         expect(same, where, expected, "" if same else _difference(*tracers))
