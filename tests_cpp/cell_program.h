@@ -402,12 +402,13 @@ std::string text_of_page(Page page) {
   }
   z.push_back(state);
   next.insert(next.end(), saved.begin(), saved.end());
-  const std::string forward = assignments_of(recorded.programs().forward, "v", z, next);
+  const std::string forward = assignments_of(recorded.programs().forward.program(), "v", z, next);
   saved.assign(next.end() - cell.saved, next.end());
   std::vector<std::string> known = saved;
   known.insert(known.end(), d_next.begin(), d_next.end());
   dz.push_back("d." + state);
-  const std::string backward = assignments_of(recorded.programs().backward, "d", known, dz);
+  const std::string backward =
+      assignments_of(recorded.programs().backward.program(), "d", known, dz);
   std::string text = std::string("lltm-cell 1\nname ") + cell.name + "\n";
   text += weight("weight_ih", cell.x, cell.x_blocks) + weight("weight_hh", cell.h, cell.h_blocks);
   text += std::string(cell.bounded ? "bounded\n" : "") + (cell.reads_h ? "reads_h\n" : "");
@@ -500,11 +501,11 @@ inline std::string difference_from_text(
     return all;
   };
   run("forward",
-      cell.programs.forward,
+      cell.programs.forward.program(),
       join(z, states, parameters),
       join(next_states, cell.saved, {}));
   run("backward",
-      cell.programs.backward,
+      cell.programs.backward.program(),
       join(cell.saved, parameters, d_next),
       join(dz, d_parameters, d_states));
   return report;

@@ -93,11 +93,20 @@ constexpr Operation kOperations[] = {
 #undef LLTM_OPERATION
 };
 
+Port port(Place place, int index) {
+  return {place, static_cast<unsigned char>(index)};
+}
+
 // Inputs are the program's parameters; outputs are h' and the saved values.
 template <typename T>
 std::vector<T> run(
     const Kernels& kernels, const Program& program, const std::vector<T>& inputs, std::size_t n) {
-  const CellPrograms programs = {program, program, "", 0, nullptr};
+  std::vector<Port> ports;
+  for (int k = 0; k < program.inputs; ++k) ports.push_back(port(Place::kParameter, k));
+  ports.push_back(port(Place::kH, 0));
+  for (int k = 1; k < program.outputs; ++k) ports.push_back(port(Place::kSaved, k - 1));
+  const Stage stage = {program, ports.data(), 0, {}};
+  const CellPrograms programs = {.forward = {&stage, 1, 0, 0}};
   CellInfo cell = {};
   cell.id = kProgramId;
   cell.parameters = program.inputs;

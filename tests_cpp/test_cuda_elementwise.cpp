@@ -319,7 +319,8 @@ std::vector<Error> check_forward(
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
       exact.push_back(
-          lltm_test::run_program(programs_of(cell).forward, forward_inputs(cell, args, r, j)));
+          lltm_test::run_program(
+              programs_of(cell).forward.program(), forward_inputs(cell, args, r, j)));
     }
   }
   const ForwardAccess wide = access_of(args);
@@ -388,7 +389,8 @@ std::vector<Error> check_backward(
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
       exact.push_back(
-          lltm_test::run_program(programs_of(cell).backward, backward_inputs(cell, args, r, j)));
+          lltm_test::run_program(
+              programs_of(cell).backward.program(), backward_inputs(cell, args, r, j)));
     }
   }
   const BackwardAccess wide = access_of(args);

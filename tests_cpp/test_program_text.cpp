@@ -76,7 +76,7 @@ TYPED_TEST(PageProgram, ComputesTheSameAsTheCell) {
     std::vector<double> outputs = {forward.h};
     if (cell.has_c()) outputs.push_back(forward.c);
     outputs.insert(outputs.end(), forward.saved, forward.saved + Page::kSaved);
-    expect_near(run_program(recorded.programs().forward, inputs), outputs);
+    expect_near(run_program(recorded.programs().forward.program(), inputs), outputs);
 
     const auto backward = backward_of<Page>(forward.saved, dh, dc_next);
     inputs.assign(forward.saved, forward.saved + Page::kSaved);
@@ -84,7 +84,7 @@ TYPED_TEST(PageProgram, ComputesTheSameAsTheCell) {
     if (cell.has_c()) inputs.push_back(dc_next);
     outputs.assign(backward.dz, backward.dz + Page::kSlots);
     outputs.push_back(backward.dc);
-    expect_near(run_program(recorded.programs().backward, inputs), outputs);
+    expect_near(run_program(recorded.programs().backward.program(), inputs), outputs);
   }
 }
 
@@ -106,8 +106,8 @@ TYPED_TEST(PageProgram, EqualsTheProgramOfItsSerializedForm) {
   EXPECT_EQ(cell->info.bounded, page.bounded);
   EXPECT_EQ(cell->info.forgets, page.forgets);
   const RecordedPage recorded(TypeParam{});
-  expect_same(cell->programs.forward, recorded.programs().forward);
-  expect_same(cell->programs.backward, recorded.programs().backward);
+  expect_same(cell->programs.forward.program(), recorded.programs().forward.program());
+  expect_same(cell->programs.backward.program(), recorded.programs().backward.program());
 }
 
 const std::string kBase =
@@ -252,11 +252,11 @@ TEST(CellText, IsParsedLineByLine) {
   // Inputs: z of n_x, i, n_h; h, c; p, q. Outputs: h', c'; a, c, h', z.n_h.
   const double a = 1 / (1 + std::exp(-3.0));
   expect_near(
-      run_program(cell->programs.forward, {2, 3, 5, 7, 11, 13, 17}),
+      run_program(cell->programs.forward.program(), {2, 3, 5, 7, 11, 13, 17}),
       {2 * 5 + 13, a * 11, a, 11, 2 * 5 + 13, 5});
   // Inputs: a, c, h', z.n_h; p, q; d.h', d.c'. Outputs: d.z of n_x, i, n_h; d.p, d.q; d.h, d.c.
   expect_near(
-      run_program(cell->programs.backward, {2, 3, 5, 7, 11, 13, 17, 19}),
+      run_program(cell->programs.backward.program(), {2, 3, 5, 7, 11, 13, 17, 19}),
       {3 * 19, 2 * 17, -3 * 19, 17, 17, 0, 19});
 }
 
@@ -269,7 +269,7 @@ TEST(CellText, OptionalLinesMayBeMissing) {
   EXPECT_FALSE(of_x->info.bounded);
   EXPECT_FALSE(of_x->info.reads_h);
   EXPECT_TRUE(of_x->saved.empty());
-  EXPECT_EQ(of_x->programs.forward.inputs, 3);
+  EXPECT_EQ(of_x->programs.forward.program().inputs, 3);
 }
 
 TEST(CellText, InitialValuesOfParametersMayBeMissing) {
@@ -283,8 +283,9 @@ TEST(CellText, WithoutStatesReadsH) {
       "lltm-cell 1\nname elman\nweight_ih a\nweight_hh a\nforward\nh' = tanh z.a\nsave h'\n"
       "backward\nhh = multiply h' h'\nslope = subtract 1.0 hh\nd.z.a = multiply slope d.h'\nend\n");
   EXPECT_TRUE(cell->info.reads_h);
-  expect_near(run_program(cell->programs.forward, {0.5, 3}), {std::tanh(0.5), std::tanh(0.5)});
-  expect_near(run_program(cell->programs.backward, {0.5, 2}), {1.5, 0});
+  expect_near(
+      run_program(cell->programs.forward.program(), {0.5, 3}), {std::tanh(0.5), std::tanh(0.5)});
+  expect_near(run_program(cell->programs.backward.program(), {0.5, 2}), {1.5, 0});
 }
 
 TEST(CellText, SupportsEveryOperation) {
@@ -320,7 +321,7 @@ std::vector<std::array<int, 5>> code_of(const std::string& assignments, const ch
   text = text.substr(0, text.find("d.z.i")) + gradients;
   const auto cell = parse_cell(text);
   std::vector<std::array<int, 5>> code;
-  const Program& program = cell->programs.forward;
+  const Program& program = cell->programs.forward.program();
   for (int k = 0; k < program.size; ++k) {
     const auto& [op, y, a, b, c] = program.code[k];
     code.push_back({static_cast<int>(op), y, a, b, c});
@@ -458,7 +459,7 @@ TEST(CellCode, SharesConstants) {
       "h' = add b p\n",
       "unused = add b 7.0\nm = negate -1.0\nr = multiply b m\ns = add r 1.0\nt = multiply s 1\n"
       "u = divide t -0.0\nh' = add u 0.0\n"));
-  const Program& forward = cell->programs.forward;
+  const Program& forward = cell->programs.forward.program();
   ASSERT_EQ(forward.constant_count, 3);
   EXPECT_EQ(forward.constants[0], 1.0);
   EXPECT_EQ(forward.constants[1], 0.0);
@@ -472,7 +473,7 @@ TEST(CellCode, ReusesRegisters) {
     chain += "v" + std::to_string(k) + " = exp v" + std::to_string(k - 1) + "\n";
   }
   const auto cell = parse_cell(replaced("h' = add b p\n", chain + "h' = exp v399\n"));
-  const Program& forward = cell->programs.forward;
+  const Program& forward = cell->programs.forward.program();
   EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
 }
 
@@ -494,7 +495,7 @@ TEST(CellCode, NeedsAtMostAllRegisters) {
   const int free = Program::kMostRegisters - 7 - 6;  // inputs, outputs
   const std::string text = wide(free);
   const auto cell = parse_cell(text);
-  EXPECT_EQ(cell->programs.forward.registers, Program::kMostRegisters);
+  EXPECT_EQ(cell->programs.forward.program().registers, Program::kMostRegisters);
   EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [] { return -0.5; }), "");
 }
 

@@ -9,7 +9,7 @@
 //
 // In a custom cell, weight_hh may multiply a value computed in the step (an operand of products)
 // instead of h, and a pre-activation may have H columns of the input as a term (a given gate), the
-// last ones. Between the parts of such a step (stages, program.h) are GEMMs or means over units.
+// last ones. Products and means divide such a step into stages (program.h).
 //
 // A parameter, such as a peephole weight, is (H,). The P parameters follow the biases in bias_ih,
 // and their gradients those of z: the same code sums both over rows. The modules may have
@@ -55,15 +55,28 @@ struct CellInfo {
   bool own_gradient = false;               // backward is not the derivative of forward
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
-  const CellStages* stages = nullptr;      // of a step with products or means, else null
   unsigned scalars = 0;                    // bit k: modules have parameter k as (1,)
   unsigned without_bias = 0;               // bit s: modules have no biases of pre-activation s
   int outputs = 0;                         // states in the output, in addition to h
   int output_states[kMostStates] = {};     // their columns of the engines' c
   int output_of_h = 0;                     // position of h among a layer's outputs; -1: none
 
-  // False for steps with stages or given gates, which some engines do not run.
-  constexpr bool is_plain() const { return stages == nullptr && given == 0; }
+  constexpr OperandList operands() const {
+    return programs == nullptr ? OperandList{}
+                               : OperandList{programs->operands, programs->operand_count};
+  }
+  // Null for the single pass of a built-in cell.
+  constexpr const Pass* forward() const {
+    return programs == nullptr ? nullptr : &programs->forward;
+  }
+  constexpr const Pass* backward() const {
+    return programs == nullptr ? nullptr : &programs->backward;
+  }
+  // GEMMs of x and h, then a single stage. Some engines run no other step.
+  constexpr bool is_element_wise() const {
+    return given == 0 &&
+           (programs == nullptr || (programs->forward.count == 1 && programs->backward.count == 1));
+  }
   constexpr const char* title() const { return programs == nullptr ? name : programs->name; }
   constexpr bool has_c() const { return states > 0; }
   // Widths in multiples of H. Zeros pad the smaller weight in a concatenated matrix.

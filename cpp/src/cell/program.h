@@ -4,12 +4,20 @@
 // Registers, in order: inputs, outputs (written once), constants, temporaries. Inputs and constants
 // are never written.
 //
+// A pass of a step has a program for each of its stages. The only stage of a pass has all ports, in
+// this order:
+//
 //     forward     inputs: pre-activations, states, parameters
 //                 outputs: h', states', saved values
 //     backward    inputs: saved values, parameters, gradients of h', of states'
 //                 outputs: gradients of pre-activations, of parameters, of states
 //
 // If the cell reads h, states in forward's inputs and backward's outputs begin with h.
+//
+// Products and means divide a pass into several stages. Between two stages
+//     product    z += v W^T for the gates W of an operand v, or, backward, dv = dz W
+//     mean       over the H units of each row
+// Each of several stages has only the ports that it needs.
 //
 // Device code: no PyTorch or standard headers.
 #pragma once
@@ -89,10 +97,6 @@ struct SlotRange {
   friend constexpr bool operator==(const SlotRange&, const SlotRange&) = default;
 };
 
-// Stages: the programs of a step with products or means, one after the other. Between two stages
-//     product    z += v W^T for the gates W of an operand v, or, backward, dv = dz W
-//     mean       over the H units of each row
-// A stage reads only the registers that it needs, from and to `ports`.
 enum class Place : unsigned char {
   kGate,       // forward: a pre-activation; backward: its gradient
   kParameter,  // forward: its value; backward: its value (input) or gradient (output)
@@ -115,24 +119,32 @@ struct Stage {
   SlotRange means;    // that follow this stage
 };
 struct Pass {
+  static constexpr int kMostStages = 16, kMostMeans = 64, kMostKept = 64;
+
   const Stage* stages;
   int count;
   int kept, means;
+
+  // Of the only stage.
+  constexpr const Program& program() const { return stages->program; }
 };
 struct Operand {
   SlotRange gates[2];  // its gates: also of x, only of h
   int saved;           // index of the saved value
 };
-struct CellStages {
-  static constexpr int kMost = 16, kMostMeans = 64, kMostKept = 64;
+struct OperandList {
+  const Operand* first = nullptr;
+  int count = 0;
 
-  Pass forward, backward;
-  Operand operands[8];
-  int operand_count;
+  constexpr const Operand* begin() const { return first; }
+  constexpr const Operand* end() const { return first + count; }
+  constexpr const Operand& operator[](int k) const { return first[k]; }
 };
 
 struct CellPrograms {
-  Program forward, backward;
+  Pass forward, backward;
+  Operand operands[8];
+  int operand_count;
   const char* name;
   unsigned long long hash;       // of the serialized cell
   const double* initial_states;  // K values

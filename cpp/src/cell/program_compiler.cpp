@@ -1,7 +1,6 @@
 #include "cell/program_compiler.h"
 
 #include <algorithm>
-#include <iterator>
 
 namespace lltm {
 
@@ -29,30 +28,6 @@ int ProgramCompiler::result(Op op, Operands of) {
       break;
   }
   return add({.kind = kResult, .op = op, .of = of});
-}
-
-std::pair<std::vector<ValueRange>, std::vector<Factor>> ProgramCompiler::ranges_and_factors(
-    int input) const {
-  std::vector<ValueRange> ranges;
-  std::vector<Factor> factors;
-  for (const Value& value : values_) {
-    std::array<ValueRange, 3> ranges_of = {};
-    std::array<Factor, 3> factors_of = {ValueRange{0, 0}, ValueRange{0, 0}, ValueRange{0, 0}};
-    for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
-      ranges_of[k] = ranges[value.of[k]];
-      factors_of[k] = factors[value.of[k]];
-    }
-    const auto& [a, b, c] = ranges_of;
-    const double of_itself = std::ssize(ranges) == input ? 1 : 0;
-    ranges.push_back(
-        value.kind == kConstant ? range_with({value.number})
-        : value.kind == kResult ? range_of(value.op, a, b, c)
-                                : ValueRange());
-    factors.push_back(
-        value.kind == kResult ? factor_of(value.op, factors_of, ranges_of)
-                              : ValueRange{of_itself, of_itself});
-  }
-  return {std::move(ranges), std::move(factors)};
 }
 
 Program ProgramCompiler::compile(const std::vector<int>& outputs, ProgramCode& code) {

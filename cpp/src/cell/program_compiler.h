@@ -5,7 +5,6 @@
 #pragma once
 
 #include "cell/program.h"
-#include "cell/value_ranges.h"
 
 #include <array>
 #include <bit>
@@ -38,9 +37,6 @@ class ProgramCompiler {
 
   // Removes negations if that changes no result.
   int result(Op op, Operands of);
-
-  // Each value's range and its factor of an input (value_ranges.h). Precedes compile().
-  std::pair<std::vector<ValueRange>, std::vector<Factor>> ranges_and_factors(int input) const;
 
   Program compile(const std::vector<int>& outputs, ProgramCode& code);
 

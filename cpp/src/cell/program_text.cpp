@@ -187,9 +187,7 @@ class Section {
   }
 
   // In the order of registers. The text cannot use an input without a name.
-  void input(const string& name, Port port) {
-    known_[name] = {compiler_.input(), graph_.input(port)};
-  }
+  void input(const string& name, Port port) { known_[name] = graph_.input(port); }
   void output(const string& name, Port port) { outputs_.emplace_back(name, port); }
 
   void assignments(const string& last) {
@@ -209,20 +207,18 @@ class Section {
   }
 
   bool knows(string_view name) const { return known_.contains(name); }
-  int stages() const { return graph_.stages(); }
 
   // CellInfo::forgets (program_text.h).
   bool forgets(const std::vector<string>& states) const {
     std::vector<std::vector<bool>> reaches;  // [k][n]: next state n depends on k
     for (const string& state : states) {
-      const auto [ranges, factors] = compiler_.ranges_and_factors(known_.at(state).compiled);
-      const Factor& factor = factors[known_.at(state + "'").compiled];
+      const auto [ranges, factors] = graph_.ranges_and_factors(known_.at(state));
+      const Factor& factor = factors[known_.at(state + "'")];
       if (!factor || factor->low < -1 || factor->high > 1) return false;
       if (factor->is(1) || factor->is(-1)) return false;
       reaches.emplace_back();
       for (const string& other : states) {
-        reaches.back().push_back(
-            other != state && depends(factors[known_.at(other + "'").compiled]));
+        reaches.back().push_back(other != state && depends(factors[known_.at(other + "'")]));
       }
     }
     // Dependences over several steps.
@@ -239,31 +235,24 @@ class Section {
     return true;
   }
   bool is_bounded(const string& name) const {
-    const ValueRange range =
-        compiler_.ranges_and_factors(ProgramCompiler::kNone).first[known_.at(name).compiled];
+    const ValueRange range = graph_.ranges_and_factors(StageGraph::kNone).first[known_.at(name)];
     return std::isfinite(range.low) && std::isfinite(range.high);
   }
 
   void assign_zero(const string& name, Port port) {
     output(name, port);
-    known_[name] = constant(0);
+    known_[name] = graph_.constant(0);
   }
 
-  Program compile(ProgramCode& code) {
-    std::vector<int> outputs;
-    for (const auto& [name, port] : outputs_) outputs.push_back(known_.at(name).compiled);
-    const Program program = compiler_.compile(outputs, code);
-    check_registers(program);
-    return program;
-  }
-
-  Pass divide(StageGraph::Code& code) {
-    for (const auto& [name, port] : outputs_) graph_.output(known_.at(name).node, port);
-    check(graph_.stages(), CellStages::kMost, "products and means in a row");
+  Pass compile(StageGraph::Code& code) {
+    for (const auto& [name, port] : outputs_) graph_.output(known_.at(name), port);
+    check(graph_.stages(), Pass::kMostStages, "products and means in a row");
     const Pass pass = graph_.divide(code);
-    for (int k = 0; k < pass.count; ++k) check_registers(pass.stages[k].program);
-    check(pass.means, CellStages::kMostMeans, "means");
-    check(pass.kept, CellStages::kMostKept, "values for later parts of the step");
+    for (int k = 0; k < pass.count; ++k) {
+      check(pass.stages[k].program.registers, Program::kMostRegisters, "registers");
+    }
+    check(pass.means, Pass::kMostMeans, "means");
+    check(pass.kept, Pass::kMostKept, "values for later parts of the step");
     return pass;
   }
 
@@ -279,7 +268,7 @@ class Section {
       lines_.fail(string(words[2]) + " of 1 operand");
     }
     if (products_ != nullptr && words[2] == "mean") {
-      known_[string(name)] = {compiler_.input(), graph_.mean(value(words[3]).node)};
+      known_[string(name)] = graph_.mean(value(words[3]));
       return;
     }
     if (products_ != nullptr && words[2] == "product" && words.size() > 3) return multiply();
@@ -291,20 +280,10 @@ class Section {
           string(words[2]) + " of " + std::to_string(count) +
           (count == 1 ? " operand" : " operands"));
     }
-    ProgramCompiler::Operands compiled = {
-        ProgramCompiler::kNone, ProgramCompiler::kNone, ProgramCompiler::kNone};
-    ProgramCompiler::Operands nodes = compiled;
-    for (size_t k = 0; k < count; ++k) {
-      const Value operand = value(words[3 + k]);
-      compiled[k] = operand.compiled;
-      nodes[k] = operand.node;
-    }
-    known_[string(name)] = {compiler_.result(*op, compiled), graph_.result(*op, nodes)};
+    StageGraph::Operands of = {StageGraph::kNone, StageGraph::kNone, StageGraph::kNone};
+    for (size_t k = 0; k < count; ++k) of[k] = value(words[3 + k]);
+    known_[string(name)] = graph_.result(*op, of);
   }
-
-  struct Value {
-    int compiled, node;  // in compiler_ and graph_
-  };
 
   bool is_backward() const { return name_ == "backward"; }
   bool may_assign(string_view name) const {
@@ -316,16 +295,12 @@ class Section {
             lines_.words().size() == 4 && lines_.words()[2] == "product");
   }
 
-  Value constant(double number) { return {compiler_.constant(number), graph_.constant(number)}; }
-  Value value(string_view word) {
+  int value(string_view word) {
     const auto known = known_.find(word);
     if (known != known_.end()) return known->second;
-    return constant(number_of(lines_, word, "a known name or a number"));
+    return graph_.constant(number_of(lines_, word, "a known name or a number"));
   }
 
-  void check_registers(const Program& program) const {
-    check(program.registers, Program::kMostRegisters, "registers");
-  }
   void check(int count, int most, const string& what) const {
     if (count <= most) return;
     wrong_text(begin_, name_ + " to use " + at_most(most, what), std::to_string(count));
@@ -350,7 +325,7 @@ class Section {
     std::vector<int> values;
     for (size_t k = 3; k < words.size(); ++k) {
       if (!knows(words[k])) lines_.fail("a known name", words[k]);
-      values.push_back(known_.find(words[k])->second.node);
+      values.push_back(known_.find(words[k])->second);
     }
     const Port operand = {Place::kOperand, index};
     if (backward) {
@@ -362,12 +337,12 @@ class Section {
         lines_.fail("a single product of all gates of " + found->operand);
       }
       results = graph_.product(index, values, nullptr, {operand});
-      known_[string(words[0])] = {compiler_.input(), results[0]};
+      known_[string(words[0])] = results[0];
       return;
     }
     if (results.empty()) results = graph_.product(index, values, &operand, found->ports);
     for (size_t k = 0; k < found->gates.size(); ++k) {
-      if (found->gates[k] == gate) known_["z." + gate] = {compiler_.input(), results[k]};
+      if (found->gates[k] == gate) known_["z." + gate] = results[k];
     }
   }
 
@@ -375,11 +350,10 @@ class Section {
   const string name_;
   const Names& taken_;
   const int begin_;  // first line
-  ProgramCompiler compiler_;
   StageGraph graph_;
-  const std::vector<Product>* products_;     // null in version 1
-  std::map<int, std::vector<int>> results_;  // by operand
-  std::map<string, Value, std::less<>> known_;
+  const std::vector<Product>* products_;      // null in version 1
+  std::map<int, std::vector<int>> results_;   // by operand
+  std::map<string, int, std::less<>> known_;  // values in graph_
   std::vector<std::pair<string, Port>> outputs_;
 };
 
@@ -452,10 +426,9 @@ void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products
              return block_of(product.gates, gate) >= 0;
            });
   };
-  CellStages& stages = cell.stages;
   const auto add_operands = [&](int part, const auto& belongs) {
     for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
-      stages.operands[p].gates[part] = add((*products)[p].gates, belongs);
+      cell.programs.operands[p].gates[part] = add((*products)[p].gates, belongs);
     }
   };
   info.h.begin = add(of_x, [&](const string& gate) { return !is_of_h(gate); }).end;
@@ -577,8 +550,8 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const bool second = lines.take("lltm-cell 2");
   if (second) {
     products = products_of(text);
-    if (products.size() > std::size(cell->stages.operands)) {
-      lines.fail(at_most(std::size(cell->stages.operands), "operands of products"));
+    if (products.size() > std::size(cell->programs.operands)) {
+      lines.fail(at_most(std::size(cell->programs.operands), "operands of products"));
     }
   } else if (!lines.take("lltm-cell 1")) {
     lines.fail("a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2'");
@@ -647,7 +620,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
     for (const string& gate : products[p].gates) {
       if (!forward.knows("z." + gate)) lines.fail("a product of z." + gate, products[p].operand);
     }
-    cell->stages.operands[p].saved = static_cast<int>(found - cell->saved.begin());
+    cell->programs.operands[p].saved = static_cast<int>(found - cell->saved.begin());
   }
 
   Section backward(lines, "backward", taken, of_products);
@@ -673,15 +646,9 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   }
   backward.assignments("end");
   if (info.reads_h && !reads_h) backward.assign_zero("d.h", port(Place::kState, 0));  // the last
-  if (forward.stages() > 1 || backward.stages() > 1) {
-    cell->stages.forward = forward.divide(cell->forward_stages);
-    cell->stages.backward = backward.divide(cell->backward_stages);
-    cell->stages.operand_count = static_cast<int>(products.size());
-    info.stages = &cell->stages;
-  } else {
-    cell->programs.forward = forward.compile(cell->forward);
-    cell->programs.backward = backward.compile(cell->backward);
-  }
+  cell->programs.forward = forward.compile(cell->forward);
+  cell->programs.backward = backward.compile(cell->backward);
+  cell->programs.operand_count = static_cast<int>(products.size());
   lines.expect("end");
   if (!lines.words().empty()) lines.fail("the end of the cell");
 

@@ -76,10 +76,7 @@ struct CellText {
   // constant 1 or -1. If h is the only state and only GEMMs read it, a finite range of h' suffices.
   CellInfo info = {};
   CellPrograms programs = {};
-  ProgramCode forward, backward;
-  // A step with products or means has these instead of the programs.
-  CellStages stages = {};
-  StageGraph::Code forward_stages, backward_stages;
+  StageGraph::Code forward, backward;
 };
 
 // Throws std::invalid_argument:

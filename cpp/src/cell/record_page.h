@@ -3,8 +3,9 @@
 #pragma once
 
 #include "cell/page.h"
-#include "cell/program_compiler.h"
+#include "cell/stages.h"
 
+#include <initializer_list>
 #include <iterator>
 #include <vector>
 
@@ -14,26 +15,23 @@ namespace recorded {
 struct Value {
   Value() = default;
   Value(double number) : number(number) {}
-  Value(ProgramCompiler& compiler, int place) : compiler(&compiler), place(place) {}
+  Value(StageGraph& graph, int place) : graph(&graph), place(place) {}
 
-  int place_in(ProgramCompiler& of) const {
-    return compiler != nullptr ? place : of.constant(number);
-  }
+  int place_in(StageGraph& of) const { return graph != nullptr ? place : of.constant(number); }
 
-  ProgramCompiler* compiler = nullptr;
-  int place = ProgramCompiler::kNone;
+  StageGraph* graph = nullptr;
+  int place = StageGraph::kNone;
   double number = 0;
 };
 
 template <typename... Values>
 Value record(Op op, const Values&... operands) {
-  ProgramCompiler* compiler = nullptr;
-  for (ProgramCompiler* each : {operands.compiler...}) compiler = each != nullptr ? each : compiler;
-  ProgramCompiler::Operands places = {
-      ProgramCompiler::kNone, ProgramCompiler::kNone, ProgramCompiler::kNone};
+  StageGraph* graph = nullptr;
+  for (StageGraph* each : {operands.graph...}) graph = each != nullptr ? each : graph;
+  StageGraph::Operands places = {StageGraph::kNone, StageGraph::kNone, StageGraph::kNone};
   int k = 0;
-  ((places[k++] = operands.place_in(*compiler)), ...);
-  return {*compiler, compiler->result(op, places)};
+  ((places[k++] = operands.place_in(*graph)), ...);
+  return {*graph, graph->result(op, places)};
 }
 
 #define LLTM_RECORD_1(op, function)       \
@@ -80,17 +78,22 @@ class RecordedPage {
  public:
   template <typename Page>
   explicit RecordedPage(Page /*page*/) {
-    static_assert(Page::kCell.state_columns() == 1 && Page::kCell.parameters == 0);
+    constexpr const CellInfo& kCell = Page::kCell;
+    static_assert(kCell.state_columns() == 1 && kCell.parameters == 0);
     using Registers = PageRegisters<Page>;
-    constexpr ProgramSizes sizes = Registers::kSizes;
-    programs_ = {
-        record<sizes.forward_in, sizes.forward_out>(
-            Registers::template forward<recorded::Value>, forward_),
-        record<sizes.backward_in, sizes.backward_out>(
-            Registers::template backward<recorded::Value>, backward_),
-        Page::kCell.name,
-        /*hash=*/0,
-        &kInitial};
+    using enum Place;
+    programs_.forward = record(
+        Registers::template forward<recorded::Value>,
+        {{kGate, kCell.slots}, {kState, 1}},
+        {{kH, 1}, {kState, kCell.states}, {kSaved, kCell.saved}},
+        forward_);
+    programs_.backward = record(
+        Registers::template backward<recorded::Value>,
+        {{kSaved, kCell.saved}, {kH, 1}, {kState, kCell.states}},
+        {{kGate, kCell.slots}, {kState, 1}},
+        backward_);
+    programs_.name = kCell.name;
+    programs_.initial_states = &kInitial;
   }
   RecordedPage(const RecordedPage&) = delete;
   RecordedPage& operator=(const RecordedPage&) = delete;
@@ -100,20 +103,35 @@ class RecordedPage {
  private:
   static constexpr double kInitial = 0;
 
-  template <int inputs, int outputs>
-  static Program record(
-      void (*function)(const recorded::Value (&)[inputs], recorded::Value (&)[outputs]),
-      ProgramCode& code) {
-    ProgramCompiler compiler;
-    recorded::Value in[inputs], out[outputs];
-    for (recorded::Value& value : in) value = {compiler, compiler.input()};
-    function(in, out);
-    std::vector<int> places;
-    for (const recorded::Value& value : out) places.push_back(value.place_in(compiler));
-    return compiler.compile(places, code);
+  struct Values {
+    Place place;
+    int count;
+  };
+  static std::vector<Port> ports_of(std::initializer_list<Values> values) {
+    std::vector<Port> ports;
+    for (const auto& [place, count] : values) {
+      for (int k = 0; k < count; ++k) ports.push_back({place, static_cast<unsigned char>(k)});
+    }
+    return ports;
   }
 
-  ProgramCode forward_, backward_;
+  template <int inputs, int outputs>
+  static Pass record(
+      void (*function)(const recorded::Value (&)[inputs], recorded::Value (&)[outputs]),
+      std::initializer_list<Values> from,
+      std::initializer_list<Values> to,
+      StageGraph::Code& code) {
+    StageGraph graph;
+    recorded::Value in[inputs], out[outputs];
+    int k = 0;
+    for (const Port port : ports_of(from)) in[k++] = {graph, graph.input(port)};
+    function(in, out);
+    k = 0;
+    for (const Port port : ports_of(to)) graph.output(out[k++].place_in(graph), port);
+    return graph.divide(code);
+  }
+
+  StageGraph::Code forward_, backward_;
   CellPrograms programs_ = {};
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <map>
 
 namespace lltm {
@@ -66,6 +67,30 @@ std::vector<int> StageGraph::product(
     values_[results.back()].level = level + 1;
   }
   return results;
+}
+
+std::pair<std::vector<ValueRange>, std::vector<Factor>> StageGraph::ranges_and_factors(
+    int input) const {
+  std::vector<ValueRange> ranges;
+  std::vector<Factor> factors;
+  for (const Value& value : values_) {
+    std::array<ValueRange, 3> ranges_of = {};
+    std::array<Factor, 3> factors_of = {ValueRange{0, 0}, ValueRange{0, 0}, ValueRange{0, 0}};
+    for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
+      ranges_of[k] = ranges[value.of[k]];
+      factors_of[k] = factors[value.of[k]];
+    }
+    const auto& [a, b, c] = ranges_of;
+    const double of_itself = std::ssize(ranges) == input ? 1 : 0;
+    ranges.push_back(
+        value.kind == kConstant ? range_with({value.number})
+        : value.kind == kResult ? range_of(value.op, a, b, c)
+                                : ValueRange());
+    factors.push_back(
+        value.kind == kResult ? factor_of(value.op, factors_of, ranges_of)
+                              : ValueRange{of_itself, of_itself});
+  }
+  return {std::move(ranges), std::move(factors)};
 }
 
 // The means of a stage are consecutive.
@@ -156,7 +181,13 @@ Stage StageGraph::compile(int stage, Code& code) const {
     }
   }
   std::vector<int> inputs, results;
+  if (stages_ == 1) {
+    for (size_t k = 0; k < values_.size(); ++k) {
+      if (values_[k].kind == kInput) inputs.push_back(static_cast<int>(k));
+    }
+  }
   for (const Output& output : outputs) collect(output.value, stage, inputs, results);
+  std::sort(results.begin(), results.end());  // as in the text
 
   std::vector<Port>& ports = code.ports.emplace_back();
   ProgramCompiler compiler;

@@ -1,11 +1,13 @@
-// Divides a section of a serialized cell with products or means into stages (program.h).
+// Divides a section of a serialized cell into stages (program.h) and compiles these.
 //
 // No PyTorch header.
 #pragma once
 
 #include "cell/program_compiler.h"
+#include "cell/value_ranges.h"
 
 #include <deque>
+#include <utility>
 #include <vector>
 
 namespace lltm {
@@ -30,6 +32,9 @@ class StageGraph {
   void output(int value, Port port) { outputs_.push_back({value, port}); }
 
   int stages() const { return stages_; }
+
+  // Each value's range and its factor of an input (value_ranges.h).
+  std::pair<std::vector<ValueRange>, std::vector<Factor>> ranges_and_factors(int input) const;
 
   // Memory of stages.
   struct Code {

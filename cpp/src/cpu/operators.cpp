@@ -27,20 +27,20 @@ SequenceInputs sequence_of(const StepInputs& step) {
       step.bias_hh};
 }
 
-bool is_plain(const StepInputs& args) {
-  return args.cell->is_plain() && !has_heads(args.weight_hh);
+bool has_step_engine(const StepInputs& args) {
+  return args.cell->is_element_wise() && !has_heads(args.weight_hh);
 }
 
 struct Cpu {
   using DeviceGuard = NoDeviceGuard;
-  // Cells with stages, given gates or heads run a sequence of one step.
+  // Other steps are sequences of length 1.
   static StepResult step_forward(const StepArgs& args) {
-    if (is_plain(args)) return cpu::step_forward(args);
+    if (has_step_engine(args)) return cpu::step_forward(args);
     auto [output, h, c, saved] = cpu::sequence_forward({sequence_of(args), args.save});
     return {h, c, saved};
   }
   static Gradients step_backward(const StepBackwardArgs& args) {
-    if (is_plain(args)) return cpu::step_backward(args);
+    if (has_step_engine(args)) return cpu::step_backward(args);
     SequenceBackwardArgs sequence = {
         sequence_of(args), args.h->unsqueeze(0), args.activations, {}, args.grad_h, args.grad_c};
     sequence.output_mask = args.output_mask;

@@ -185,7 +185,7 @@ bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   };
   switch (header.operand) {
     case kOperandTag<Int8Format>:
-      return is(at::kFloat) && once && cell.is_plain() && bytes == end(Int8Format{});
+      return is(at::kFloat) && once && cell.is_element_wise() && bytes == end(Int8Format{});
     case kOperandTag<Bf16Format>:
       return is(at::kBFloat16) && once && bytes == end(Bf16Format{});
     case kOperandTag<F32Format>:
@@ -373,7 +373,7 @@ Tensor quantize(const CellInfo& cell, const Weights& weights) {
       "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantize, got"
       " float64");
   TORCH_CHECK_VALUE(
-      cell.is_plain(),
+      cell.is_element_wise(),
       "lltm::prepack: expected a cell without products, means and given gates to quantize, got ",
       cell.title());
   TORCH_CHECK_VALUE(
@@ -414,7 +414,7 @@ Tensor prepack(
   }
   const bool bf16 = dtype == at::kBFloat16;
   if (bf16 && Bf16Format::available()) return prepack_as<Bf16Format>(cell, weights, dtype);
-  const bool twice = Bf16x3Format::available() && !bf16 && !packs && cell.is_plain();
+  const bool twice = Bf16x3Format::available() && !bf16 && !packs && cell.is_element_wise();
   return twice ? prepack_twice(cell, weights, dtype) : prepack_as<F32Format>(cell, weights, dtype);
 }
 

@@ -25,7 +25,7 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
 template <auto engine, auto composite, Kernels kernels, typename Args>
 auto choose(const Args& args) {
   const CellInfo& cell = *args.cell;
-  const bool plain = cell.is_plain() && !has_heads(args.weight_hh) && cell.outputs == 0;
+  const bool plain = cell.is_element_wise() && !has_heads(args.weight_hh) && cell.outputs == 0;
   const char* why_not =
       plain ? why_no_nvrtc_for(cell) : "products, means, given gates, heads or states as output";
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);

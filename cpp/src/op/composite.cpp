@@ -76,7 +76,7 @@ Tensor project_x(const Operands& operands, const Tensor& x) {
   return at::cat({project(own), widened(given)}, 1);
 }
 
-// For cells with stages or given gates. Products add to the result.
+// For cells with several stages or given gates. Products add to the result.
 Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
   const c10::SymInt hidden = h.sym_size(-1);
@@ -104,7 +104,7 @@ Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, cons
 // (rows, S * H), from the input projection z_x and h.
 Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
-  if (!cell.is_plain()) return pre_activations_by_slot(operands, z_x, h);
+  if (!cell.is_element_wise()) return pre_activations_by_slot(operands, z_x, h);
   const Tensor z_h = at::linear(h, operands.weight_h, or_nullopt(operands.bias_h));
   if (cell.x == cell.h) return z_x + z_h;
   const c10::SymInt hidden = h.sym_size(-1);
@@ -237,7 +237,7 @@ Gradients gradients_of(
     return x_blocks(at::matmul(dz_x.t(), widened(x)), cell);
   };
   const auto of_weight_h = [&] {
-    if (cell.stages == nullptr || cell.h.count() == 0) {
+    if (cell.operands().count == 0) {
       return h_blocks(at::matmul(dz_h.t(), recurrent_rows(args)), cell);
     }
     std::vector<std::pair<int, Tensor>> parts;  // in pre-activation order
@@ -246,7 +246,7 @@ Gradients gradients_of(
       parts.emplace_back(slots.begin, at::matmul(columns(cell, dz, slots).t(), rows));
     };
     add(cell.direct, recurrent_rows(args));
-    for (const Operand& operand : std::span(cell.stages->operands, cell.stages->operand_count)) {
+    for (const Operand& operand : cell.operands()) {
       const Tensor v = widened(operands_of(args).narrow_symint(1, operand.saved * hidden, hidden));
       for (const SlotRange slots : operand.gates) add(slots, v);
     }
@@ -463,10 +463,6 @@ describe(std::string_view name) {
 
 std::tuple<int64_t, int64_t> instructions(std::string_view name) {
   const CellInfo& cell = get_cell("lltm::_instructions", name);
-  if (cell.stages == nullptr) {
-    const CellPrograms& programs = programs_of(cell);
-    return {programs.forward.size, programs.backward.size};
-  }
   const auto size = [](const Pass& pass) {
     const std::span stages(pass.stages, pass.count);
     return std::accumulate(
@@ -474,7 +470,7 @@ std::tuple<int64_t, int64_t> instructions(std::string_view name) {
           return sum + stage.program.size;
         });
   };
-  return {size(cell.stages->forward), size(cell.stages->backward)};
+  return {size(programs_of(cell).forward), size(programs_of(cell).backward)};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(

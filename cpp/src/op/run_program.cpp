@@ -124,31 +124,24 @@ std::vector<Tensor> run(const Program& program, std::vector<Tensor> registers, c
   return outputs;
 }
 
-// Splits (rows, count * H) or (count * H), in the compute dtype.
-void unpack(const Tensor& packed, int count, std::vector<Tensor>& to) {
-  if (count == 0) return;
-  const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));
-  if (count == 1) return to.push_back(wide);
-  for (const Tensor& part : wide.chunk(count, -1)) to.push_back(part);
-}
-
-Tensor pack(const std::vector<Tensor>& tensors, int first, int count) {
-  return at::cat(at::TensorList(tensors).slice(first, count), 1);
-}
-
-// A single tensor is not copied, unless it is `argument` itself.
-Tensor pack_states(
-    const CellInfo& cell, const std::vector<Tensor>& tensors, int first, const Tensor& argument) {
-  if (cell.state_columns() > 1) return pack(tensors, first, cell.state_columns());
-  return tensors[first].is_same(argument) ? tensors[first].clone() : tensors[first];
-}
-
-// The values of a pass by port: `in` for stages to read, `out` written.
+// Tensors by place and index (Port): `in` for the stages of a pass to read, `out` written.
 struct PassValues {
   std::array<std::vector<Tensor>, kPlaces> in, out;
 
   std::vector<Tensor>& read(Place place) { return in[static_cast<size_t>(place)]; }
   std::vector<Tensor>& written(Place place) { return out[static_cast<size_t>(place)]; }
+
+  // Splits (rows, count * H) or (count * H), in the compute dtype.
+  void set(Place place, const Tensor& packed, int count) {
+    if (count == 0) return;
+    const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));
+    read(place) = count == 1 ? std::vector{wide} : wide.chunk(count, -1);
+  }
+
+  std::vector<Tensor> results(Place place, int count) {
+    std::vector<Tensor>& all = written(place);
+    return {all.begin(), all.begin() + count};
+  }
 
   // Calls multiply(p) for each product.
   template <typename Multiply>
@@ -177,80 +170,10 @@ struct PassValues {
   }
 };
 
-// h', the other states', saved values
-std::vector<Tensor> run_forward_stages(
-    const CellInfo& cell,
-    std::vector<Tensor> inputs,
-    const Tensor& weight_h,
-    at::ScalarType dtype) {
-  PassValues values;
-  auto next = inputs.begin();
-  const auto take = [&](Place place, int count) {
-    values.read(place).assign(next, next + count);
-    next += count;
-  };
-  take(Place::kGate, cell.slots);
-  take(Place::kState, cell.state_columns());
-  take(Place::kParameter, cell.parameters);
-  std::vector<Tensor>& gates = values.read(Place::kGate);
-  const Tensor like = gates[0];
-  values.run_stages(cell.stages->forward, like, [&](int p) {
-    // v is rounded, as h is.
-    const Tensor& made = values.written(Place::kOperand)[p];
-    const Tensor v = made.to(dtype).to(made.scalar_type());
-    for (const SlotRange& range : cell.stages->operands[p].gates) {
-      for (int slot = range.begin; slot < range.end; ++slot) {
-        const Tensor rows = rows_of_slot(cell, weight_h, slot);
-        gates[slot] = at::add(gates[slot], at::linear(v, rows));
-      }
-    }
-  });
-  std::vector<Tensor> results = {values.written(Place::kH)[0]};
-  const int own = cell.reads_h ? 1 : 0;
-  for (int k = 0; k < cell.states; ++k) {
-    results.push_back(values.written(Place::kState)[own + k]);
-  }
-  for (int k = 0; k < cell.saved; ++k) results.push_back(values.written(Place::kSaved)[k]);
-  return results;
-}
-
-// Gradients of pre-activations, parameters, states
-std::vector<Tensor> run_backward_stages(
-    const CellInfo& cell, std::vector<Tensor> inputs, const Tensor& weight_h) {
-  PassValues values;
-  auto next = inputs.begin();
-  const auto take = [&](Place place, int first, int count) {
-    std::vector<Tensor>& to = values.read(place);
-    to.resize(first);
-    to.insert(to.end(), next, next + count);
-    next += count;
-  };
-  take(Place::kSaved, 0, cell.saved);
-  take(Place::kParameter, 0, cell.parameters);
-  take(Place::kH, 0, 1);
-  const int own = cell.reads_h ? 1 : 0;
-  take(Place::kState, own, cell.states);
-  const Tensor like = values.read(Place::kH)[0];
-  values.read(Place::kOperand).resize(CellInfo::kMostSlots);
-  values.run_stages(cell.stages->backward, like, [&](int p) {
-    Tensor dv;
-    for (const SlotRange& range : cell.stages->operands[p].gates) {
-      for (int slot = range.begin; slot < range.end; ++slot) {
-        const Tensor term =
-            at::matmul(values.written(Place::kGate)[slot], rows_of_slot(cell, weight_h, slot));
-        dv = dv.defined() ? at::add(dv, term) : term;
-      }
-    }
-    values.read(Place::kOperand)[p] = dv;
-  });
-  std::vector<Tensor> results;
-  const auto give = [&](Place place, int count) {
-    for (int k = 0; k < count; ++k) results.push_back(values.written(place)[k]);
-  };
-  give(Place::kGate, cell.slots);
-  give(Place::kParameter, cell.parameters);
-  give(Place::kState, cell.state_columns());
-  return results;
+// A single tensor is not copied, unless it is `argument` itself.
+Tensor pack_states(const std::vector<Tensor>& states, const Tensor& argument) {
+  if (states.size() > 1) return at::cat(states, 1);
+  return states[0].is_same(argument) ? states[0].clone() : states[0];
 }
 
 }  // namespace
@@ -262,25 +185,33 @@ StepResult run_forward(
     const Tensor& parameters,
     const Tensor& weight_h,
     bool save) {
-  std::vector<Tensor> inputs;
-  unpack(gates, cell.slots, inputs);
-  unpack(c, cell.state_columns(), inputs);
-  unpack(parameters, cell.parameters, inputs);
-  const Tensor like = inputs.front();
+  PassValues values;
+  values.set(Place::kGate, gates, cell.slots);
+  values.set(Place::kState, c, cell.state_columns());
+  values.set(Place::kParameter, parameters, cell.parameters);
+  std::vector<Tensor>& z = values.read(Place::kGate);
+  const Tensor like = z[0];
   const at::ScalarType dtype = c.scalar_type();
-  // h', states', saved values
-  const std::vector<Tensor> y = cell.stages != nullptr
-                                    ? run_forward_stages(cell, std::move(inputs), weight_h, dtype)
-                                    : run(programs_of(cell).forward, std::move(inputs), like);
-  const int first = cell.reads_h ? 0 : 1;
-  const Tensor c_next = pack_states(cell, y, first, c).to(dtype);
-  const int begin = 1 + cell.states;
+  values.run_stages(programs_of(cell).forward, like, [&](int p) {
+    // v is rounded, as h is.
+    const Tensor& made = values.written(Place::kOperand)[p];
+    const Tensor v = made.to(dtype).to(made.scalar_type());
+    for (const SlotRange& range : cell.operands()[p].gates) {
+      for (int slot = range.begin; slot < range.end; ++slot) {
+        z[slot] = at::add(z[slot], at::linear(v, rows_of_slot(cell, weight_h, slot)));
+      }
+    }
+  });
+  const Tensor h = values.written(Place::kH)[0];
+  std::vector<Tensor> states = values.results(Place::kState, cell.state_columns());
+  if (cell.reads_h) states[0] = h;
+  const std::vector<Tensor> saved = values.results(Place::kSaved, cell.saved);
   return {
-      y[0].to(dtype),
-      c_next,
-      !save             ? Tensor()
-      : cell.saved == 0 ? at::empty_symint({like.sym_size(0), 0}, c.options())
-                        : pack(y, begin, cell.saved).to(dtype)};
+      h.to(dtype),
+      pack_states(states, c).to(dtype),
+      !save           ? Tensor()
+      : saved.empty() ? at::empty_symint({like.sym_size(0), 0}, c.options())
+                      : at::cat(saved, 1).to(dtype)};
 }
 
 std::tuple<Tensor, Tensor> run_backward(
@@ -290,18 +221,30 @@ std::tuple<Tensor, Tensor> run_backward(
     const Tensor& grad_c,
     const Tensor& parameters,
     const Tensor& weight_h) {
-  std::vector<Tensor> inputs;
-  unpack(activations, cell.saved, inputs);
-  unpack(parameters, cell.parameters, inputs);
-  std::vector<Tensor> of_states;
-  unpack(grad_c, cell.state_columns(), of_states);
-  const size_t own = cell.reads_h ? 1 : 0;
-  inputs.push_back(own ? at::add(grad_h, of_states[0]) : grad_h);
-  inputs.insert(inputs.end(), of_states.begin() + own, of_states.end());
-  const std::vector<Tensor> y = cell.stages != nullptr
-                                    ? run_backward_stages(cell, std::move(inputs), weight_h)
-                                    : run(programs_of(cell).backward, std::move(inputs), grad_h);
-  return {pack(y, 0, cell.grad_columns()), pack_states(cell, y, cell.grad_columns(), grad_c)};
+  PassValues values;
+  values.set(Place::kSaved, activations, cell.saved);
+  values.set(Place::kParameter, parameters, cell.parameters);
+  values.set(Place::kState, grad_c, cell.state_columns());
+  const bool own = cell.reads_h;  // c begins with h
+  values.read(Place::kH) = {own ? at::add(grad_h, values.read(Place::kState)[0]) : grad_h};
+  values.read(Place::kOperand).resize(CellInfo::kMostSlots);
+  values.run_stages(programs_of(cell).backward, grad_h, [&](int p) {
+    Tensor dv;
+    for (const SlotRange& range : cell.operands()[p].gates) {
+      for (int slot = range.begin; slot < range.end; ++slot) {
+        const Tensor term =
+            at::matmul(values.written(Place::kGate)[slot], rows_of_slot(cell, weight_h, slot));
+        dv = dv.defined() ? at::add(dv, term) : term;
+      }
+    }
+    values.read(Place::kOperand)[p] = dv;
+  });
+  std::vector<Tensor> dz = values.results(Place::kGate, cell.slots);
+  for (const Tensor& own_gradient : values.results(Place::kParameter, cell.parameters)) {
+    dz.push_back(own_gradient);
+  }
+  const std::vector<Tensor> dc = values.results(Place::kState, cell.state_columns());
+  return {at::cat(dz, 1), pack_states(dc, grad_c)};
 }
 
 }  // namespace lltm::composite

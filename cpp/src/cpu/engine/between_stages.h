@@ -18,7 +18,8 @@ namespace lltm::cpu {
 template <typename C>
 class BetweenStages {
  public:
-  // A null pass has a single stage. `readers` average rows separately: threads that share rows.
+  // A null pass has one stage, that of a built-in cell. `readers` average rows separately: threads
+  // that share rows.
   BetweenStages(
       const Pass* pass,
       int64_t batch,
@@ -26,7 +27,7 @@ class BetweenStages {
       int64_t readers,
       const at::TensorOptions& options)
       : pass_(pass), batch_(batch), hidden_(hidden) {
-    if (pass == nullptr) return;
+    if (count() == 1) return;
     kept_ = at::empty({batch, pass->kept * hidden}, options.dtype(kType));
     sums_ = at::empty({batch, pass->means * groups()}, options.dtype(at::kDouble));
     means_ = at::empty({readers * batch, pass->means}, options.dtype(kType));
@@ -35,9 +36,9 @@ class BetweenStages {
   int count() const { return pass_ == nullptr ? 1 : pass_->count; }
   const Stage& stage(int s) const { return pass_->stages[s]; }
 
-  // For row 0 and unit 0.
+  // For row 0 and unit 0; without a stage if there is only one.
   StageMemory<C> memory(int s, int64_t reader) const {
-    if (pass_ == nullptr) return {};
+    if (count() == 1) return {};
     return {
         &stage(s),
         write<C>(kept_),

@@ -54,12 +54,7 @@ class BlockedBackward {
         plan_(steps_, batch_, grid_, blocks_.count),
         resets_(args.reset, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
-        between_(
-            cell_.stages == nullptr ? nullptr : &cell_.stages->backward,
-            batch_,
-            hidden_,
-            grid_.slots(),
-            args.input->options()),
+        between_(cell_.backward(), batch_, hidden_, grid_.slots(), args.input->options()),
         weights_(slot_weights(args)),
         gradients_(args, steps_, resets_, weights_, schedule),
         grad_output_(args.grad_output),
@@ -85,7 +80,7 @@ class BlockedBackward {
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
   struct Slot : Part {
-    float* dh;  // for one block, or with stages for all
+    float* dh;  // for one block, or with several stages for all
     int64_t index;
   };
 
@@ -114,9 +109,9 @@ class BlockedBackward {
 
   void allocate() {
     add_product(cell_.direct, -1);
-    const int operands = cell_.stages == nullptr ? 0 : cell_.stages->operand_count;
+    const int operands = cell_.operands().count;
     for (int p = 0; p < operands; ++p) {
-      for (const SlotRange gates : cell_.stages->operands[p].gates) add_product(gates, p);
+      for (const SlotRange gates : cell_.operands()[p].gates) add_product(gates, p);
     }
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
@@ -143,7 +138,7 @@ class BlockedBackward {
     }
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
-    if (cell_.stages == nullptr) {
+    if (between_.count() == 1) {
       dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
     } else {
       dh_ = at::empty({batch_, (1 + operands) * hidden_}, options);
@@ -215,7 +210,7 @@ class BlockedBackward {
 
   Slot slot_of(int64_t index) const {
     float* const dh = dh_.mutable_data_ptr<float>();
-    return {plan_.part_of(index), cell_.stages == nullptr ? dh + index * dh_.size(1) : dh, index};
+    return {plan_.part_of(index), between_.count() == 1 ? dh + index * dh_.size(1) : dh, index};
   }
 
   bool step(size_t c, size_t k, const Slot& slot) const {
@@ -249,10 +244,10 @@ class BlockedBackward {
       }
       const auto factor = read<float>(recurrent_mask_);
       multiply(to, factor.from(continued.begin, blocks_.begin(block)), continued.size(), block);
-      const int64_t width = cell_.stages == nullptr ? dh.row_stride : blocks_.size(block);
+      const int64_t width = between_.count() == 1 ? dh.row_stride : blocks_.size(block);
       fill_rows(resets_.of(k + 1, continued), to.from(-continued.begin), width, 0);
     }
-    if (cell_.stages != nullptr) {
+    if (between_.count() > 1) {
       if (ended.size() > 0) fill(dh.from(ended.begin), ended.size(), block, dh_n);
       return finish_rows(c, k, 0, slot, rows, block, as_const(dh.from(rows.begin)));
     }
@@ -323,16 +318,16 @@ class BlockedBackward {
     }
   }
 
-  // For a block: from row 0 of the continued rows on or, with stages, of the batch.
+  // For a block: from row 0 of the continued rows on or, with several stages, of the batch.
   Matrix<float> dh_of(const Slot& slot, int64_t block) const {
-    if (cell_.stages == nullptr) return {slot.dh, Format::padded_n(blocks_.size(block))};
+    if (between_.count() == 1) return {slot.dh, Format::padded_n(blocks_.size(block))};
     return {slot.dh + blocks_.begin(block), dh_.size(1)};
   }
-  int64_t dh_row(Range rows) const { return cell_.stages == nullptr ? 0 : rows.begin; }
+  int64_t dh_row(Range rows) const { return between_.count() == 1 ? 0 : rows.begin; }
   int64_t k_of_state() const { return cell_.direct.count() > 0 ? products_[0].k : 0; }
 
   void fill(Matrix<float> dh, int64_t rows, int64_t block, Matrix<const float> from) const {
-    const int64_t n = cell_.stages == nullptr ? dh.row_stride : blocks_.size(block);
+    const int64_t n = between_.count() == 1 ? dh.row_stride : blocks_.size(block);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t j = 0; j < n; ++j) {
         dh.row(r)[j] = from.data == nullptr ? 0 : from.row(r)[j * from.col_stride];
@@ -371,7 +366,7 @@ class BlockedBackward {
       part.out_of_range = &out_of_range;
     }
     StageMemory<float> stages;
-    if (cell_.stages != nullptr) {
+    if (between_.count() > 1) {
       stages = between_.memory(stage, slot.index).from(rows.begin, unit);
       part.stages = &stages;
       part.grad_operands = dh_state.from(0, hidden_);

@@ -62,12 +62,7 @@ class BlockedForward {
         checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
         grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
-        between_(
-            cell_.stages == nullptr ? nullptr : &cell_.stages->forward,
-            batch_,
-            hidden_,
-            grid_.slots(),
-            args.input->options()),
+        between_(cell_.forward(), batch_, hidden_, grid_.slots(), args.input->options()),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
             std::is_same_v<T, Operand> &&
@@ -157,7 +152,7 @@ class BlockedForward {
       Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
       zero_products_ = at::empty({grid_.slots(), zero_columns()}, options.dtype(at::kFloat));
     }
-    for (int p = 0; cell_.stages != nullptr && p < cell_.stages->operand_count; ++p) {
+    for (int p = 0; p < cell_.operands().count; ++p) {
       operands_.push_back(allocate_a<Format>(batch_, hidden_, options));
       Format::init_states(batch_, hidden_, operands_.back().rows);
     }
@@ -200,7 +195,7 @@ class BlockedForward {
     }
   }
 
-  bool keeps_z() const { return merge_projection_ || cell_.stages != nullptr; }
+  bool keeps_z() const { return merge_projection_ || between_.count() > 1; }
   int64_t z_rows_of_block() const { return merge_projection_ ? slot_rows() : batch_; }
 
   int64_t slot_rows() const { return plan_.most_rows_in_chunk(); }
@@ -362,7 +357,7 @@ class BlockedForward {
       const Matrix<float> z = z_of_step(k, slot, block);
       for (size_t p = 0; p < operands_.size(); ++p) {
         if ((products >> p & 1) == 0) continue;
-        for (const SlotRange slots : cell_.stages->operands[p].gates) {
+        for (const SlotRange slots : cell_.operands()[p].gates) {
           if (slots.count() == 0) continue;
           const auto v = as_const(operands_[p].rows.from(rows.begin, weights_.first_of_h(block)));
           const auto to = z.from(rows.begin, slots.begin * weights_.slot_columns(block));
@@ -411,7 +406,7 @@ class BlockedForward {
       if (stage + 1 == between_.count()) copy_states(part, rows.size());
       return !out_of_range;
     };
-    if (cell_.stages == nullptr) return run();
+    if (between_.count() == 1) return run();
     const StageMemory<float> stages = between_.memory(stage, slot.index).from(rows.begin, unit);
     Matrix<Operand> operands[CellInfo::kMostSlots];
     for (size_t p = 0; p < operands_.size(); ++p) {

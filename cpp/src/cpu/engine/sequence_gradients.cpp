@@ -63,8 +63,8 @@ SequenceGradients::SequenceGradients(
     add_product({cell_.x, /*of_x=*/true, /*of_h=*/false, false, want_ih, want_bias_ih}, options);
     add_product({cell_.direct, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh}, options);
   }
-  for (int p = 0; cell_.stages != nullptr && p < cell_.stages->operand_count; ++p) {
-    for (const SlotRange gates : cell_.stages->operands[p].gates) {
+  for (int p = 0; p < cell_.operands().count; ++p) {
+    for (const SlotRange gates : cell_.operands()[p].gates) {
       add_product({gates, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh, p}, options);
     }
   }
@@ -117,7 +117,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
                     .contiguous();
     }
     if (product.h && product.operand >= 0) {
-      const int64_t column = cell_.stages->operands[product.operand].saved * hidden_;
+      const int64_t column = cell_.operands()[product.operand].saved * hidden_;
       a.push_back(args_.saved->narrow(0, begin, rows).narrow(1, column, hidden_).to(dtype));
     } else if (product.h) {
       a.push_back(initial_states(args_, steps_, first, last, dtype));

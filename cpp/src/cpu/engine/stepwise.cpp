@@ -51,7 +51,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
   const Tensor gates =
       few ? at::empty({x.size(0), cell.slots * hidden}, x.options()) : linear.project_x(x);
   std::vector<Tensor> operands;  // of products
-  for (int p = 0; cell.stages != nullptr && p < cell.stages->operand_count; ++p) {
+  for (int p = 0; p < cell.operands().count; ++p) {
     operands.push_back(at::empty(args.h_0->sizes(), x.options()));
   }
 
@@ -73,7 +73,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
     const auto all_output = write<T>(output_rows);
     const auto all_activations = write<T>(activations);
     const BetweenStages<C> between(
-        cell.stages == nullptr ? nullptr : &cell.stages->forward,
+        cell.forward(),
         args.h_0->size(0),
         hidden,
         /*readers=*/1,
@@ -106,7 +106,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args) {
           between.average(stage - 1, {0, rows}, 0);
           for (size_t p = 0; p < operands.size(); ++p) {
             if ((between.stage(stage - 1).operands >> p & 1) == 0) continue;
-            for (const SlotRange slots : cell.stages->operands[p].gates) {
+            for (const SlotRange slots : cell.operands()[p].gates) {
               linear.add_product(step_gates, operands[p].narrow(0, 0, rows), slots);
             }
           }
@@ -197,7 +197,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
       copy_or_zeros(args.grad_c_n, {args.h_0->size(0), cell.state_columns() * hidden}, options);
   const Tensor dz = at::empty({args.saved->size(0), cell.grad_columns() * hidden}, options);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
-  const int operands = cell.stages == nullptr ? 0 : cell.stages->operand_count;
+  const int operands = cell.operands().count;
   const Tensor grad_states =
       args.grad_states.defined() ? flat_rows(args.grad_states) : args.grad_states;
   const Tensor grad_operands = at::empty({args.h_0->size(0), operands * hidden}, options);
@@ -205,7 +205,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     const BetweenStages<C> between(
-        cell.stages == nullptr ? nullptr : &cell.stages->backward,
+        cell.backward(),
         args.h_0->size(0),
         hidden,
         /*readers=*/1,
@@ -239,7 +239,7 @@ Gradients stepwise_backward(const SequenceBackwardArgs& args) {
             if ((between.stage(stage - 1).operands >> p & 1) == 0) continue;
             grad_operands.narrow(0, 0, rows)
                 .narrow(1, p * hidden, hidden)
-                .copy_(linear.operand_gradient(step_dz, cell.stages->operands[p]));
+                .copy_(linear.operand_gradient(step_dz, cell.operands()[p]));
           }
         }
         run_stage(step, between, stage, rows, elementwise<T, C>(cell).backward);

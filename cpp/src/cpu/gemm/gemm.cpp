@@ -86,7 +86,7 @@ void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
   if (cell_.joined) {
     if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
     multiply(at::cat({h, x}, 1), both_);
-  } else if (cell_.x == cell_.h && cell_.is_plain()) {
+  } else if (cell_.x == cell_.h && cell_.is_element_wise()) {
     multiply(x, weight_x_);
     add_recurrent(gates, h);
   } else {
@@ -131,7 +131,7 @@ void Linear::add_weight_gradients(
     out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), own_input(x).to(dtype)), cell_));
   }
   if (!out.hh.defined()) return;
-  if (cell_.stages == nullptr) {
+  if (cell_.operands().count == 0) {
     out.hh.add_(h_blocks(at::mm(columns(dz, cell_.h).t(), h.to(dtype)), cell_));
     return;
   }
@@ -142,8 +142,7 @@ void Linear::add_weight_gradients(
     sums.narrow(0, first, slots.count() * hidden_).copy_(at::mm(columns(dz, slots).t(), rows));
   };
   multiply(cell_.direct, h.to(dtype));
-  for (int p = 0; p < cell_.stages->operand_count; ++p) {
-    const Operand& operand = cell_.stages->operands[p];
+  for (const Operand& operand : cell_.operands()) {
     const Tensor rows = saved.narrow(1, operand.saved * hidden_, hidden_).to(dtype);
     for (const SlotRange slots : operand.gates) multiply(slots, rows);
   }

@@ -203,10 +203,11 @@ __attribute__((noinline)) void store_operand_part(
   }
 }
 
+// One stage of a step: of several, that of `a.stages`.
 template <typename T, typename G>
-void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  const Stage& stage = *a.stages->stage;
+  const Stage& stage = a.stages != nullptr ? *a.stages->stage : *a.cell->programs->forward.stages;
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
@@ -219,7 +220,6 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
         Block<C>* const sums = registers.input_memory(k);
         const auto z = load_part(a.gates, part, index * a.gates_step, sums, a.gates_padded);
         add_parts(z, load_part(a.bias, part, offset, in_bias), part, sums);
-        registers.set_input(k, {sums->values, kBlock});
       } else if (place == Place::kState) {
         load_input(registers, k, a.c, part, offset);
       } else if (place == Place::kParameter) {
@@ -231,17 +231,19 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
         load_input(registers, k, kept, part, index * a.stages->kept_step);
       }
     }
-    const auto target_of = [&](int k, const auto& y, std::int64_t offset) {
+    const auto write_to = [&](int k, const auto& y, std::int64_t offset) {
       registers.set_output(k, target_part(y, part, offset, registers.output_memory(k)));
     };
-    for (int k = 0; k < program.outputs; ++k) {
+    for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
       const auto [place, index] = to[k];
       if (place == Place::kSaved) {
-        target_of(k, a.activations, index * a.layer_hidden);
+        const std::int64_t offset = index * a.layer_hidden;
+        if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset);
+        write_to(k, a.activations, offset);
       } else if (place == Place::kKept) {
-        target_of(k, a.stages->kept, index * a.stages->kept_step);
-      } else {
-        registers.set_output(k, {registers.output_memory(k)->values, kBlock});
+        write_to(k, a.stages->kept, index * a.stages->kept_step);
+      } else if (place == Place::kH) {
+        write_to(k, a.h_next, 0);
       }
     }
 
@@ -262,8 +264,8 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
         store_part(a.c_next, part, index * a.layer_hidden, y);
       } else {
         if (a.cell->reads_h) store_part(a.c_next, part, 0, y);
+        Block<C>* const buffers = registers.output_memory(k);
         for (std::int64_t p = 0; p < part.pieces; ++p) {
-          Block<C>* const buffers = registers.output_memory(k);
           store_h(a, part.row_of(p), part.col_of(p), part.n, y.piece(p), buffers[p]);
         }
       }
@@ -272,19 +274,21 @@ void forward_stage(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t 
 }
 
 template <typename T, typename G>
-void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
   const CellInfo& cell = *a.cell;
-  const Stage& stage = *a.stages->stage;
+  const Stage& stage = a.stages != nullptr ? *a.stages->stage : *cell.programs->backward.stages;
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
   Block<C> in_dh[Registers<C>::kMostPieces];
+  bool fits = true;
   for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
     for (int k = 0; k < program.inputs; ++k) {
       const auto [place, index] = stage.ports[k];
       const std::int64_t offset = index * a.layer_hidden;
       if (place == Place::kSaved) {
+        fetch_part_ahead(a.activations, part, offset);
         load_input(registers, k, a.activations, part, offset);
       } else if (place == Place::kParameter) {
         load_input(registers, k, a.parameters, part, offset);
@@ -298,7 +302,6 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
           const Pieces<const C> sum = {dh->values, kBlock};
           add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
         }
-        registers.set_input(k, {dh->values, kBlock});
       } else if (place == Place::kOperand) {
         load_input(registers, k, a.grad_operands, part, index * a.stages->kept_step);
       } else if (place == Place::kMean) {
@@ -308,20 +311,21 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
         load_input(registers, k, kept, part, index * a.stages->kept_step);
       }
     }
-    const auto column_of_gate = [&](Port port) {
-      return (port.place == Place::kGate ? 0 : cell.slots) + port.index;
+    // Gradients of parameters follow those of pre-activations.
+    const auto offset_in_dz = [&](Port port) {
+      const int column = (port.place == Place::kGate ? 0 : cell.slots) + port.index;
+      return column * a.layer_hidden;
     };
-    for (int k = 0; k < program.outputs; ++k) {
+    for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
       const auto [place, index] = to[k];
       Block<C>* const memory = registers.output_memory(k);
       if (place == Place::kGate || place == Place::kParameter) {
-        const std::int64_t offset = column_of_gate(to[k]) * a.layer_hidden;
+        const std::int64_t offset = offset_in_dz(to[k]);
+        fetch_part_ahead(a.grad_gates, part, offset);
         registers.set_output(k, target_part(a.grad_gates, part, offset, memory));
       } else if (place == Place::kKept) {
         const std::int64_t offset = index * a.stages->kept_step;
         registers.set_output(k, target_part(a.stages->kept, part, offset, memory));
-      } else {
-        registers.set_output(k, {memory->values, kBlock});
       }
     }
 
@@ -331,7 +335,12 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
       const auto [place, index] = to[k];
       const Pieces<C> y = registers.output(k);
       if (place == Place::kGate || place == Place::kParameter) {
-        store_part(a.grad_gates, part, column_of_gate(to[k]) * a.layer_hidden, y);
+        store_part(a.grad_gates, part, offset_in_dz(to[k]), y);
+        if (a.operand.data == nullptr || place == Place::kParameter) continue;
+        for (std::int64_t p = 0; p < part.pieces; ++p) {
+          const std::int64_t column = part.col_of(p) + index * a.operand_step;
+          fits &= store_operand(a.operand, part.row_of(p), column, part.n, y.piece(p));
+        }
       } else if (place == Place::kKept) {
         store_part(a.stages->kept, part, index * a.stages->kept_step, y);
       } else if (place == Place::kMean) {
@@ -341,116 +350,14 @@ void backward_stage(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_
       }
     }
   });
-}
-
-template <typename T, typename G>
-void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
-  using C = compute_t<T>;
-  if (a.stages != nullptr) return forward_stage(a, begin, end);
-  const CellInfo& cell = *a.cell;
-  const Program& program = cell.programs->forward;
-  const int own = cell.reads_h ? 1 : 0;  // 1 if h precedes the other states in c
-  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
-  Block<C> in_bias[Registers<C>::kMostPieces];
-  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
-    int in = 0;
-    for (int k = 0; k < cell.slots; ++k) {
-      Block<C>* const sums = registers.input_memory(in++);
-      const auto z = load_part(a.gates, part, k * a.gates_step, sums, a.gates_padded);
-      add_parts(z, load_part(a.bias, part, k * a.layer_hidden, in_bias), part, sums);
-    }
-    for (int k = 0; k < cell.state_columns(); ++k)
-      load_input(registers, in++, a.c, part, k * a.layer_hidden);
-    for (int k = 0; k < cell.parameters; ++k) {
-      load_input(registers, in++, a.parameters, part, k * a.layer_hidden);
-    }
-    Block<C>* const buffers_of_h = registers.output_memory(0);
-    const Pieces<C> h = target_part(a.h_next, part, 0, buffers_of_h);
-    registers.set_output(0, h);
-    const int first_saved = 1 + cell.states;
-    for (int k = 0; k < cell.saved; ++k) {
-      const int out = first_saved + k;
-      const std::int64_t offset = k * a.layer_hidden;
-      if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset);
-      registers.set_output(
-          out, target_part(a.activations, part, offset, registers.output_memory(out)));
-    }
-
-    execute_block(program, registers, part.pieces, padded(part.n));
-
-    for (int k = 0; k < cell.saved; ++k) {
-      store_part(a.activations, part, k * a.layer_hidden, registers.output(first_saved + k));
-    }
-    if (own == 1) store_part(a.c_next, part, 0, h);
-    for (int k = 0; k < cell.states; ++k) {
-      store_part(a.c_next, part, (own + k) * a.layer_hidden, registers.output(1 + k));
-    }
-    for (std::int64_t p = 0; p < part.pieces; ++p) {
-      store_h(a, part.row_of(p), part.col_of(p), part.n, h.piece(p), buffers_of_h[p]);
-    }
-  });
-}
-
-template <typename T, typename G>
-void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
-  using C = compute_t<T>;
-  if (a.stages != nullptr) return backward_stage(a, begin, end);
-  const CellInfo& cell = *a.cell;
-  const Program& program = cell.programs->backward;
-  const int own = cell.reads_h ? 1 : 0;
-  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
-  Block<C> in_dh[Registers<C>::kMostPieces];
-  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
-    int in = 0;
-    for (int k = 0; k < cell.saved; ++k) {
-      const std::int64_t offset = k * a.layer_hidden;
-      fetch_part_ahead(a.activations, part, offset);
-      load_input(registers, in++, a.activations, part, offset);
-    }
-    for (int k = 0; k < cell.parameters; ++k) {
-      load_input(registers, in++, a.parameters, part, k * a.layer_hidden);
-    }
-    Block<C>* const dh = registers.input_memory(in++);
-    const auto from_output = load_part(a.grad_h, part, 0, dh);
-    add_parts(from_output, load_part(a.grad_h_state, part, 0, in_dh), part, dh);
-    if (own == 1) {
-      const Pieces<const C> sum = {dh->values, kBlock};
-      add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
-    }
-    for (int k = own; k < cell.state_columns(); ++k) {
-      load_input(registers, in++, a.grad_c, part, k * a.layer_hidden);
-    }
-    for (int k = 0; k < cell.grad_columns(); ++k) {
-      const std::int64_t offset = k * a.layer_hidden;
-      fetch_part_ahead(a.grad_gates, part, offset);
-      registers.set_output(k, target_part(a.grad_gates, part, offset, registers.output_memory(k)));
-    }
-
-    execute_block(program, registers, part.pieces, padded(part.n));
-
-    bool fits = true;
-    for (int k = 0; k < cell.grad_columns(); ++k) {
-      const Pieces<C> dz = registers.output(k);
-      store_part(a.grad_gates, part, k * a.layer_hidden, dz);
-      if (a.operand.data == nullptr || k >= cell.slots) continue;
-      for (std::int64_t p = 0; p < part.pieces; ++p) {
-        const std::int64_t column = part.col_of(p) + k * a.operand_step;
-        fits &= store_operand(a.operand, part.row_of(p), column, part.n, dz.piece(p));
-      }
-    }
-    for (int k = 0; k < cell.state_columns(); ++k) {
-      const Pieces<C> dc = registers.output(cell.grad_columns() + k);
-      store_part(a.grad_c_prev, part, k * a.layer_hidden, dc);
-    }
-    if (!fits) *a.out_of_range = true;
-  });
+  if (!fits) *a.out_of_range = true;
 }
 
 // C is the compute type. a.c is always float64.
 template <typename C>
 void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
-  const Program& program = cell.programs->forward;
+  const Program& program = cell.programs->forward.program();
   const int own = cell.reads_h ? 1 : 0;
   Registers<C> registers(program, most_pieces(a.hidden, rows * a.hidden));
   for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {

@@ -91,9 +91,9 @@ std::string print_page(const CellInfo& cell, const std::string& name) {
   to << "      .states = " << cell.states << ",\n"
      << "      .reads_h = " << (cell.reads_h ? "true" : "false") << ",\n"
      << "      .parameters = " << cell.parameters << "};\n\n";
-  print_program(to, cell.programs->forward, "forward");
+  print_program(to, cell.programs->forward.program(), "forward");
   to << '\n';
-  print_program(to, cell.programs->backward, "backward");
+  print_program(to, cell.programs->backward.program(), "backward");
   to << "};\n\n}  // namespace\n}  // namespace lltm\n";
   return to.str();
 }
