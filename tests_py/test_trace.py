@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
-from lltm.custom.cpp_source import cpp_source
 from lltm.custom.program import CUTS, EXPENSIVE, OPERATIONS, Program, Value, evaluate
 from lltm.custom.trace import Gates, Tracer, trace
 
@@ -391,12 +390,6 @@ def test_a_step_with_means_may_have_no_units() -> None:
         cell.text, torch.zeros(2, 3, 4), torch.zeros(3, 0), None, *zeros
     )
     assert output.shape == (2, 3, 0)
-
-
-def test_cells_with_products_have_no_cpp_source() -> None:
-    function, options, _ = CELLS["keras_gru"]
-    with pytest.raises(lltm.ArgumentError, match=r"keras_gru: expected a cell without products"):
-        cpp_source(trace(function, **options).text)
 
 
 @torch.jit.script

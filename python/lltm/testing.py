@@ -15,9 +15,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import _recurrent, reference
+from . import _check, _recurrent, reference
 from .custom.cell import Cell
 from .custom.modules import CustomLayer
+from .custom.program import expect, expect_type
 from .custom.trace import plain_torch
 
 __all__ = ["check_cell", "loop"]
@@ -34,6 +35,9 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
         input: batched or packed input of the layer
         hx: initial state, as for the layer. Default: None
     """
+    expect_type(cell, Cell, "loop", "cell to be an lltm.Cell")
+    expect_type(layer, CustomLayer, "loop", f"layer to be a {cell.name}.Layer")
+    expect(cell.text == layer._CELL, "loop", f"layer to be a {cell.name}.Layer", layer)
     header = cell.Layer._HEADER
     names = ("h", *cell.states, *cell.parameters)
 
@@ -96,6 +100,11 @@ def check_cell(
         AssertionError: if an error exceeds its limit, or the function returns NaN or infinity. The
             message has the form, result and error
     """
+    expect_type(cell, Cell, "check_cell", "cell to be an lltm.Cell")
+    for shape in shapes:
+        expect_type(shape, Sequence, "check_cell", "shapes (T, B, I, H)")
+        right = [k == 2 or size > 0 for k, size in enumerate(shape)] == [True] * 4
+        expect(right, "check_cell", "shapes (T, B, I, H) of positive sizes", shape)
     if verbose:
         print(f"{cell.name}: largest errors")
     for dtype in dtypes:
@@ -114,8 +123,7 @@ def check_cell(
                 )
                 worst[form] = max(worst.get(form, (0.0, "")), (error, name))
         for form, (error, name) in worst.items() if verbose else ():
-            dtype_name = str(dtype).removeprefix("torch.")
-            print(f"{form:14} {dtype_name:9} {error:8.1e}  {name}", flush=True)
+            print(f"{form:14} {_check.dtype(dtype):9} {error:8.1e}  {name}", flush=True)
     if "\nown_gradient\n" not in cell.text:
         _check_second(cell, scale)
 
@@ -126,12 +134,7 @@ _Loops = dict[tuple[str, int], dict[str, Tensor]]  # results in float64, by form
 
 
 def _problem(
-    cell: Cell,
-    form: str,
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    scale: float,
-    seed: int,
+    cell: Cell, form: str, shape: Sequence[int], dtype: torch.dtype, scale: float, seed: int
 ) -> tuple[CustomLayer, Any, Any]:
     steps, batch, inputs, hidden = shape
     header = cell.Layer._HEADER
@@ -163,12 +166,7 @@ def _problem(
 
 
 def _largest(
-    cell: Cell,
-    form: str,
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    scale: float,
-    loops: _Loops,
+    cell: Cell, form: str, shape: Sequence[int], dtype: torch.dtype, scale: float, loops: _Loops
 ) -> tuple[float, str, float]:
     """Returns the error largest relative to its limit, its name and limit; best of 3 samples."""
     found = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
+import types
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,17 +26,17 @@ def _check(converter: str, module: Any, *expected: str) -> str:
         name = f"{base.__module__.partition('.')[0]}.{base.__name__.removesuffix('Base')}"
         if name in expected:
             return name
-    kind = module if isinstance(module, type) else type(module)
-    got = f"{'the class ' * (kind is module)}{kind.__module__}.{kind.__qualname__}"
+    got = f"{type(module).__module__}.{type(module).__qualname__}"
     raise ArgumentError(
         f"lltm.cells.{converter}: expected module to be {' or '.join(expected)}, got {got}"
     )
 
 
-def _check_options(converter: str, found: Any, **expected: Any) -> None:
-    """Checks options of a module, which are attributes of `found` or its items."""
+def _check_options(converter: str, module: Any, expected: Mapping[str, Any]) -> None:
+    """Compares attributes, of functions and modules their names."""
     for name, value in expected.items():
-        got = found.get(name, value) if isinstance(found, dict) else getattr(found, name, value)
+        got = getattr(module, name, value)
+        got = getattr(got, "__name__", type(got).__name__) if callable(got) else got
         if got != value:
             raise ArgumentError(
                 f"lltm.cells.{converter}: expected module with {name}={value!r}, got {got!r}"
@@ -43,24 +44,20 @@ def _check_options(converter: str, found: Any, **expected: Any) -> None:
 
 
 def _converted(
-    converter: str,
     name: str,
     module: Any,
     hidden: int,
     tensors: Mapping[str, Any],
     run: Run,
-    options: dict[str, Any],
     tolerance: float = 1e-3,
+    **options: Any,
 ) -> CustomLayer:
     """Returns a layer with these tensors, or zeros, after comparing it with the module's output."""
-    where = f"lltm.cells.{converter}: expected module"
     cell = _given() if name == "slstm" else getattr(importlib.import_module(__package__), name)
     weight = tensors["weight_ih_l0"]
-    if weight.is_meta:
-        raise ArgumentError(f"{where} to have values, got parameters on the device meta")
     columns = weight.shape[1] + hidden * len(cell.Layer._HEADER.gates_input)
-    kind = {"dtype": weight.dtype, "device": weight.device}
-    layer: CustomLayer = cell.Layer(columns, hidden, **options, **kind)
+    options |= {"dtype": weight.dtype, "device": weight.device}
+    layer: CustomLayer = cell.Layer(columns, hidden, **options)
     layer.train(getattr(module, "training", True))
     with torch.no_grad():
         for key, parameter in layer.named_parameters():
@@ -68,7 +65,7 @@ def _converted(
             tensor = torch.as_tensor(given, dtype=weight.dtype)
             if tensor.numel() > 1 and tensor.shape != parameter.shape:
                 raise ArgumentError(
-                    f"{where} to have the tensor {key} of {name} with shape"
+                    f"lltm.cells: expected module to have the tensor {key} of {name} with shape"
                     f" {tuple(parameter.shape)}, got {tuple(tensor.shape)}"
                 )
             parameter.copy_(tensor)
@@ -76,13 +73,13 @@ def _converted(
             parameter.requires_grad_(isinstance(given, Tensor) and given.requires_grad)
         x = torch.linspace(-1, 1, 12 * columns).to(weight).view(4, 3, columns)
         expected, output = run(x), copy.deepcopy(layer).eval()(x)[0]
-    got, eps = "another shape", max(torch.finfo(y.dtype).eps for y in (expected, output))
+    error = math.inf
     if expected.shape == output.shape:
-        error = (expected.to(output) - output).abs().max() / (1 + output.abs().max())
-        if error <= max(tolerance, 4 * eps):
-            return layer
-        got = f"an error of {error.item():.1e}"
-    raise ArgumentError(f"{where} to have the equations of {name}, got {got} of its output")
+        error = ((expected - output).abs().max() / (1 + output.abs().max())).item()
+    if error <= max(tolerance, *(4 * torch.finfo(y.dtype).eps for y in (expected, output))):
+        return layer
+    got = f"an output of shape {tuple(expected.shape)} that differs by {error:.1e}"
+    raise ArgumentError(f"lltm.cells: expected module to have the equations of {name}, got {got}")
 
 
 def _given() -> Cell:
@@ -123,44 +120,34 @@ def from_torchrecurrent(module: Any) -> CustomLayer:
     _, _, name = _check("from_torchrecurrent", module, *names).partition(".")
     ours, others = _TORCHRECURRENT[name]
     tensors: dict[str, Any] = {}
-    usual = {"act": "relu" if name in ("LiGRU", "IndRNN") else "tanh", "gate_act": "sigmoid"}
+    usual = {"act": "ReLU" if name in ("LiGRU", "IndRNN") else "Tanh", "gate_act": "Sigmoid"}
     for k, cell in enumerate(module.cells):
-        for act in filter(partial(hasattr, cell), usual):
-            option = act.replace("act", "nonlinearity")
-            used = {option: type(getattr(cell, act)).__name__.lower()}
-            _check_options("from_torchrecurrent", used, **{option: usual[act]})
+        _check_options("from_torchrecurrent", cell, usual)
         found = {name: getattr(cell, name) for name in _NAMES if hasattr(cell, name)}
         tensors |= {f"{name}_l{k}": value for name, value in {**found, **others(cell)}.items()}
     options = {name: getattr(module, name) for name in ("num_layers", "dropout", "batch_first")}
     same = copy.deepcopy(module).eval()
-    sizes = "from_torchrecurrent", ours, module, module.hidden_size
-    return _converted(*sizes, tensors, lambda x: same(x)[0], options)
+    return _converted(ours, module, module.hidden_size, tensors, lambda x: same(x)[0], **options)
 
 
 def from_keras(module: Any) -> CustomLayer:
     """Returns a layer with the weights of a GRU of Keras with ``reset_after=False`` and
     ``return_sequences=True``."""
     _check("from_keras", module, "keras.GRU")
-    plain = {"return_state": False, "go_backwards": False, "dropout": 0, "recurrent_dropout": 0}
-    expected = {"reset_after": False, "return_sequences": True, "built": True, "stateful": False}
-    _check_options("from_keras", module, **expected, **plain)
-    for name, activation in {"activation": "tanh", "recurrent_activation": "sigmoid"}.items():
-        used = {name: getattr(module, name).__name__}
-        _check_options("from_keras", used, **{name: activation})
+    usual: dict[str, Any] = {"built": True, "reset_after": False, "return_sequences": True}
+    usual |= {"return_state": False, "go_backwards": False, "dropout": 0, "recurrent_dropout": 0}
+    usual |= {"activation": "tanh", "recurrent_activation": "sigmoid"}
+    _check_options("from_keras", module, usual)
     numpy = importlib.import_module("keras").ops.convert_to_numpy
-    values = [weight.value for weight in module.weights]
-    device = values[0].device if isinstance(values[0], Tensor) else None
     weight_x, weight_h, *bias = (
-        torch.tensor(numpy(value), device=device).requires_grad_(weight.trainable)
-        for weight, value in zip(module.weights, values, strict=True)
+        torch.tensor(numpy(weight)).requires_grad_(weight.trainable) for weight in module.weights
     )
     tensors = {"weight_ih_l0": weight_x.T, "weight_hh_l0": weight_h.T, "bias_ih_l0": sum(bias)}
 
     def run(x: Tensor) -> Any:
-        return torch.tensor(numpy(module(x.cpu().numpy())))
+        return torch.tensor(numpy(module(x.numpy())))
 
-    sizes = "from_keras", "keras_gru", module, module.units
-    return _converted(*sizes, tensors, run, {"batch_first": True})
+    return _converted("keras_gru", module, module.units, tensors, run, batch_first=True)
 
 
 def from_ncps(module: Any) -> CustomLayer:
@@ -170,14 +157,12 @@ def from_ncps(module: Any) -> CustomLayer:
     """
     _check("from_ncps", module, "ncps.CfC")
     cell, hidden = module.rnn_cell, module.state_size
-    found = {"mixed_memory": module.use_mixed, "wirings": hasattr(module, "wiring")}
-    _check_options("from_ncps", found, mixed_memory=False, wirings=False)
-    _check_options("from_ncps", module, return_sequences=True, proj_size=None)
-    _check_options("from_ncps", cell, mode="default", backbone_layers=1)
+    usual = {"wired_mode": False, "use_mixed": False, "return_sequences": True, "proj_size": None}
+    _check_options("from_ncps", module, usual)
+    _check_options("from_ncps", cell, {"mode": "default", "backbone_layers": 1})
     first, activation = cell.backbone
-    name = type(activation).__name__.lower().replace("lecun", "lecun_tanh")
-    found = {"backbone_units": first.out_features, "activation": name}
-    _check_options("from_ncps", found, backbone_units=hidden, activation="lecun_tanh")
+    backbone = types.SimpleNamespace(backbone_units=first.out_features, activation=activation)
+    _check_options("from_ncps", backbone, {"backbone_units": hidden, "activation": "LeCun"})
     parts = [first, *(getattr(cell, name) for name in ("ff1", "ff2", "time_a", "time_b"))]
     weight_x, weight_h = first.weight.split([module.input_size, hidden], 1)
     tensors = {
@@ -190,8 +175,7 @@ def from_ncps(module: Any) -> CustomLayer:
         x[..., module.input_size :] = 1  # the time step of ncps
         return module(x[..., : module.input_size])[0]
 
-    sizes = "from_ncps", "cfc", module, hidden
-    return _converted(*sizes, tensors, run, {"batch_first": module.batch_first})
+    return _converted("cfc", module, hidden, tensors, run, batch_first=module.batch_first)
 
 
 def from_xlstm(module: Any) -> CustomLayer:
@@ -202,8 +186,8 @@ def from_xlstm(module: Any) -> CustomLayer:
     """
     _check("from_xlstm", module, "xlstm.sLSTMCell", "tirex.sLSTMCell")
     weight, bias, config = module._recurrent_kernel_, module._bias_, module.config
-    _check_options("from_xlstm", config, function="slstm", gradient_recurrent_cut=False)
-    _check_options("from_xlstm", config, gradient_recurrent_clipval=None)
+    usual = {"gradient_recurrent_cut": False, "gradient_recurrent_clipval": None}
+    _check_options("from_xlstm", config, {"function": "slstm", **usual})
     swapped = weight.shape[1] < weight.shape[2]  # the layout of CUDA kernels, and of TiRex
     if swapped:
         weight, bias = weight.mT, bias.view(len(weight), 4, -1).transpose(0, 1).flatten()
@@ -221,5 +205,5 @@ def from_xlstm(module: Any) -> CustomLayer:
 
     options = {"heads": len(weight), "batch_first": first}
     tolerance = 3e-2 if swapped else 1e-3  # in these layouts, modules compute in bfloat16
-    sizes = "from_xlstm", "slstm", module, len(weight) * weight.shape[2]
-    return _converted(*sizes, tensors, run, options, tolerance)
+    hidden = len(weight) * weight.shape[2]
+    return _converted("slstm", module, hidden, tensors, run, tolerance, **options)

@@ -29,10 +29,9 @@ class Spike(torch.autograd.Function):
         return grad / (1 + (math.pi * v) ** 2)
 
 
-INITIAL = {"alpha": 0.9, "beta": 0.8}
-
-
-@lltm.cell(gates=("s",), outputs=("h", "s", "v"), parameters=INITIAL, bounded=True)
+@lltm.cell(
+    gates=("s",), outputs=("h", "s", "v"), parameters={"alpha": 0.9, "beta": 0.8}, bounded=True
+)
 def rsynaptic(z, s, v, alpha, beta):
     s_next = alpha.clamp(0, 1) * s + z.s
     v_next = beta.clamp(0, 1) * v + s_next - Spike.apply(v - 1).detach()

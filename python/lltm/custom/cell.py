@@ -97,8 +97,6 @@ def cell(
         )
 
     def make(function: Callable[..., Any]) -> Cell:
-        if isinstance(function, Cell):
-            raise TypeError(f"lltm::cell: expected a function, got {function!r}")
         program = trace(
             function,
             gates=gates,
@@ -156,8 +154,6 @@ class Cell:
             torch.ops.lltm._cell(text.encode("ascii", "backslashreplace").decode())
         except ValueError as error:
             raise _check.of_operator(error) from None
-        if not (function is None or callable(function)):
-            raise TypeError(f"lltm::cell: expected function to be a function, got {function!r}")
         self.text = text
         self.function = function
         header = Program.read(text)
@@ -187,7 +183,6 @@ class Cell:
                 "__doc__": base.__doc__,
                 "__module__": getattr(function, "__module__", None) or __name__,
                 "__reduce_ex__": _reduced_as(kind),
-                "_IS_MADE": True,
             }
             return type(f"{self.name}_{kind}", (base,), members)
 
@@ -224,10 +219,8 @@ class Cell:
         return cpp_source(self.text)
 
     def __call__(self, *arguments: Any, **named: Any) -> NoReturn:
-        raise TypeError(
-            f"lltm::cell: {self.name}: expected a call of its layer class, {self.name}.Layer(...),"
-            f" or of its single-step class, {self.name}.Cell(...), got a call of the cell itself"
-        )
+        expected = f"a call of its class {self.name}.Layer or {self.name}.Cell"
+        raise TypeError(f"lltm::cell: {self.name}: expected {expected}, got a call of the cell")
 
     def _called(self, z: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
         """Calls the Python function. Returns h' and the next states. `others` are by name.
@@ -238,20 +231,27 @@ class Cell:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
-        z = {gate: z[gate] for gate in self.gates}
+        parts = [{gate: z[gate] for gate in self.gates}, others]
         if "\nown_gradient\n" not in self.text:
-            return call(self.function, z, others)
+            return call(self.function, *parts)
+
+        def with_gradient(x: Any) -> Any:  # for hooks, which see only the gradient of this step
+            return x.view_as(x).requires_grad_() if isinstance(x, Tensor) else x
+
         derives = torch.is_grad_enabled()
-        with torch.enable_grad():  # PyTorch registers hooks only on tensors with gradients
-            z, others = ({k: _for_hooks(x) for k, x in given.items()} for given in (z, others))
-            after = call(self.function, z, others)
+        with torch.enable_grad():
+            parts = [{k: with_gradient(x) for k, x in part.items()} for part in parts]
+            after = call(self.function, *parts)
         return after if derives else [x.detach() for x in after]
 
-    def __reduce__(self) -> Any:
+    def __getstate__(self) -> Any:
         """Pickles the serialized cell without the function, like the modules of the cell."""
-        made = ("text", "function", "Layer", "Cell")  # by the constructor
-        state = {name: value for name, value in vars(self).items() if name not in made}
-        return _restore_cell, (type(self), self.text, _picklable(self.Layer._INITIAL)), state
+        state = {k: v for k, v in vars(self).items() if k not in ("function", "Layer", "Cell")}
+        return state, _picklable(self.Layer._INITIAL)
+
+    def __setstate__(self, state: Any) -> None:
+        Cell.__init__(self, state[0]["text"], state[1])
+        vars(self).update(state[0])
 
     def __copy__(self) -> Cell:
         return self
@@ -261,13 +261,6 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
-
-
-def _for_hooks(x: Any) -> Any:
-    """Returns a tensor for one step, whose hooks do not see gradients of other steps."""
-    if not isinstance(x, Tensor):
-        return x
-    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def _renamed(function: Any, name: str) -> Any:
@@ -284,16 +277,15 @@ def _renamed(function: Any, name: str) -> Any:
 
 def _checked(header: Program, initial: Mapping[str, Any]) -> dict[str, Any]:
     """Checks the initial values of parameters. Returns them without :class:`Scalar`."""
-    expect_type(initial, Mapping, header.name, "initial to be a dict")
-    known = f"initial for parameters of the cell ({', '.join(header.parameters) or 'none'})"
-    for name, value in initial.items():
-        expect(name in header.parameters, header.name, known, repr(name))
-        right = name in header.scalars or not isinstance(value, Scalar)
-        expected = f"a number or a function for {name}, which has a value per hidden unit"
-        expect(right, header.name, expected, "lltm.scalar")
+    where, names = header.name, ", ".join(header.parameters) or "none"
+    expect_type(initial, Mapping, where, "initial to be a dict")
     values = {k: x.initial if isinstance(x, Scalar) else x for k, x in initial.items()}
-    new = {k: x for k, x in values.items() if not isinstance(x, Pickled)}
-    _check_numbers(header.name, 0, {}, new)
+    for name, value in initial.items():
+        expect(name in header.parameters, where, f"parameters of the cell ({names})", repr(name))
+        right = name in header.scalars or not isinstance(value, Scalar)
+        expect(right, where, f"{name} with a value per hidden unit", "lltm.scalar")
+        if not isinstance(value, Pickled):
+            _check_numbers(where, 0, {}, {name: values[name]})
     return values
 
 
@@ -305,17 +297,11 @@ def _picklable(initial: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _restore_cell(kind: type[Cell], text: str, initial: Mapping[str, Any]) -> Cell:
-    made = kind.__new__(kind)  # a subclass may have another constructor
-    Cell.__init__(made, text, initial)
-    return made
-
-
 def _reduced_as(kind: str) -> Callable[..., Any]:
     """Returns the __reduce_ex__ method of a module of a cell. It pickles the serialized cell."""
 
     def reduce(self: Any, protocol: Any) -> Any:
-        if "_IS_MADE" not in vars(type(self)):  # a subclass, which pickle finds by its import path
+        if "_CELL" not in vars(type(self)):  # a subclass, which pickle finds by its import path
             return object.__reduce_ex__(self, protocol)
         return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__getstate__()
 

@@ -180,39 +180,25 @@ def _descriptor(cell: _Cell) -> list[str]:
     def quoted(names: Iterable[str]) -> list[str]:
         return [f'"{name}"' for name in names]
 
-    members: dict[str, Any] = {
-        "name": f'"{header.name}"',
-        "layer_class": f'"{cell.name}"',
-        "step_class": f'"{cell.name}Cell"',
-        "id": f"{len(BUILT_IN)}",  # index in Cells (cells.h)
-        "slots": "kSlots",
-        "saved": "kSaved",
-        "x": [0, len(x)],
-        "h": [len({*x} - {*h}), len({*x, *h})],
-        "x_blocks": blocks(x),
-        "h_blocks": blocks(h),
-        "states": f"{len(header.states)}",
-        "reads_h": str("h" in cell.states).lower(),
-        "parameters": len(cell.parameters),
-        "state_names": quoted(header.states),
-        "parameter_names": quoted(cell.parameters),
-        "bounded": str(header.bounded).lower(),
-        "own_gradient": header.own_gradient and "true",
-        "given": len(given),
-        "given_blocks": given and blocks(given, 1),
-        "scalars": bits(header.scalars, cell.parameters),
-        "without_bias": bits(header.no_bias, slots),
-        "outputs": len(more),
-        "output_states": more,
-        "output_of_h": more and (outputs.index("h") if "h" in outputs else -1),
-    }
-    lines = [
-        f"      .{name} = {{{', '.join(map(str, value))}}}"
-        if isinstance(value, list)
-        else f"      .{name} = {value}"
-        for name, value in members.items()
-        if value
-    ]
+    members: dict[str, Any] = {"name": f'"{header.name}"', "layer_class": f'"{cell.name}"'}
+    members["step_class"] = f'"{cell.name}Cell"'
+    members["id"] = f"{len(BUILT_IN)}"  # index in Cells (cells.h)
+    members |= {"slots": "kSlots", "saved": "kSaved"}
+    members |= {"x": [0, len(x)], "h": [len({*x} - {*h}), len({*x, *h})]}
+    members |= {"x_blocks": blocks(x), "h_blocks": blocks(h), "states": f"{len(header.states)}"}
+    members |= {"reads_h": str("h" in cell.states).lower(), "parameters": len(cell.parameters)}
+    members |= {"state_names": quoted(header.states), "parameter_names": quoted(cell.parameters)}
+    members["bounded"] = str(header.bounded).lower()
+    members["own_gradient"] = header.own_gradient and "true"
+    members |= {"given": len(given), "given_blocks": given and blocks(given, 1)}
+    members |= {"scalars": bits(header.scalars, cell.parameters)}
+    members |= {"without_bias": bits(header.no_bias, slots)}
+    members |= {"outputs": len(more), "output_states": more}
+    members["output_of_h"] = more and (outputs.index("h") if "h" in outputs else -1)
+    lines = []
+    for name, value in members.items():
+        text = f"{{{', '.join(map(str, value))}}}" if isinstance(value, list) else value
+        lines += [f"      .{name} = {text}"] * bool(value)
     return ["  static constexpr CellInfo kCell = {", ",\n".join(lines) + "};\n"]
 
 
@@ -234,9 +220,8 @@ def _result_types(cell: _Cell) -> list[str]:
 
 DH = "d.h'"
 NOT_BUILT_IN = [
-    "// Built-in cells have no parameters, no gates that read the input, and at most one state in",
-    "// addition to h. A cell with such a state does not read h. To build this cell in, extend the",
-    "// engines.",
+    "// Built-in cells have no parameters or given gates, and at most one state in addition to h.",
+    "// A cell with such a state does not read h. To build this cell in, extend the engines.",
 ]
 
 
