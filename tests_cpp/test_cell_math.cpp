@@ -106,7 +106,8 @@ std::vector<T> run(
   ports.push_back(port(Place::kH, 0));
   for (int k = 1; k < program.outputs; ++k) ports.push_back(port(Place::kSaved, k - 1));
   const Stage stage = {program, ports.data(), 0, {}};
-  const CellPrograms programs = {.forward = {&stage, 1, 0, 0}};
+  CellPrograms programs = {};
+  programs.forward = {&stage, 1, 0, 0};
   CellInfo cell = {};
   cell.id = kProgramId;
   cell.parameters = program.inputs;
