@@ -1,7 +1,7 @@
 #include "api/initial_states.h"
 
 #include "api/layer_checks.h"
-#include "cpu/memory.h"
+#include "common/memory.h"
 #include "op/interceptors.h"
 
 #include <ATen/ops/cat.h>
@@ -117,7 +117,7 @@ JoinedState first_state(
   interceptors.add(input);
   // Noticeable in streaming.
   const bool direct = input.is_cpu() && interceptors.none();
-  const Tensor zeros = direct ? cpu::new_tensor(C10_AS_INTARRAYREF_SLOW(rows), input.options())
+  const Tensor zeros = direct ? new_tensor(C10_AS_INTARRAYREF_SLOW(rows), input.options())
                               : input.new_zeros_symint(rows);
   if (direct) std::fill_n(static_cast<char*>(zeros.mutable_data_ptr()), zeros.nbytes(), '\0');
   if (!cell.has_c()) return {zeros, Tensor()};

@@ -6,7 +6,6 @@
 #include "api/projection.h"
 #include "common/format.h"
 #include "common/steps.h"
-#include "cpu/schedule.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
 #include "op/interceptors.h"
@@ -66,57 +65,6 @@ class WithoutAutocast {
  private:
   std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
 };
-
-// Checks batch_sizes if they have values. In a traced graph, they have none: another tensor has the
-// batch size, and the operator checks them.
-SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
-  const Tensor& sizes = rows.batch_sizes;
-  const bool has_values = is_plain(sizes);
-  if (has_values) {
-    check_batch_sizes(
-        c10::str("lltm::", where),
-        sizes,
-        /*batch=*/std::nullopt,
-        rows.data.sym_size(0),
-        rows.data.device());
-  }
-  const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
-  if (steps && has_values) return sizes[0].item<int64_t>();
-  if (rows.sorted_indices.defined()) return rows.sorted_indices.sym_size(0);
-  if (!states.empty()) {  // the operator compares it with batch_sizes
-    const Tensor& h_0 = states[0];
-    return h_0.defined() && h_0.dim() == 3 ? h_0.sym_size(1) : SymInt(0);
-  }
-  return steps ? sizes.select(0, 0).item().toSymInt() : SymInt(0);
-}
-
-// index_select would not name the argument.
-void check_order(const char* where, const char* name, const Tensor& order, const SymInt& batch) {
-  if (!order.defined()) return;
-  check_shape(where, name, order, {batch});
-  TORCH_CHECK_TYPE(
-      order.scalar_type() == at::kLong,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of dtype int64, got ",
-      dtype_text(order.scalar_type()));
-  if (!is_plain(order) || !order.is_cpu()) return;
-  for (int64_t k = 0; k < order.numel(); ++k) {
-    const int64_t index = order.const_data_ptr<int64_t>()[k * order.stride(0)];
-    TORCH_CHECK_VALUE(
-        0 <= index && index < order.numel(),
-        "lltm::",
-        where,
-        ": expected ",
-        name,
-        " to be in [0, ",
-        order.numel(),
-        "), got ",
-        index);
-  }
-}
 
 }  // namespace
 
@@ -312,9 +260,7 @@ LayerModule::Result LayerModule::forward(
   if (reset.defined()) check_reset(c10::str("lltm::", cell.layer_class), rows, reset);
   const Interceptors interceptors = interceptors_of(rows, states, parameters, reset);
   const WithoutAutograd guard(interceptors);
-  const SymInt batch = packed_batch(cell.layer_class, input, states);
-  check_order(cell.layer_class, "sorted_indices", sorted_indices, batch);
-  check_order(cell.layer_class, "unsorted_indices", unsorted_indices, batch);
+  const SymInt batch = check_packed_rows(cell.layer_class, input, states);
   JoinedState initial = initial_state(rows, states, batch, /*batched=*/true);
   // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
@@ -398,19 +344,6 @@ SequenceOutputs LayerModule::run_direction(
   return proj_size() > 0 ? run_projected(k, args, interceptors) : op::sequence(args);
 }
 
-bool LayerModule::fits_side_by_side(
-    const SequenceArgs& args, const Interceptors& interceptors) const {
-  if (!bidirectional || proj_size() > 0) return false;
-  if (!interceptors.at_most_autograd() || (prepacked && interceptors.autograd())) return false;
-  const Tensor& input = args.input;
-  if (!input.is_cpu()) return false;
-  const bool bf16 = input.scalar_type() == at::kBFloat16;
-  const cpu::LayerShape shape = {
-      args.h_0->size(0), input.size(-1), hidden_size, flat_size(input), bf16, cpu::slots_of(cell)};
-  const bool training = interceptors.autograd();
-  return cpu::schedule_side_by_side(cpu::current_machine(), shape, training);
-}
-
 LayerModule::Result LayerModule::run(
     Rows rows, const JoinedState& initial, const Interceptors& interceptors) const {
   const bool unobserved = interceptors.none();
@@ -433,7 +366,7 @@ LayerModule::Result LayerModule::run(
       each.push_back(args_of(first + k, /*reverse=*/k == 1, initial, rows, unobserved));
     }
     std::vector<SequenceOutputs> results(each.size());
-    if (fits_side_by_side(each.front(), interceptors)) {
+    if (each.size() == 2 && proj_size() == 0 && fits_side_by_side(each[0], interceptors)) {
       std::tie(results[0], results[1]) =
           sequences_side_by_side(std::move(each[0]), std::move(each[1]));
     } else {

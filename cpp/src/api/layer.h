@@ -3,6 +3,7 @@
 #pragma once
 
 #include "api/initial_states.h"
+#include "api/packed_rows.h"
 #include "cell/cell.h"
 #include "common/operator_args.h"
 #include "op/interceptors.h"
@@ -25,11 +26,6 @@ struct StepModule {
   const CellInfo& cell;
   int64_t input_size, hidden_size;
   at::TensorList parameters;  // as for layer_step
-};
-
-// Of a torch PackedSequence. Without indices, the sequences were already sorted.
-struct PackedRows {
-  const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices;
 };
 
 // Layers and their prepacked forms.
@@ -93,7 +89,6 @@ struct LayerModule {
       int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const;
   // Leaves the first of the cell's outputs, and returns the others.
   std::vector<at::Tensor> split_output(at::Tensor& output) const;
-  bool fits_side_by_side(const SequenceArgs& args, const Interceptors& interceptors) const;
 };
 
 // Schemas: library.cpp.

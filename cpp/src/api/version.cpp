@@ -1,7 +1,6 @@
 #include <lltm/version.h>
 
-#include "cpu/dispatch.h"
-#include "cpu/gemm/formats.h"
+#include "common/device.h"
 
 #include <torch/library.h>
 #include <torch/version.h>
@@ -16,7 +15,7 @@ const char* version() {
 }
 
 const char* cpu_kernels() {
-  return cpu::kernels().name;
+  return find_device(c10::DeviceType::CPU)->kernels();
 }
 
 std::string build_info() {
@@ -39,14 +38,7 @@ std::string build_info() {
       "none (ATen operations)"
 #endif
        << '\n'
-       << "CPU kernels: " << cpu::kernels_default()->name
-       << (cpu::kernels_avx2() != nullptr ? ", AVX2" : "")
-       << (cpu::kernels_avx512() != nullptr ? ", AVX512" : "")
-       << (cpu::kernels_amx() != nullptr ? ", AMX" : "") << '\n'
-       << "CPU kernels in use: " << cpu_kernels() << '\n'
-       << "CPU micro-kernel: " << (cpu::F32Format::available() ? "float32" : "none")
-       << (cpu::Bf16Format::available() ? ", bfloat16" : "")
-       << (cpu::Bf16x3Format::available() ? ", float32 as bf16x3 (AMX)" : "") << '\n';
+       << find_device(c10::DeviceType::CPU)->description();
   return info.str();
 }
 

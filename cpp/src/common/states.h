@@ -2,7 +2,7 @@
 // never begins with h.
 #pragma once
 
-#include "common/operator_args.h"
+#include "common/output_states.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
@@ -25,29 +25,6 @@ inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const a
     states[k] = states[k].masked_fill(mask.unsqueeze(1), first_value(cell, k));
   }
   return states.size() == 1 ? states.front() : at::cat(states, 1);
-}
-
-// A row of the output: h (rows, H), and states of c.
-inline at::Tensor with_output_states(
-    const CellInfo& cell, const at::Tensor& h, const at::Tensor& c) {
-  if (cell.outputs == 0) return h;
-  std::vector<at::Tensor> columns = {h};
-  const std::vector<at::Tensor> states = c.chunk(cell.state_columns(), 1);
-  for (int k = 0; k < cell.outputs; ++k) columns.push_back(states[cell.output_states[k]]);
-  return at::cat(columns, 1);
-}
-
-// Adds the gradient of the states in the output (rows, outputs * H), or undefined, to that of c.
-inline at::Tensor add_grad_states(
-    const CellInfo& cell, const at::Tensor& grad_c, const at::Tensor& grad_states) {
-  if (!grad_states.defined()) return grad_c;
-  std::vector<at::Tensor> states = grad_c.chunk(cell.state_columns(), 1);
-  const std::vector<at::Tensor> gradients = grad_states.chunk(cell.outputs, 1);
-  for (int k = 0; k < cell.outputs; ++k) {
-    at::Tensor& state = states[cell.output_states[k]];
-    state = at::add(state, gradients[k]);
-  }
-  return at::cat(states, 1);
 }
 
 // Masks h (rows, H) before the recurrent GEMM, or the gradient of its operand.
@@ -73,18 +50,6 @@ auto with_own_c(const Args& args, const Forward& forward) {
   c = args.cell->has_c() ? c.slice_symint(1, args.state_h()->sym_size(1)).contiguous()
                          : at::empty({0}, args.input->options());
   return results;
-}
-
-// Divides the output and its gradient into parts of h and of states.
-inline SequenceBackwardArgs with_divided_output(const SequenceBackwardArgs& args) {
-  SequenceBackwardArgs changed = args;
-  const c10::SymInt hidden = args.h_0->sym_size(1);
-  changed.output = args.output->slice_symint(-1, 0, hidden);
-  if (args.grad_output.defined()) {
-    changed.grad_output = args.grad_output->slice_symint(-1, 0, hidden);
-    changed.grad_states = args.grad_output->slice_symint(-1, hidden);
-  }
-  return changed;
 }
 
 // backward uses the engines' c and its gradient, and the parts of the output; the two parts of the

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "cell/cell.h"
+#include "common/heads.h"
 #include "common/huge_pages.h"
 #include "common/tensor_views.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/diag_embed.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
@@ -20,33 +20,6 @@ struct Weights {
   at::Tensor ih;  // (Gx * H, I)
   at::Tensor hh;  // (Gh * H, H), or (heads, Gh * H/heads, H/heads)
 };
-
-// With heads, consecutive units share a head and read only its part of h.
-inline bool has_heads(const at::Tensor& weight_hh) {
-  return weight_hh.defined() && weight_hh.dim() == 3;
-}
-inline int64_t heads_of(const at::Tensor& weight_hh) {
-  return has_heads(weight_hh) ? weight_hh.size(0) : 1;
-}
-// (Gh * H, H), with zeros between heads.
-inline at::Tensor without_heads(const at::Tensor& weight_hh) {
-  if (!has_heads(weight_hh)) return weight_hh;
-  const c10::SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
-  const c10::SymInt gates = weight_hh.sym_size(1) / units;
-  const at::Tensor last =
-      weight_hh.reshape_symint({heads, gates, units, units}).permute({1, 2, 3, 0});
-  return at::diag_embed(last, 0, 1, 3).reshape_symint({gates * heads * units, heads * units});
-}
-// The gradient of weight_hh from that of without_heads(weight_hh).
-inline at::Tensor with_heads(const at::Tensor& gradient, const at::Tensor& weight_hh) {
-  if (!gradient.defined() || !has_heads(weight_hh)) return gradient;
-  const c10::SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
-  const c10::SymInt gates = weight_hh.sym_size(1) / units;
-  return gradient.reshape_symint({gates, heads, units, heads, units})
-      .diagonal(0, 1, 3)
-      .permute({3, 0, 1, 2})
-      .reshape_symint({heads, gates * units, units});
-}
 
 inline Weights weights_of(
     const CellInfo& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {

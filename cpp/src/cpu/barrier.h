@@ -15,6 +15,11 @@
 
 namespace lltm::cpu {
 
+// Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
+// milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
+// if there are more threads than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
+int spins_of(int64_t threads);
+
 // Grid positions [k * sharing, (k + 1) * sharing) wait for each other. libgomp's barrier waits for
 // all threads and makes a system call each time.
 class Barriers {

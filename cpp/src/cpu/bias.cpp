@@ -1,10 +1,10 @@
 #include "cpu/bias.h"
 
+#include "common/memory.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/kernel/elementwise.h"
-#include "cpu/memory.h"
 
 namespace lltm::cpu {
 

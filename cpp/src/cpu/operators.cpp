@@ -1,5 +1,10 @@
+#include "common/device.h"
+#include "common/steps.h"
+#include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
+#include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
+#include "cpu/parallel.h"
 #include "op/backend.h"
 
 #include <ATen/TensorOperators.h>
@@ -7,6 +12,9 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/nan_to_num.h>
 
+#include <algorithm>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -94,9 +102,43 @@ Tensor prepack_int8(
       cell, weights(rows_ih, scales_ih), weights(rows_hh, scales_hh), at::kQInt8);
 }
 
+std::string description() {
+  std::ostringstream text;
+  text << "CPU kernels: " << kernels_default()->name << (kernels_avx2() != nullptr ? ", AVX2" : "")
+       << (kernels_avx512() != nullptr ? ", AVX512" : "")
+       << (kernels_amx() != nullptr ? ", AMX" : "") << '\n'
+       << "CPU kernels in use: " << kernels().name << '\n'
+       << "CPU micro-kernel: " << (F32Format::available() ? "float32" : "none")
+       << (Bf16Format::available() ? ", bfloat16" : "")
+       << (Bf16x3Format::available() ? ", float32 as bf16x3 (AMX)" : "") << '\n';
+  return text.str();
+}
+
+bool fits_side_by_side(const SequenceArgs& call, bool training) {
+  const Tensor& input = call.input;
+  const bool bf16 = input.scalar_type() == at::kBFloat16;
+  const LayerShape shape = {
+      call.h_0->size(0),
+      input.size(-1),
+      call.h_0->size(1),
+      flat_size(input),
+      bf16,
+      slots_of(*call.cell)};
+  return schedule_side_by_side(current_machine(), shape, training);
+}
+
+void run_side_by_side(const std::function<void(size_t)>& run) {
+  const int64_t threads = std::min(available_threads(), usable_cpus());
+  run_crews(2, std::max<int64_t>(threads / 2, 1), [&](int64_t k) { run(static_cast<size_t>(k)); });
+}
+
+constexpr Device kDevice = {
+    [] { return kernels().name; }, description, fits_side_by_side, run_side_by_side};
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, CPU, m) {
+  register_device(c10::DeviceType::CPU, kDevice);
   register_backend<Cpu>(m);
   m.impl("_unpack", TORCH_FN(unpack_saved));
   m.impl("_prepack_int8", TORCH_FN(prepack_int8));

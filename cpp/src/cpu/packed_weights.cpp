@@ -2,8 +2,8 @@
 
 #include "cell/cells.h"
 #include "common/format.h"
+#include "common/memory.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/memory.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/empty.h>

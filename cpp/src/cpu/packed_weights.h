@@ -73,11 +73,6 @@ struct PackedWeights {
   }
 };
 
-// Heads of other sizes are packed as a single matrix.
-constexpr int64_t kHeadAlign = 32;
-inline bool packs_heads(const at::Tensor& weight_hh) {
-  return has_heads(weight_hh) && weight_hh.size(2) % kHeadAlign == 0;
-}
 // No block has units of two heads.
 inline Blocks blocks_of_heads(const Blocks& blocks, int64_t heads) {
   if (heads == 1) return blocks;

@@ -1,12 +1,10 @@
 #include "cpu/parallel.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <limits>
 
 #include <pthread.h>
-#include <strings.h>
 
 extern "C" int omp_get_num_procs() noexcept;
 
@@ -25,19 +23,6 @@ int64_t quota_cpus() {
   return std::max<int64_t>(static_cast<int64_t>(quota / period + 0.5), 1);
 }
 
-// libgomp's rules.
-int requested_spins() {
-  constexpr int kMost = 300000;
-  if (const char* const count = std::getenv("GOMP_SPINCOUNT"); count != nullptr) {
-    // A number, also with a suffix such as k, or "infinite".
-    char* end = nullptr;
-    const unsigned long long spins = std::strtoull(count, &end, 10);
-    if (end != count) return *end == '\0' && spins < kMost ? static_cast<int>(spins) : kMost;
-  }
-  const char* const policy = std::getenv("OMP_WAIT_POLICY");
-  return policy != nullptr && strcasecmp(policy, "passive") == 0 ? 0 : kMost;
-}
-
 }  // namespace
 
 // A thread of the parent that was in a region does not exist in a forked process.
@@ -47,12 +32,6 @@ int64_t usable_cpus() {
   static const int64_t quota = quota_cpus();
   thread_local const int64_t cpus = omp_get_num_procs();
   return std::min(cpus, quota);
-}
-
-int spins_of(int64_t threads) {
-  constexpr int kFew = 100;
-  static const int requested = requested_spins();
-  return threads > usable_cpus() ? std::min(requested, kFew) : requested;
 }
 
 }  // namespace lltm::cpu

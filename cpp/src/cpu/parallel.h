@@ -29,11 +29,6 @@ namespace lltm::cpu {
 // CPUs that this thread may use: its affinity, and the quota of its container.
 int64_t usable_cpus();
 
-// Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
-// milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
-// if there are more threads than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
-int spins_of(int64_t threads);
-
 // Exists while a thread of the application is in a region. Concurrent regions share the CPUs. Their
 // number is the recent maximum, because calls do other work between their regions.
 class Running {

@@ -1,5 +1,7 @@
 // First derivatives run the fused kernels. Double backward, forward mode and function transforms
 // differentiate the ATen fallback.
+#include "op/autograd.h"
+
 #include "common/states.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
@@ -215,9 +217,10 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   static constexpr bool is_traceable = true;
 
   template <typename Run>
-  static void for_each_call(bool side_by_side, const Run& run) {
+  static void for_each_call(
+      const std::array<Args, calls>& args, bool side_by_side, const Run& run) {
     if constexpr (calls == 2) {
-      if (side_by_side) return run_side_by_side(run);
+      if (side_by_side) return run_side_by_side(args[0].input, run);
     }
     for (size_t k = 0; k < calls; ++k) run(k);
   }
@@ -226,7 +229,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
       AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     std::array<Results, calls> results;
-    for_each_call(true, [&](size_t k) { results[k] = Op::forward(args[k]); });
+    for_each_call(args, true, [&](size_t k) { results[k] = Op::forward(args[k]); });
     variable_list saved;
     variable_list outputs;
     saved.reserve(calls * kSaved);
@@ -262,7 +265,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     };
     const bool side_by_side = !differentiated && interceptors.at_most_autograd();
     std::array<Gradients, calls> gradients;
-    for_each_call(side_by_side, [&](size_t k) {
+    for_each_call(args, side_by_side, [&](size_t k) {
       if (differentiated) check_is_differentiable(*args[k].cell);
       gradients[k] = differentiated ? with_grad_of_h(backward_args(k), Op::composite_backward)
                                     : Op::backward(backward_args(k));
@@ -354,16 +357,12 @@ Tensor prepack_autograd(
 
 }  // namespace
 
-std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
-    SequenceArgs first, SequenceArgs second) {
-  const std::array calls = {std::move(first), std::move(second)};
-  std::array<SequenceOutputs, 2> outputs;
-  if (interceptors_of(calls[0]).autograd() || interceptors_of(calls[1]).autograd()) {
-    outputs = record<SequenceOperator>(calls);
-  } else {
-    run_side_by_side([&](size_t k) { outputs[k] = op::sequence(calls[k]); });
-  }
-  return {std::move(outputs[0]), std::move(outputs[1])};
+bool records_gradients(const SequenceArgs& args) {
+  return interceptors_of(args).autograd();
+}
+
+std::array<SequenceOutputs, 2> sequences_with_autograd(const std::array<SequenceArgs, 2>& calls) {
+  return record<SequenceOperator>(calls);
 }
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {

@@ -8,6 +8,7 @@
 //
 // Gradients for input, weights and biases are one GEMM each per chunk, while dz is in the cache.
 // The grid is as in blocked_forward.cpp.
+#include "common/memory.h"
 #include "common/steps.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
@@ -17,7 +18,6 @@
 #include "cpu/engine/resets.h"
 #include "cpu/engine/sequence_gradients.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/prefetch.h"

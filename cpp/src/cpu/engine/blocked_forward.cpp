@@ -9,6 +9,7 @@
 // A grid position (schedule.h) has some batch rows and blocks. Threads synchronize after each stage
 // only if they share rows. Out-of-range values stop a bf16x3 run; int8 records the row.
 #include "common/checkpoints.h"
+#include "common/memory.h"
 #include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -17,7 +18,6 @@
 #include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "cpu/prefetch.h"

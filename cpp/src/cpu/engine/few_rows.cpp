@@ -6,6 +6,7 @@
 //
 // Threads divide the batch rows or, with a barrier after each step, the blocks.
 #include "common/checkpoints.h"
+#include "common/memory.h"
 #include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -13,7 +14,6 @@
 #include "cpu/engine/plan.h"
 #include "cpu/engine/resets.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/memory.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 

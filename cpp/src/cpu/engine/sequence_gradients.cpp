@@ -1,6 +1,6 @@
 #include "cpu/engine/sequence_gradients.h"
 
-#include "cpu/memory.h"
+#include "common/memory.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>

@@ -1,10 +1,10 @@
 // A single step, forward, with weights in place: by ATen's GEMMs, the GEMM kernel or, for few rows,
 // dot products.
+#include "common/memory.h"
 #include "common/schedule_log.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/memory.h"
 
 #include <ATen/ops/empty.h>
 

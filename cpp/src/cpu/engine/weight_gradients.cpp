@@ -1,8 +1,8 @@
 #include "cpu/engine/weight_gradients.h"
 
+#include "common/memory.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/memory.h"
 #include "cpu/parallel.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "cpu/gemm/gemm.h"
 
-#include "cpu/memory.h"
+#include "common/memory.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/addmm.h>

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <memory>
 
-namespace lltm::cpu {
+namespace lltm {
 
-// at::empty without dispatcher overhead, noticeable in short calls.
+// at::empty on the CPU without dispatcher overhead, noticeable in short calls.
 inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::Tensor(at::detail::empty_cpu(sizes, options));
 }
@@ -37,4 +37,4 @@ class Workspace {
   std::unique_ptr<std::byte[]> bytes_;
 };
 
-}  // namespace lltm::cpu
+}  // namespace lltm

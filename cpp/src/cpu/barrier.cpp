@@ -1,0 +1,34 @@
+#include "cpu/barrier.h"
+
+#include "cpu/parallel.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <strings.h>
+
+namespace lltm::cpu {
+namespace {
+
+// libgomp's rules.
+int requested_spins() {
+  constexpr int kMost = 300000;
+  if (const char* const count = std::getenv("GOMP_SPINCOUNT"); count != nullptr) {
+    // A number, also with a suffix such as k, or "infinite".
+    char* end = nullptr;
+    const unsigned long long spins = std::strtoull(count, &end, 10);
+    if (end != count) return *end == '\0' && spins < kMost ? static_cast<int>(spins) : kMost;
+  }
+  const char* const policy = std::getenv("OMP_WAIT_POLICY");
+  return policy != nullptr && strcasecmp(policy, "passive") == 0 ? 0 : kMost;
+}
+
+}  // namespace
+
+int spins_of(int64_t threads) {
+  constexpr int kFew = 100;
+  static const int requested = requested_spins();
+  return threads > usable_cpus() ? std::min(requested, kFew) : requested;
+}
+
+}  // namespace lltm::cpu
