@@ -77,7 +77,7 @@ test-python: .venv/.test
 
 # All optional packages are installed; with this variable, a missing package is an error.
 test-slow: export LLTM_REQUIRE_EXTRAS := 1
-test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
+test-slow: .venv/.test .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default \
@@ -373,7 +373,7 @@ clean:
 # Installs lltm from a wheel, as users do, with one extra (pyproject.toml). The wheel is
 # built in build/, where the native tests reuse the compiled library.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-.venv/.test .venv/.bench .venv/.compare .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
+.venv/.test .venv/.bench .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
 .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \

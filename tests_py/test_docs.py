@@ -29,11 +29,10 @@ import lltm
 ROOT = support.ROOT
 DOCS = ROOT / "docs"
 FORECAST = ROOT / "examples" / "forecast" / "README.md"
-COMPARE = ROOT / "examples" / "compare" / "README.md"
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted(DOCS.glob("*.md")),
-    *(FORECAST, COMPARE),
+    FORECAST,
 ]
 # Separate tests run these projects.
 PROJECTS = (FORECAST, DOCS / "your-own-library.md")
@@ -95,7 +94,7 @@ SLOW = {"compile.md"}
     [
         pytest.param(page, id=name(page), marks=pytest.mark.slow if page.name in SLOW else ())
         for page in PAGES
-        if texts(page, "python") and page not in (FORECAST, COMPARE)  # test_compare.py
+        if texts(page, "python") and page != FORECAST
     ],
 )
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ RUN_BY = {
     r"pip install (torch==2\.13\.0 )?scikit-build-core .*": "make test",
     r"pip install --no-build-isolation \.": "make test",
     r"pip install --no-build-isolation '\.\[test\]' && pytest .*": "make test",
-    r"pip install --no-build-isolation '\.\[(compare|examples)\]'": "make test-slow",
+    r"pip install --no-build-isolation '\.\[examples\]'": "make test-slow",
     r"pytest --numprocesses 2": "make test",
     r"python tests_py/accuracy\.py .*": "make test-accuracy",
     r"python -m lltm\.benchmark --model \S+": "pytest tests_py/test_benchmark.py",
@@ -211,7 +210,6 @@ RUN_BY = {
     r"export PKG_CONFIG_PATH=.*|g\+\+ app\.cpp .*": "pytest tests_py/test_docs.py -k pkg_config",
     r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
     r"python examples/lightning/digits\.py": "pytest tests_py/test_lightning.py",
-    r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
     r"python examples/cells/(train|tirex_block)\.py.*": "pytest tests_py/test_gallery.py",
     r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
 }
