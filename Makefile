@@ -170,9 +170,9 @@ bench: .venv/.test .venv/.bench
 	mkdir -p build/results
 	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
 	python -m lltm.benchmark --tutorial
-	python benchmarks/layers.py --compile \
+	python -m lltm.benchmark --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
-	python benchmarks/layers.py --users --json build/results/users.json
+	python benchmarks/machine.py --json build/results/machine.json
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
 	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
 
@@ -189,8 +189,7 @@ bench-aarch64:
 SWEEP_FLAGS ?=
 bench-sweep: .venv/.test .venv/.bench
 	mkdir -p build/results
-	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.png \
-	  $(SWEEP_FLAGS)
+	python benchmarks/sweep.py --json build/results/sweep.json $(SWEEP_FLAGS)
 
 # Uses the build folder of `make test`. Exit status 77 means that the tools differ from those of the
 # baseline: nothing is compared, and the target succeeds.

@@ -205,7 +205,7 @@ RUN_BY = {
     r"python -m lltm\.benchmark --model \S+": "pytest tests_py/test_benchmark.py",
     r"python -m lltm\.benchmark --tutorial": "make bench",
     r"python -m lltm\.benchmark( --shapes \S+ \d.*)?": "pytest tests_py/test_benchmark.py",
-    r"python benchmarks/(chart|layers)\.py .*": "make bench",
+    r"python benchmarks/chart\.py .*": "make bench",
     r"cmake -S app .*": "pytest tests_py/test_docs.py -k a_cpp_block_is_a_program_that_runs",
     r"export PKG_CONFIG_PATH=.*|g\+\+ app\.cpp .*": "pytest tests_py/test_docs.py -k pkg_config",
     r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
