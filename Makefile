@@ -77,7 +77,7 @@ test-python: .venv/.test
 
 # All optional packages are installed; with this variable, a missing package is an error.
 test-slow: export LLTM_REQUIRE_EXTRAS := 1
-test-slow: .venv/.test .venv/.compare .venv/.examples .venv/.docs
+test-slow: .venv/.test .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default \
@@ -121,7 +121,7 @@ check-macos-build: .venv/.tools
 	@.ci/system-packages.sh $(PYTHON) macos
 	python .ci/macos $(TORCH) build/macos
 
-# Total time; each of the three fuzz targets gets a third. The random seed is printed. An input that
+# Total time; each of the two fuzz targets gets half. The random seed is printed. An input that
 # fails is saved in build/.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 0
@@ -129,9 +129,9 @@ fuzz: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset sanitize
 	cmake --build --preset sanitize --target lltm_fuzz
-	for target in safetensors state_dict cell; do \
+	for target in checkpoint cell; do \
 	  build/sanitize/tests_cpp/fuzz/lltm_fuzz_$$target -seed=$(FUZZ_SEED) -artifact_prefix=build/ \
-	    -max_total_time=$$((($(FUZZ_SECONDS) + 2) / 3)) || exit 1; \
+	    -max_total_time=$$((($(FUZZ_SECONDS) + 1) / 2)) || exit 1; \
 	done
 
 # Also builds and runs programs that use the packages. Uses the oldest supported CMake, whose folder
@@ -170,9 +170,9 @@ bench: .venv/.test .venv/.bench
 	mkdir -p build/results
 	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
 	python -m lltm.benchmark --tutorial
-	python benchmarks/layers.py --compile \
+	python -m lltm.benchmark --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
-	python benchmarks/layers.py --users --json build/results/users.json
+	python benchmarks/machine.py --json build/results/machine.json
 	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
 	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
 
@@ -189,8 +189,7 @@ bench-aarch64:
 SWEEP_FLAGS ?=
 bench-sweep: .venv/.test .venv/.bench
 	mkdir -p build/results
-	python benchmarks/sweep.py --json build/results/sweep.json --plot build/results/sweep.png \
-	  $(SWEEP_FLAGS)
+	python benchmarks/sweep.py --json build/results/sweep.json $(SWEEP_FLAGS)
 
 # Uses the build folder of `make test`. Exit status 77 means that the tools differ from those of the
 # baseline: nothing is compared, and the target succeeds.
@@ -373,7 +372,7 @@ clean:
 # Installs lltm from a wheel, as users do, with one extra (pyproject.toml). The wheel is
 # built in build/, where the native tests reuse the compiled library.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
-.venv/.test .venv/.bench .venv/.compare .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
+.venv/.test .venv/.bench .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
 .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \

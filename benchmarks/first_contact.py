@@ -5,11 +5,10 @@
 
 docs/cuda.md lists the stages, in order of importance.
 
-Each stage has a time limit, all stages together have --seconds, and a stage that prints nothing for
-too long is stopped, so that a failure or a hang does not stop the other stages. RESULTS contains
-`summary.json` (the state and the printed values of each stage) and `log.txt` (all output, written
-immediately). --dry-run runs the parts that need no GPU. The exit status is 0 if all stages
-succeeded.
+Each stage has a time limit, and all stages together have --seconds, so that a failure or a hang
+does not stop the other stages. RESULTS contains `summary.json` (the state and the printed values of
+each stage) and a log of each stage. --dry-run runs the parts that need no GPU. The exit status is 0
+if all stages succeeded.
 """
 
 from __future__ import annotations
@@ -18,20 +17,17 @@ import argparse
 import json
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 120.0  # limit for the first line: loading torch from a cold disk is slow
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Stage:
     name: str
     command: Sequence[str]
     limit: float  # seconds
-    silence: float = 45.0  # seconds without a line, after the first one
     environment: Mapping[str, str] = field(default_factory=dict)
     rehearsal: Sequence[str] = ()  # arguments that --dry-run appends
 
@@ -79,112 +74,71 @@ def stages(results: Path) -> list[Stage]:
         return Stage(f"ncu-{direction}", command, 120)
 
     def sweep(threads: int) -> Stage:
-        files = (f"--json={results / f'sweep-{threads}.json'}", "--plot=build/sweep.png")
-        command = (PYTHON, "benchmarks/sweep.py", "--seed=1", "--rounds=3", "--count=20", *files)
+        options = ("--seed=1", "--rounds=3", "--count=20", f"--json={results}/sweep-{threads}.json")
+        command = (PYTHON, "benchmarks/sweep.py", *options)
         small = ("--quick", "--count=1", "--seed=39")
-        return Stage(f"sweep-{threads}", command, 90, 60, {"OMP_NUM_THREADS": f"{threads}"}, small)
+        return Stage(f"sweep-{threads}", command, 90, {"OMP_NUM_THREADS": f"{threads}"}, small)
 
     return [
         Stage("device", ("sh", "-c", DEVICE), 60),
-        Stage("build", ("make", "--no-print-directory", "build-gpu"), 420, 420),
+        Stage("build", ("make", "--no-print-directory", "build-gpu"), 420),
         *(engine("stepwise", dtype) for dtype in ("float16", "bfloat16", "float32")),
         *(engine("persistent", dtype) for dtype in ("float16", "bfloat16")),
         *map(profile, ("forward", "backward")),
-        Stage("native", NATIVE, 180, 95, TESTING, ("--gtest_list_tests",)),
-        Stage("pytest", PYTEST, 180, 90, TESTING, ("--collect-only",)),
+        Stage("native", NATIVE, 180, TESTING, ("--gtest_list_tests",)),
+        Stage("pytest", PYTEST, 180, TESTING, ("--collect-only",)),
         *map(sweep, (16, 8, 4)),
     ]
 
 
-def lines_of(process: subprocess.Popen[bytes], limit: float, silence: float) -> Iterator[str]:
-    """Yields output immediately; raises TimeoutError if the process takes too long."""
-    assert process.stdout is not None
-    end, heard_by, rest = time.monotonic() + limit, time.monotonic() + START_SECONDS, b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := min(end, heard_by) - time.monotonic()) > 0:
-            if not selector.select(left):
-                continue
-            read = os.read(process.stdout.fileno(), 1 << 16)
-            *whole, rest = (rest + read).split(b"\n")
-            yield from (line.decode(errors="replace") for line in whole)
-            heard_by = time.monotonic() + silence if whole else heard_by
-            if not read:
-                yield rest.decode(errors="replace")
-                return
-    raise TimeoutError("no output" if heard_by < end else f"more than {limit:.0f} seconds")
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Does not wait for processes that a driver blocks."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)
-            process.wait(2)
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def tests(said: Sequence[str]) -> dict[str, Any]:
-    """The number of started tests of GoogleTest or pytest, and the tests without a pass."""
-    words = "RUN|OK|PASSED|SKIPPED|FAILED|ERROR"
-    named = re.compile(rf"\b({words})(?: +\] ([^\s,]+\.[^\s,]+)| (\S+\.py.*?) *(?: - .*)?$)")
-    found = [(m[1], m[2] or m[3]) for m in map(named.search, said) if m]
-    good = {name for word, name in found if word in ("OK", "PASSED", "SKIPPED")}
-    begun = {name for _, name in found}
-    return {"tests": len(begun), "not passed": sorted(begun - good)} if begun else {}
-
-
-def run(stage: Stage, limit: float, log: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the stage's state and printed values."""
-    figures: dict[str, Any] = {}
-    said, begin, state = ["nothing"], time.monotonic(), "done"
-    try:
+def run(stage: Stage, limit: float, log: Path) -> dict[str, Any]:
+    """Returns the stage's state, the values that it printed and the tests that failed."""
+    begin, state = time.monotonic(), "done"
+    with log.open("wb") as file:
         process = subprocess.Popen(
-            stage.command,
+            ("bash", "-c", 'exec "$@"', "stage", *stage.command),  # reports a missing program
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    except OSError as error:
-        return {"state": f"failed: {error.strerror}: {stage.command[0]}"}
-    try:
-        for line in lines_of(process, limit, stage.silence):
-            log(line)
-            said += [line] if line.strip() else []
-            if line.startswith("{"):
-                figures |= json.loads(line)
-        if process.wait(10) != 0:
-            state = f"failed: exit status {process.returncode}: {said[-1]}"
-    except (TimeoutError, subprocess.TimeoutExpired) as error:
-        state = f"stopped: {error}, after: {said[-1]}"
-    finally:
-        end(process)
-    seconds = round(time.monotonic() - begin, 1)
-    return {"state": state, "seconds": seconds, "figures": figures | tests(said)}
+        try:
+            if process.wait(limit) != 0:
+                state = f"failed: exit status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            state = f"stopped after {limit:.0f} seconds"
+        finally:  # does not wait for processes that a driver blocks
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(2)
+    entry: dict[str, Any] = {"state": state, "seconds": round(time.monotonic() - begin, 1)}
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    for line in said:
+        with suppress(ValueError):
+            entry |= json.loads(line) if line.startswith("{") else {}
+    failed = re.findall(r"FAILED +(?:\] )?(\S+[.:]\S+)", "\n".join(said))
+    entry |= {"failed tests": sorted({*failed})} if failed else {}
+    return entry if state == "done" else entry | {"last line": said[-1] if said else ""}
 
 
 def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: bool) -> list[str]:
     """Returns the names of the failed stages."""
     summary, end_at = results / "summary.json", time.monotonic() + seconds
     known: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
-    with (results / "log.txt").open("a", buffering=1) as file:
-        for stage in chosen:
-            if dry_run:
-                stage = replace(stage, command=(*stage.command, *stage.rehearsal))
-            left = end_at - time.monotonic() - 5  # seconds, to end it
-            entry: dict[str, Any] = {"state": "not started: out of time"}
-            if left > 0:
-                print(f"\n==== {stage.name}: {' '.join(stage.command)}", file=file)
-                entry = run(stage, min(stage.limit, left), partial(print, file=file))
-            if dry_run and re.search("no GPU found|directory: ncu", entry["state"]):
-                entry["state"] = "needs a GPU"
-            known[stage.name] = entry
-            summary.write_text(json.dumps(known, indent=1) + "\n")
-            print(f"{stage.name}: {', '.join(map(str, entry.values()))}", flush=True)
+    for stage in chosen:
+        if dry_run:
+            stage = replace(stage, command=(*stage.command, *stage.rehearsal))
+        left = end_at - time.monotonic() - 5  # seconds, to end it
+        entry: dict[str, Any] = {"state": "not started: out of time"}
+        if left > 0:
+            entry = run(stage, min(stage.limit, left), results / f"{stage.name}.log")
+        if dry_run and re.search("no GPU found|ncu: .*not found", entry.get("last line", "")):
+            entry["state"] = "needs a GPU"
+        known[stage.name] = entry
+        summary.write_text(json.dumps(known, indent=1) + "\n")
+        print(f"{stage.name}: {', '.join(map(str, entry.values()))}", flush=True)
     good = ("done", "needs a GPU")
     return [stage.name for stage in chosen if known[stage.name]["state"] not in good]
 

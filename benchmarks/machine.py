@@ -1,56 +1,47 @@
-"""Measures the rates of this CPU: GEMMs, copies, and reading the weights."""
+"""Measures layers of lltm in relation to the rates of this CPU: `make bench`.
+
+    python benchmarks/machine.py --shapes 100,64,128,256 --dtype float32
+
+Prints a lower bound of each case's time, and its share in lltm's time. The bound is the longer of
+two times, which the same rounds measure: the FLOP at the rate of a large oneDNN GEMM, and the
+passes over the weights at the rate of reading as many bytes. Then prints the rates of GEMMs and
+copies with one and all threads.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 
 import torch
-from goals import ADDMM, PEAK, READ, Bound
 
+from lltm.benchmark.__main__ import begin, cases, finish, parser
 from lltm.benchmark.cases import GATES, Case
-from lltm.benchmark.report import Row
-from lltm.benchmark.timing import Sampler, Settings, measure, timed
+from lltm.benchmark.contenders import OURS, contenders
+from lltm.benchmark.report import Row, time_text
+from lltm.benchmark.timing import Sampler, Settings, layer_timer, measure, timed
 
-PRODUCT_SIZE = 1024
-PRODUCT_FLOPS = 2.0 * PRODUCT_SIZE**3
+PEAK, READ = "oneDNN GEMM", "reading the weights"
+GEMM_SIZE = 1024
+GEMM_FLOPS = 2.0 * GEMM_SIZE**3
 
 Build = Callable[[], Sampler]
 
 
-def product(dtype: torch.dtype, onednn: bool) -> Sampler:
+def gemm(dtype: torch.dtype, onednn: bool) -> Sampler:
     """Times a large GEMM by oneDNN or torch.mm."""
-    a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype) for _ in range(2))
+    a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype) for _ in range(2))
     if onednn:
         return timed(partial(torch.ops.aten.mkldnn_linear, a.to_mkldnn(), b.to_mkldnn()))
     return timed(partial(torch.mm, a, b, out=torch.empty_like(a)))
 
 
-def addmm(case: Case) -> Sampler:
-    """The GEMM of a step."""
-    batch, input_size, hidden = case.shape
-    gates = GATES[case.cell]
-    X = torch.randn(batch, hidden + input_size, dtype=case.dtype)
-    weights = torch.randn(gates * hidden, hidden + input_size, dtype=case.dtype).t()
-    bias = torch.randn(gates * hidden, dtype=case.dtype)
-    return timed(partial(torch.addmm, bias, X, weights))
-
-
-def read_weights(case: Case) -> Callable[[], object]:
-    """The function sums as many bytes as a case's weights have."""
+def read_weights(case: Case) -> Sampler:
+    """Times the sum of as many bytes as a case's weights have."""
     size = case.weights * case.dtype.itemsize
-    return partial(torch.sum, torch.randn(size // torch.float32.itemsize))
-
-
-def yardsticks(case: Case) -> dict[str, Build]:
-    """Measurements that a case's bounds need, in the same rounds."""
-    builds: dict[str, Build] = {ADDMM: partial(addmm, case)}
-    if not case.is_step or case.training:
-        builds = {}
-    builds[PEAK] = partial(product, case.dtype, onednn=True)
-    builds[READ] = lambda: timed(read_weights(case))
-    return builds
+    return timed(partial(torch.sum, torch.randn(size // torch.float32.itemsize)))
 
 
 def weight_passes(case: Case) -> float:
@@ -65,19 +56,17 @@ def weight_passes(case: Case) -> float:
     return reads if not case.training else reads + 1 if case.is_step else 2 * reads + 1
 
 
-def bounds(row: Row, case: Case) -> dict[str, Bound]:
-    """Lower bounds at the rates of the case's rounds."""
-    needs = {PEAK: case.flops / PRODUCT_FLOPS, READ: weight_passes(case)}
-    return {
-        name: Bound(name, need * statistics.median(row.seconds[name]), need / row.ratio(name))
+def bounds(row: Row, case: Case) -> Iterator[str]:
+    """Yields a line with the lower bound at the rates of the case's rounds."""
+    needs = {PEAK: case.flops / GEMM_FLOPS, READ: weight_passes(case)}
+    times = {
+        name: (need * statistics.median(row.seconds[name]), need / row.ratio(name), name)
         for name, need in needs.items()
         if name in row.seconds
     }
-
-
-def thread_counts() -> dict[str, int]:
-    counts = sorted({1, torch.get_num_threads()}, reverse=True)
-    return {f"{count} thread{'s' if count > 1 else ''}": count for count in counts}
+    if PEAK in times:  # otherwise the rate of GEMMs is unknown
+        seconds, share, name = max(times.values())
+        yield f"  bound: {time_text(seconds)} by {name}; share of it in {OURS}: {share:.2f}"
 
 
 def on_threads(count: int, build: Build) -> Sampler:
@@ -94,22 +83,46 @@ def on_threads(count: int, build: Build) -> Sampler:
     return sample
 
 
-def machine(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
-    """Measures one thread and all threads."""
-    counts = thread_counts().items()
+def rates(dtypes: Sequence[torch.dtype], settings: Settings) -> Iterator[Row]:
+    """Measures the rates with one thread and all threads."""
+    counts = sorted({1, torch.get_num_threads()}, reverse=True)
     for dtype in dtypes:
         products: dict[str, Build] = {
-            f"{name}, {threads}": partial(on_threads, count, partial(product, dtype, onednn))
-            for threads, count in counts
+            f"{name}, {count} threads": partial(on_threads, count, partial(gemm, dtype, onednn))
+            for count in counts
             for name, onednn in (("torch.mm", False), (PEAK, True))
         }
-        title = f"GEMM, {PRODUCT_SIZE} x {PRODUCT_SIZE} x {PRODUCT_SIZE}, {dtype}"
-        yield measure(title, products, settings, dict.fromkeys(products, PRODUCT_FLOPS))
+        title = f"GEMM, {GEMM_SIZE} x {GEMM_SIZE} x {GEMM_SIZE}, {dtype}"
+        yield measure(title, products, settings, dict.fromkeys(products, GEMM_FLOPS))
     size = 1 << 28  # bytes, larger than any cache
     source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     copy = partial(timed, partial(target.copy_, source))
     copies: dict[str, Build] = {
-        threads: partial(on_threads, count, copy) for threads, count in counts
+        f"{count} threads": partial(on_threads, count, copy) for count in counts
     }
     title = f"copy of {size >> 20} MiB (read and written)"
     yield measure(title, copies, settings, dict.fromkeys(copies, 2.0 * size), "B")
+
+
+def main() -> None:
+    options = parser("python benchmarks/machine.py", __doc__).parse_args()
+    settings = begin(options, draws=False)
+    rows = []
+    for case in cases(options):
+        builds: dict[str, Build] = {
+            OURS: partial(layer_timer, contenders(case)[OURS], case),
+            PEAK: partial(gemm, case.dtype, onednn=True),
+            READ: partial(read_weights, case),
+        }
+        row = measure(str(case), builds, settings, {OURS: case.flops, PEAK: GEMM_FLOPS})
+        rows.append(row)
+        print("\n".join([*row.lines(), *bounds(row, case)]), flush=True)
+    # Last, because setting the number of threads changes MKL permanently.
+    for row in rates([getattr(torch, name) for name in options.dtype], settings):
+        rows.append(row)
+        print("\n".join(row.lines()), flush=True)
+    finish(options, {"settings": asdict(settings)}, rows, ())
+
+
+if __name__ == "__main__":
+    main()

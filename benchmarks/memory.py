@@ -9,18 +9,17 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from goals import Check
 from torch import Tensor
 
 from lltm import modules
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, PLAIN, SEQUENCES, Layer, Make
+from lltm.benchmark.contenders import OURS, Layer, Make
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
 CHECKPOINTED = "lltm, checkpointed"
@@ -54,14 +53,14 @@ def saved_for_backward(make: Make, case: Case) -> float:
     return elements / torch.Size(leading).numel() / hidden
 
 
-def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
+def peak_memory(case: Case, checkpoint_steps: int = 0) -> int:
     """Returns the bytes that training needs in addition to arguments and parameters.
 
-    Runs in a new process. `checkpoint_steps` is the argument of lltm's layer.
+    Runs in a new process.
     """
     dtype = str(case.dtype).removeprefix("torch.")
     result = subprocess.run(
-        [sys.executable, __file__, PEAK, name, str(checkpoint_steps), dtype, *map(str, case.shape)],
+        [sys.executable, __file__, PEAK, str(checkpoint_steps), dtype, *map(str, case.shape)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -71,9 +70,9 @@ def peak_memory(name: str, case: Case, checkpoint_steps: int = 0) -> int:
     return int(result.stdout)
 
 
-def print_peak_memory(name: str, checkpoint_steps: str, dtype: str, *shape: str) -> None:
+def print_peak_memory(checkpoint_steps: str, dtype: str, *shape: str) -> None:
     case = Case(tuple(map(int, shape)), getattr(torch, dtype), training=True)
-    make = checkpointed(int(checkpoint_steps)) if int(checkpoint_steps) else SEQUENCES[name]
+    make = checkpointed(int(checkpoint_steps)) if int(checkpoint_steps) else modules.LLTM
     # Load libraries and start threads.
     Layer(make, replace(case, shape=(2, *case.shape[1:]))).run()
     layer = Layer(make, case)
@@ -96,23 +95,6 @@ def _memory(key: str) -> int:
     raise RuntimeError(f"no {key} in /proc/self/status")
 
 
-def measure_memory(shape: Shape, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, str, Check]]:
-    """Yields title, measured values, and lltm's value with its goal."""
-    for dtype in dtypes:
-        case = Case(shape, dtype, training=True)
-        saved = {name: saved_for_backward(make, case) for name, make in SEQUENCES.items()}
-        text = ", ".join(f"{name} {units:.2f} H" for name, units in saved.items())
-        title = f"memory saved for backward, elements per time step and sequence, {case}"
-        yield title, text, Check(f"{OURS}, in H", saved[OURS], 5.0)
-    if not _knows_peaks():
-        return
-    case = Case(shape, training=True)
-    peaks = {name: peak_memory(name, case) for name in SEQUENCES}
-    text = ", ".join(f"{name} {peak / 2**20:.0f} MiB" for name, peak in peaks.items())
-    ratio = peaks[OURS] / peaks[PLAIN]
-    yield f"peak memory, {case}", text, Check(f"{OURS} / {PLAIN}", ratio, 0.5)
-
-
 def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iterator[str]:
     makes = {CHECKPOINTED: checkpointed(checkpoint_steps), OURS: modules.LLTM}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
@@ -121,7 +103,7 @@ def checkpointing(case: Case, checkpoint_steps: int, settings: Settings) -> Iter
     for (name, make), steps in zip(makes.items(), (checkpoint_steps, 0), strict=True):
         line = f"  {name:20}{saved_for_backward(make, case):8.2f} H"
         if _knows_peaks():
-            line += f"{peak_memory(OURS, case, steps) / 2**20:9.0f} MiB"
+            line += f"{peak_memory(case, steps) / 2**20:9.0f} MiB"
         yield line
 
 

@@ -11,6 +11,7 @@ processes inherit GOMP_SPINCOUNT. --both measures in turn without it and with GO
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import statistics
@@ -24,8 +25,7 @@ from itertools import chain, product
 from typing import Any
 
 import torch
-from layers import PREPACKED, prepacked
-from results_file import write_json
+from sweep import PREPACKED, prepacked
 from torch import Tensor, nn
 
 from lltm.benchmark.__main__ import written
@@ -154,7 +154,8 @@ def main() -> None:
     print("\n".join(f"{name}: {value}" for name, value in environment().items()), flush=True)
     results = [row for part in options.parts for row in table(part, states, options.seconds)]
     if options.json is not None:
-        write_json(options.json, {"environment": environment(), "rows": results})
+        found = {"environment": environment(), "rows": results}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

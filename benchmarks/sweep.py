@@ -27,20 +27,19 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 
-import pictures
 import torch
-from goals import ONNX_RUNTIME
-from layers import PREPACKED, prepacked
-from runtimes import runtimes
+from torch import nn
 
+from lltm import modules
 from lltm.benchmark.__main__ import begin, finish, parser
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, PLAIN, contenders
+from lltm.benchmark.contenders import OURS, PLAIN, Make, contenders
 from lltm.benchmark.report import Row, speedup_text
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
+PREPACKED = "lltm, prepacked"
+ONNX_RUNTIME = "ONNX Runtime"
 LIMITS = (500, 256, 1024, 1024)  # T, B, I, H
 LARGEST = 10**10
 
@@ -55,12 +54,24 @@ def drawn(count: int, seed: int) -> Iterator[Shape]:
             yield shape
 
 
+def prepacked(case: Case) -> Make:
+    def make(input_size: int, hidden_size: int, *, dtype: torch.dtype) -> nn.Module:
+        layer: nn.Module = getattr(modules, case.module)(input_size, hidden_size, dtype=dtype)
+        packed: nn.Module = layer.prepack()  # type: ignore[operator]
+        return packed
+
+    return make
+
+
 def compare(case: Case, settings: Settings) -> Row:
     every = contenders(case)
     makes = {name: every[name] for name in (OURS, f"nn.{case.yardstick}", PLAIN) if name in every}
-    onnx = {n: make for n, make in runtimes(case).items() if n.startswith(ONNX_RUNTIME)}
-    if onnx:
-        makes |= {PREPACKED: prepacked(case)} | onnx
+    runs = not case.is_step and not case.training and case.dtype == torch.float32
+    if runs and find_spec("onnxruntime") is not None:
+        from onnx_runtime import OnnxRuntime
+
+        theirs = partial(OnnxRuntime, getattr(nn, case.yardstick))
+        makes |= {PREPACKED: prepacked(case), f"{ONNX_RUNTIME} {case.yardstick}": theirs}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     return measure(str(case), builds, settings)
 
@@ -141,38 +152,6 @@ def worst(measured: Mapping[Case, Row], count: int = 10) -> Iterator[str]:
         yield from (f"      {line}" for line in schedule(case))
 
 
-def picture(found: Mapping[Case, float], path: Path) -> None:
-    """Draws the share of shapes with at least a speedup over torch.nn's layer."""
-    kinds = dict.fromkeys((case.cell, case.dtype) for case in found)
-    with pictures.page(path, height=5.4) as figure:
-        both = figure.subplots(2, 1, sharex=True)
-        for axes, training in zip(both, (True, False), strict=True):
-            pictures.speedup_axis(axes, [0.5, 1, 2, 5, 10, 20])
-            for cell, dtype in kinds:
-                values = sorted(
-                    value
-                    for c, value in found.items()
-                    if (c.cell, c.dtype, c.training) == (cell, dtype, training)
-                )
-                axes.step(
-                    [*values, *values[-1:]],
-                    [100 - 100 * n / len(values) for n in range(len(values) + 1)],
-                    "-" if dtype == torch.float32 else ":",
-                    where="pre",
-                    color=pictures.COLOURS[cell],
-                    label=f"{cell.upper()}, {str(dtype).removeprefix('torch.')}",
-                )
-            axes.set_xlim(0.5, 30)
-            axes.set_ylim(0, 102)
-            axes.grid(axis="y")
-            axes.set_title("training" if training else "inference", fontsize=10)
-            axes.set_ylabel("% of the shapes")
-        both[1].set_xlabel("at least so many times as fast as torch.nn, log scale")
-        figure.legend(
-            *both[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8
-        )
-
-
 def main() -> None:
     made = parser("python benchmarks/sweep.py", __doc__)
     made.add_argument("--count", type=int, default=60, help="shapes; default: 60")
@@ -181,7 +160,7 @@ def main() -> None:
     )
     options = made.parse_args()
     options.rounds = options.rounds or 7
-    settings = begin(options)
+    settings = begin(options, draws=False)
     settings.seconds /= 2
     print(f"--seed {options.seed}")
     shapes = options.shapes or [*drawn(options.count, options.seed)]
@@ -213,9 +192,6 @@ def main() -> None:
     print("\n".join(["", *table(groups), "", "The ten worst:", *worst(measured)]))
     results = {"settings": asdict(settings), "seed": options.seed}
     finish(options, results, [*measured.values(), *alone.values()], ())
-    if find_spec("matplotlib") is not None:
-        picture(speedups(measured, "nn."), options.plot)
-        print(f"Picture: {options.plot}")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,6 @@ PAGES = {
     ROOT / "README.md": DOCS / "index.md",
     ROOT / "CHANGELOG.md": DOCS / "changelog.md",
     ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
-    ROOT / "examples" / "compare" / "README.md": DOCS / "compare.md",
     ROOT / "examples" / "forecast" / "README.md": DOCS / "forecast.md",
 }
 

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   const char* const capability = std::getenv("ATEN_CPU_CAPABILITY");
   if (capability != nullptr && !lltm_test::cpu_has(capability)) {
     std::cout << "skipped: this CPU has no " << capability << '\n';
-    return 77;  // SKIP_RETURN_CODE in CMakeLists.txt
+    return 77;  // SKIP_RETURN_CODE in tests.cmake
   }
   return RUN_ALL_TESTS();
 }

@@ -46,7 +46,7 @@ constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat
 // Form, dtype, reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
 
-// Rotated: each part of the tests (CMakeLists.txt) has every dtype.
+// Rotated: each part of the tests (tests.cmake) has every dtype.
 template <typename Dtypes>
 auto each_case(const std::vector<Form>& forms, const Dtypes& dtypes) {
   std::vector<Case> cases;

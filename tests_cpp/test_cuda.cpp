@@ -319,7 +319,7 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (!at::cuda::is_available() && !testing::FLAGS_gtest_list_tests) {
     std::cout << "skipped: no GPU found\n";
-    return 77;  // SKIP_RETURN_CODE in CMakeLists.txt
+    return 77;  // SKIP_RETURN_CODE in tests.cmake
   }
   return RUN_ALL_TESTS();
 }

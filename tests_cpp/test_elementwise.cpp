@@ -111,6 +111,28 @@ class ElementwiseKernels : public testing::TestWithParam<std::string> {
     });
   }
 
+  // By dtype and format of the next GEMM's operand, without and with optional arguments.
+  template <bool with_int8, typename Check>
+  static void for_each_format(const Check& check) {
+    const auto both = [&]<typename T, typename G>(T, G) {
+      SCOPED_TRACE(testing::Message() << sizeof(T) << " and " << sizeof(G) << " bytes");
+      for (const bool accessories : {false, true}) {
+        check.template operator()<T, G>(accessories);
+      }
+    };
+    both(0.0, 0.0);
+    both(0.0F, 0.0F);
+    both(Half{}, 0.0F);
+    both(BFloat16{}, 0.0F);
+    both(BFloat16{}, BFloat16{});
+    both(0.0F, BFloat16{});
+    if constexpr (with_int8) {
+      both(0.0F, Int8{});
+      both(Half{}, Int8{});
+      both(BFloat16{}, Int8{});
+    }
+  }
+
   static constexpr std::int64_t kRows = 3;
   const Kernels* kernels_ = nullptr;
 };
@@ -200,28 +222,9 @@ void check_forward(
 
 TEST_P(ElementwiseKernels, ForwardEqualsThatOfTheCell) {
   for_each_problem([&](auto page, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
-    const auto check = [&]<typename T, typename G>(std::type_identity<T>, std::type_identity<G>) {
-      SCOPED_TRACE(testing::Message() << sizeof(T) << " and " << sizeof(G) << " bytes");
-      for (const bool accessories : {false, true}) {
-        check_forward<T, G>(*kernels_, page, kRows, hidden, begin, end, accessories);
-      }
-    };
-    constexpr std::type_identity<double> f64;
-    constexpr std::type_identity<float> f32;
-    constexpr std::type_identity<Half> f16;
-    constexpr std::type_identity<BFloat16> bf16;
-    constexpr std::type_identity<Int8> int8;
-    check(f64, f64);
-    check(f32, f32);
-    check(f16, f32);
-    check(bf16, f32);
-    check(bf16, bf16);
-    check(f32, bf16);
-    if constexpr (page.kCell.bounded) {
-      check(f32, int8);
-      check(f16, int8);
-      check(bf16, int8);
-    }
+    for_each_format<page.kCell.bounded>([&]<typename T, typename G>(bool accessories) {
+      check_forward<T, G>(*kernels_, page, kRows, hidden, begin, end, accessories);
+    });
   });
 }
 
@@ -295,22 +298,9 @@ void check_backward(
 
 TEST_P(ElementwiseKernels, BackwardEqualsThatOfTheCell) {
   for_each_problem([&](auto page, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
-    const auto check = [&]<typename T, typename G>(std::type_identity<T>, std::type_identity<G>) {
-      SCOPED_TRACE(testing::Message() << sizeof(T) << " and " << sizeof(G) << " bytes");
-      for (const bool accessories : {false, true}) {
-        check_backward<T, G>(*kernels_, page, kRows, hidden, begin, end, accessories);
-      }
-    };
-    constexpr std::type_identity<double> f64;
-    constexpr std::type_identity<float> f32;
-    constexpr std::type_identity<Half> f16;
-    constexpr std::type_identity<BFloat16> bf16;
-    check(f64, f64);
-    check(f32, f32);
-    check(f16, f32);
-    check(bf16, f32);
-    check(bf16, bf16);
-    check(f32, bf16);
+    for_each_format</*with_int8=*/false>([&]<typename T, typename G>(bool accessories) {
+      check_backward<T, G>(*kernels_, page, kRows, hidden, begin, end, accessories);
+    });
   });
 }
 

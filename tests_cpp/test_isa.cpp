@@ -1,4 +1,4 @@
-// Each run per instruction set (CMakeLists.txt) uses the named CPU kernels.
+// Each run per instruction set (tests.cmake) uses the named CPU kernels.
 #include "cpu_features.h"
 
 #include <lltm/version.h>

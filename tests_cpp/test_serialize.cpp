@@ -254,58 +254,12 @@ TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
-TEST_F(Serialize, SavingKeepsTheModeOfTheFileAndGivesANewOneTheUsual) {
-  const mode_t usual = umask(S_IWGRP | S_IRWXO);
-  for (const mode_t mode : {0600, 0640, 0644, 0664, 0400}) {
-    write("what was there before");
-    ASSERT_EQ(chmod(path().c_str(), mode), 0);
-    lltm::save_safetensors({{"x", at::ones({2})}}, path());
-    EXPECT_EQ(static_cast<mode_t>(fs::status(path()).permissions()), mode);
-  }
-  lltm::save_safetensors({{"x", at::ones({2})}}, path("new"));
-  EXPECT_EQ(static_cast<mode_t>(fs::status(path("new")).permissions()), 0640);
-  umask(usual);
-}
-
-TEST_F(Serialize, SavingKeepsTheOwnerOfTheFile) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root gives files away";
-  write("what was there before");
-  ASSERT_EQ(chown(path().c_str(), 1234, 5678), 0);
+TEST_F(Serialize, SavingReplacesASymbolicLink) {
+  std::ofstream(path("target")) << "what was there before";
+  fs::create_symlink("target", path());
   lltm::save_safetensors({{"x", at::ones({2})}}, path());
-  struct stat status = {};
-  ASSERT_EQ(stat(path().c_str(), &status), 0);
-  EXPECT_EQ(status.st_uid, 1234);
-  EXPECT_EQ(status.st_gid, 5678);
-}
-
-// A relative link from another folder to an absolute link, with or without a target file.
-TEST_F(Serialize, SavingFollowsSymbolicLinksAndKeepsThem) {
-  for (const bool exists : {true, false}) {
-    SCOPED_TRACE(exists);
-    fs::create_directory(path("runs"));
-    if (exists) std::ofstream(path("runs/42")) << "what was there before";
-    fs::create_symlink("42", path("runs/last"));
-    fs::create_symlink(path("runs/last"), path("latest"));
-    fs::create_symlink("latest", path());
-    lltm::save_safetensors({{"x", at::ones({2})}}, path());
-    for (const char* link : {"file.safetensors", "latest", "runs/last"}) {
-      EXPECT_TRUE(fs::is_symlink(path(link))) << link;
-    }
-    EXPECT_FALSE(fs::is_symlink(path("runs/42")));
-    EXPECT_TRUE(identical(lltm::load_safetensors(path("runs/42")).at("x"), at::ones({2})));
-    EXPECT_EQ(files().size(), 3);
-    EXPECT_EQ(std::distance(fs::directory_iterator(path("runs")), fs::directory_iterator()), 2);
-    for (const std::string& name : files()) fs::remove_all(path(name));
-  }
-}
-
-TEST_F(Serialize, SavingToALoopOfLinksNamesThePath) {
-  fs::create_symlink("b", path("a"));
-  fs::create_symlink("a", path("b"));
-  expect_error(
-      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path("a")); },
-      typeid(c10::Error),
-      "lltm::save_safetensors: cannot write " + path("a") + ": Too many levels of symbolic links");
+  EXPECT_FALSE(fs::is_symlink(path()));
+  EXPECT_EQ(fs::file_size(path("target")), 21);
   EXPECT_EQ(files().size(), 2);
 }
 
@@ -357,7 +311,7 @@ TEST_F(Serialize, SavingOverAFolderLeavesNothingElse) {
   expect_error(
       [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
       kRuntimeError,
-      "lltm::save_safetensors: cannot write " + path() + ": Is a directory");
+      "lltm::save_safetensors: cannot write " + path() + ": it is not a regular file");
   EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 

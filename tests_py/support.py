@@ -87,9 +87,6 @@ def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
     )
 
 
-# (B, I, H), some not filling vector registers.
-CELL_SHAPES = ((16, 32, 128), (1, 1, 1), (3, 5, 7), (2, 1, 33), (65, 17, 64), (1, 128, 256))
-
 # (T, B, I, H)
 SEQUENCE_SHAPES = (
     (10, 16, 32, 128),

@@ -65,9 +65,9 @@ def test_neither_forward_nor_backward_stores_the_activations_of_all_steps() -> N
     The other steps need little more than H values.
     """
     case = Case((1000, 16, 8, 128), training=True)
-    plain = peak_memory("lltm", case)
+    plain = peak_memory(case)
     assert plain > 1000 * 16 * 4 * 128 * 4
-    assert peak_memory("lltm", case, checkpoint_steps=32) < plain / 2
+    assert peak_memory(case, checkpoint_steps=32) < plain / 2
 
 
 def test_a_layer_calls_the_operators() -> None:

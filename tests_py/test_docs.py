@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +27,11 @@ import lltm
 ROOT = support.ROOT
 DOCS = ROOT / "docs"
 FORECAST = ROOT / "examples" / "forecast" / "README.md"
-COMPARE = ROOT / "examples" / "compare" / "README.md"
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted(DOCS.glob("*.md")),
-    *(FORECAST, COMPARE),
+    FORECAST,
 ]
-# Separate tests run these projects.
-PROJECTS = (FORECAST, DOCS / "your-own-library.md")
 # Only their links are tested.
 OTHER_PAGES = [
     *sorted({*ROOT.glob("*.md")} - {*PAGES}),
@@ -95,7 +90,7 @@ SLOW = {"compile.md"}
     [
         pytest.param(page, id=name(page), marks=pytest.mark.slow if page.name in SLOW else ())
         for page in PAGES
-        if texts(page, "python") and page not in (FORECAST, COMPARE)  # test_compare.py
+        if texts(page, "python") and page != FORECAST
     ],
 )
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
@@ -186,89 +181,16 @@ def lines(page: Path) -> list[str]:
     return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
 
 
-# Every command line is in one of these three lists.
-RUN = [
-    r"python -m lltm",
-    r"python -m lltm\.benchmark --quick",
-    r"python -m lltm\.benchmark --shapes 100,16,32,128 --dtype float32",
-    r"python -m lltm\.explain.*",
-]
-RUN_BY = {
-    r"make (test|lint)": ".ci/run",
-    r"make (demo|test-accuracy)": ".ci/nightly",
-    r"(cmake|cmake --build|ctest) --preset default.*": "make test",
-    r"pip install (torch==2\.13\.0 )?scikit-build-core .*": "make test",
-    r"pip install --no-build-isolation \.": "make test",
-    r"pip install --no-build-isolation '\.\[test\]' && pytest .*": "make test",
-    r"pip install --no-build-isolation '\.\[(compare|examples)\]'": "make test-slow",
-    r"pytest --numprocesses 2": "make test",
-    r"python tests_py/accuracy\.py .*": "make test-accuracy",
-    r"python -m lltm\.benchmark --model \S+": "pytest tests_py/test_benchmark.py",
-    r"python -m lltm\.benchmark --tutorial": "make bench",
-    r"python -m lltm\.benchmark( --shapes \S+ \d.*)?": "pytest tests_py/test_benchmark.py",
-    r"python benchmarks/(chart|layers)\.py .*": "make bench",
-    r"cmake -S app .*": "pytest tests_py/test_docs.py -k a_cpp_block_is_a_program_that_runs",
-    r"export PKG_CONFIG_PATH=.*|g\+\+ app\.cpp .*": "pytest tests_py/test_docs.py -k pkg_config",
-    r"(cmake .*|cmake --build )build/aoti.*|build/aoti/run .*": "pytest tests_py/test_export.py",
-    r"python examples/lightning/digits\.py": "pytest tests_py/test_lightning.py",
-    r"python examples/compare/compare\.py": "pytest tests_py/test_compare.py",
-    r"python examples/cells/(train|tirex_block)\.py.*": "pytest tests_py/test_gallery.py",
-    r"cmake (-S \.|--build|--install) .*build/release.*": "make packages",
-}
-# Need the network, a GPU, other interpreters or sources, an idle system or hours, or single files.
-BY_HAND = [
-    r"git clone .*|cd lltm",
-    r"make (test|bench)-cuda.*|make (gpu-kit|first-contact) .*",
-    r"make bench-(sweep|aarch64)( .*)?",
-    r"python benchmarks/(int8|custom_cells|sharing)\.py.*",
-    r"python -m lltm\.benchmark --compile .*",
-    r"python benchmarks/memory\.py .*",
-    r"OMP_NUM_THREADS=1 valgrind .*|callgrind_annotate .*",
-    r"ncu .*",
-    r"pip install .*cmake\.define\.LLTM_CUDA=ON .*",
-    r"make test-torch-versions|\.ci/versions .*",
-    r"make wheel WHEEL_.*",
-    r"(cmake|cmake --build|ctest) --preset dev .*|cmake --preset dev|build/dev/.*",
-    r"pip install --no-build-isolation --editable .*",
-]
-
-
-def is_one_of(line: str, patterns: Iterable[str]) -> bool:
-    return any(re.fullmatch(pattern, line) for pattern in patterns)
-
-
-def test_every_command_is_run_by_a_test_or_listed_as_manual() -> None:
-    found = [line for page in PAGES if page not in PROJECTS for line in lines(page)]
-    patterns = [*RUN, *RUN_BY, *BY_HAND]
-    assert [line for line in found if sum(is_one_of(line, [p]) for p in patterns) != 1] == []
-    assert [p for p in patterns if not any(is_one_of(line, [p]) for line in found)] == []
-    for command in RUN_BY.values():
-        (words,) = commands(command)
-        check_command(words)
+# Quick commands that need no other file.
+RUN = re.compile(r"python -m lltm(\.benchmark (--quick|--shapes \S+ --dtype \w+)|\.explain.*)?")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "line",
-    dict.fromkeys(line for page in PAGES for line in lines(page) if is_one_of(line, RUN)),
+    "line", dict.fromkeys(line for page in PAGES for line in lines(page) if RUN.fullmatch(line))
 )
 def test_a_command_runs(line: str, tmp_path: Path) -> None:
     run_commands(line, tmp_path)
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """Includes words in $(...)."""
-    for line in text.replace("\\\n", " ").splitlines():
-        for inner in re.findall(r"\$\(((?:[^()]|\([^()]*\))*)\)", line):
-            yield from commands(inner)
-        command: list[str] = []
-        for word in [*shlex.split(line, comments=True), "&&"]:
-            if word == "&&":
-                if command:
-                    yield command
-                command = []
-            elif command or not re.match(r"[A-Z_]+=", word):  # environment variable
-                command.append(word)
 
 
 @functools.cache
@@ -276,212 +198,18 @@ def source(pattern: str) -> str:
     return "\n".join(path.read_text() for path in sorted(ROOT.glob(pattern)))
 
 
-def cmake_files() -> str:
-    return source("CMakeLists.txt") + source("*/CMakeLists.txt") + source("cmake/*.cmake")
-
-
-@functools.cache
-def help_text(*command: str) -> str:
-    # In cwd="/", because conftest.py would import PyTorch.
-    run = support.run(command, check=False, cwd="/")
-    return run.stdout + run.stderr
-
-
-def check_options(words: list[str], manual: str) -> None:
-    for word in words:
-        option = re.match(r"--?[a-zA-Z][\w-]*", word)
-        if option and not word.startswith("-D"):
-            assert re.search(rf"(?<![\w-]){option[0]}(?![\w-])", manual), f"no option {option[0]}"
-
-
-def after(words: list[str], option: str) -> list[str]:
-    """Values up to the next option."""
-    if option not in words:
-        return []
-    values = words[words.index(option) + 1 :]
-    return values[: next((k for k, value in enumerate(values) if value.startswith("-")), None)]
-
-
-def check_make(words: list[str]) -> None:
-    makefile = source("Makefile")
-    rules = re.findall(r"^([\w -]+):(?![=:])", makefile, re.MULTILINE)
-    targets = {target for rule in rules for target in rule.split()}
-    for word in words:
-        name, is_variable, _ = word.partition("=")
-        if is_variable:
-            assert re.search(rf"^{name} \?=", makefile, re.MULTILINE), f"no variable {name}"
-        else:
-            assert name in targets, f"no target {name}"
-
-
-def check_preset(kind: str, words: list[str]) -> None:
-    presets = json.loads(source("CMakePresets.json"))[f"{kind}Presets"]
-    assert {*after(words, "--preset")} <= {preset["name"] for preset in presets}, kind
-
-
-def check_cmake(words: list[str]) -> None:
-    manual = [help_text("cmake", option) for option in ("--help", "--build", "--install")]
-    check_options(words, "".join(manual))
-    check_preset("build" if words[0] == "--build" else "configure", words)
-    for target in after(words, "--target"):
-        assert target == "all" or re.search(rf"\(\s*{target}\b", cmake_files()), target
-    for folder in after(words, "-S"):
-        # "app" is the reader's application.
-        assert folder == "app" or (ROOT / folder / "CMakeLists.txt").is_file(), folder
-    for variable in re.findall(r"(?:^|\s)-D(\w+)=", " ".join(words)):
-        assert variable.startswith("CMAKE_") or variable in cmake_files(), variable
-
-
-def check_ctest(words: list[str]) -> None:
-    check_options(words, help_text("ctest", "--help"))
-    check_preset("test", words)
-    definition = r"add_(?:\w+_)?test\((?:NAME )?([\w.]+)"
-    names = re.findall(definition, source("tests_cpp/CMakeLists.txt"))
-    for pattern in "|".join(after(words, "-R")).split("|"):
-        assert any(re.search(pattern, name) for name in names), f"no test {pattern}"
-
-
-def check_pytest(words: list[str]) -> None:
-    check_options(words, help_text(sys.executable, "-m", "pytest", "--help"))
-    files = [word for word in words if word.endswith(".py")]
-    for word in after(words, "-k"):
-        assert any(word in (ROOT / file).read_text() for file in files), f"no test {word}"
-    assert {*after(words, "-m")} <= {"slow"}
-
-
-def check_pip(words: list[str]) -> None:
-    assert words[0] == "install"
-    check_options(words, help_text(sys.executable, "-m", "pip", "install", "--help"))
-    project = source("pyproject.toml")
-    for setting in after(words, "-C") + after(words, "--config-settings"):
-        key = setting.partition("=")[0]
-        variable = key.removeprefix("cmake.define.")
-        assert variable != key, key
-        assert variable.startswith("CMAKE_") or variable in cmake_files(), key
-    for word in words[1:]:
-        extra = re.fullmatch(r"\.\[(\w+)\]", word)
-        if extra:
-            assert re.search(rf"^{extra[1]} = \[", project, re.MULTILINE), f"no extra {extra[1]}"
-        elif re.fullmatch(r"[a-z][\w-]*", word):
-            assert re.search(rf'"{word}[">]', project), f"{word} is no requirement of ours"
-
-
-def check_python(words: list[str]) -> None:
-    if words[0] == "-c":
-        exec(words[1], {})
-        return
-    if words[0] == "-m":
-        spec = importlib.util.find_spec(words[1])
-        assert spec is not None, f"no module {words[1]}"
-        assert spec.origin is not None
-        script, arguments = Path(spec.origin), words[2:]
-    else:
-        script, arguments = ROOT / words[0], words[1:]
-    assert script.is_file(), f"no file {script}"
-    folders = (script.parent, ROOT / "python" / "lltm" / "benchmark")
-    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
-    for option in (word for word in arguments if word.startswith("--")):
-        assert f'"{option}"' in code, f"no option {option}"
-
-
-def check_binary(words: list[str]) -> None:
-    program = Path(words[0]).name
-    targets = cmake_files() + source("examples/*/CMakeLists.txt")
-    assert re.search(rf"add_executable\({program}\b", targets), f"no target {program}"
-    for word in words[1:]:
-        tests = re.fullmatch(r"--gtest_filter=(\w+)\*", word)
-        if tests:
-            assert re.search(rf"TEST\w*\(\s*{tests[1]}", source("tests_cpp/*.cpp")), word
-
-
-def check_git(words: list[str]) -> None:
-    assert words == ["clone", re.findall(r'Repository = "(.*)"', source("pyproject.toml"))[0]]
-
-
-def check_pkg_config(words: list[str]) -> None:
-    assert {*words} <= {"--cflags", "--libs", words[-1]}
-    assert (ROOT / "cmake" / f"{words[-1]}.pc.in").is_file(), words[-1]
-
-
-CHECKS: dict[str, Callable[[list[str]], None]] = {
-    "make": check_make,
-    "cmake": check_cmake,
-    "ctest": check_ctest,
-    "pytest": check_pytest,
-    "pip": check_pip,
-    "python": check_python,
-    "ncu": lambda words: check_binary(words[-1:]),
-    "valgrind": lambda words: check_binary(words[-1:]),
-    "tar": lambda words: None,  # a file from another system
-    "callgrind_annotate": lambda words: None,  # valgrind's output
-    "pkg-config": check_pkg_config,
-    "git": check_git,
-    "cd": lambda words: None,  # a cloned folder
-    "export": lambda words: None,
-    "g++": lambda words: None,
-}
-
-
-def check_command(words: list[str]) -> None:
-    """Fails for commands without a check, so that none is forgotten."""
-    program = words[0].removeprefix(".venv/bin/")
-    if program.startswith("build/"):
-        check_binary(words)
-    elif program.startswith(".ci/"):
-        assert (ROOT / program).is_file(), program
-    else:
-        assert program in CHECKS, f"nothing here checks the command {program}"
-        CHECKS[program](words[1:])
-
-
 @each_page
-def test_the_commands_of_a_page_name_existing_files_and_tests(page: Path) -> None:
-    if page in PROJECTS:
-        pytest.skip("they are run, by a test of their own")
-    for text in texts(page, "sh"):
-        for command in commands(text):
-            try:
-                check_command(command)
-            except (AssertionError, OSError) as error:
-                pytest.fail(f"{shlex.join(command)}: {error}")
-    for target in re.findall(r"`make ([\w-]+)", page.read_text()):
-        check_make([target])
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "make tests",
-        "make test TORCHES=torch",
-        "cmake --preset fast",
-        "cmake --build --preset cuda-gpu",
-        "cmake --preset dev -DLLTM_CELLS=/path",
-        "cmake --build --preset dev --target lltm_test_all",
-        "cmake --present dev",
-        "cmake -S consumers",
-        "ctest --preset dev -R 'lstm|gru'",
-        "pytest --jobs 2",
-        "pytest tests_py/test_sequence.py -k backwards",
-        "pytest tests_py/test_sequences.py -k reverse",
-        "pip install '.[tests]'",
-        "pip install --no-isolation .",
-        "pip install . -C cmake.define.LLTM_GPU=ON",
-        "pip install ninja-build",
-        "python -m lltm.explain --step 2",
-        "python -m lltm.explains",
-        "python examples/char_lm/demo.py --file x",
-        "python examples/char_lm/demos.py",
-        "build/dev/tests_cpp/lltm_test",
-        "build/dev/tests_cpp/lltm_tests --gtest_filter='Sequences*'",
-        ".ci/daily",
-        "ninja test",
-        "git clone https://github.com/lltm/llmt",
-    ],
-)
-def test_a_command_with_a_wrong_name_is_found(command: str) -> None:
-    (words,) = commands(command)
-    with pytest.raises((AssertionError, OSError)):
-        check_command(words)
+def test_the_targets_and_files_that_commands_name_exist(page: Path) -> None:
+    """`make` targets, CMake presets, and files in folders of the repository."""
+    makefile, presets = source("Makefile"), json.loads(source("CMakePresets.json"))
+    commands = "\n".join(lines(page))
+    for target in re.findall(r"(?:`|^)make ([\w-]+)", f"{commands}\n{page.read_text()}", re.M):
+        assert re.search(rf"^([\w.-]+ )*{target}( [\w.-]+)*:", makefile, re.M), target
+    known = {preset["name"] for key in presets if "Presets" in key for preset in presets[key]}
+    assert {*re.findall(r"--preset (\S+)", commands)} <= known
+    folders = "benchmarks|examples|tests_py|tests_cpp|[.]ci"
+    for path in re.findall(rf"(?:^|\s)((?:{folders})/[\w./-]+)", commands):
+        assert (ROOT / path).exists(), path
 
 
 def plain(text: str) -> str:

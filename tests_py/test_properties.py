@@ -1,6 +1,8 @@
 """Properties of every form of every cell (forms.py).
 
-They include the checks of PyTorch's test/test_modules.py, with its options for nn.LSTM.
+tests_cpp/properties.cpp tests dtypes, empty sizes, strides, NaNs and sets of gradients of
+functions; here only modules have these tests. They include the checks of PyTorch's
+test/test_modules.py, with its options for nn.LSTM.
 """
 
 from __future__ import annotations
@@ -30,10 +32,6 @@ def is_module(form: Form) -> bool:
 def is_our_module(form: Form) -> bool:
     """Excludes lltm.reference, whose modules inherit all but forward."""
     return is_module(form) and not form.plain
-
-
-def is_trainable(form: Form) -> bool:
-    return form.trainable
 
 
 def is_our_trainable_module(form: Form) -> bool:
@@ -86,7 +84,7 @@ def test_agrees_with_the_reference_and_does_not_change_arguments(
             assert all(y.is_contiguous() for y in results)
 
 
-@each_form()
+@each_form(where=is_module)
 def test_results_have_the_dtype_of_the_arguments(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype):
         assert {y.dtype for y in s.run(s.values)} == {dtype}
@@ -159,13 +157,12 @@ def check_shapes(form: Form, s: Sample, sizes: Sizes, results: list[Tensor]) -> 
         output, *results = results
         assert output.shape == (*rows, directions * of_h)
         batch = [] if s.kind == "unbatched" else [sizes.batch]
-        if is_module(form):
-            batch = [directions * s.options.get("num_layers", 1), *batch]
+        batch = [directions * s.options.get("num_layers", 1), *batch]
     widths = (of_h, *[sizes.hidden] * (len(results) - 1))
     assert [y.shape for y in results] == [(*batch, width) for width in widths]
 
 
-@each_form()
+@each_form(where=is_module)
 def test_an_empty_batch_gives_empty_results_and_zero_gradients(
     form: Form, dtype: torch.dtype
 ) -> None:
@@ -179,15 +176,14 @@ def test_an_empty_batch_gives_empty_results_and_zero_gradients(
             same(gradients(results, values), mapped(s.values, torch.zeros_like))
 
 
-@each_form(where=lambda form: form.steps)
+@each_form(where=lambda form: form.steps and is_module(form))
 def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dtype) -> None:
     sizes = Sizes(steps=0)
     for s in form.each(dtype, sizes):
         values = leaves(s.values) if form.trainable else s.values
         _, *final = results = s.run(values)
         # Without steps, only the order or a state determines the batch size.
-        knows_rows = s.name != "packed" or not is_module(form)
-        check_shapes(form, s, sizes if knows_rows else Sizes(steps=0, batch=0), results)
+        check_shapes(form, s, Sizes(steps=0, batch=0) if s.name == "packed" else sizes, results)
         for name, y in zip(s.states, final, strict=True):
             same(y, s.values.get(name, torch.zeros_like(y)))
             assert name not in values or form.plain or y.data_ptr() != values[name].data_ptr()
@@ -251,8 +247,6 @@ LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_valu
 def test_arguments_and_gradients_may_have_any_strides(
     form: Form, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
 ) -> None:
-    """Modules; tests_cpp tests functions."""
-
     def results(s: Sample, values: Values, strided: bool) -> tuple[list[Tensor], Values]:
         given = {
             name: (layout(value) if strided else value).detach().requires_grad_(form.trainable)
@@ -296,14 +290,7 @@ def test_results_and_gradients_have_the_memory_layout_of_torch_nn_s(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize(
-    ("form", "dtype"),
-    [
-        *cases(where=lambda form: not is_module(form)),
-        *cases((torch.float32,), is_our_module),
-    ],
-    ids=id_of,
-)
+@each_form((torch.float32,), is_our_module)
 def test_nan_and_infinity_propagate_as_in_the_reference(
     form: Form, dtype: torch.dtype, value: float
 ) -> None:
@@ -329,7 +316,7 @@ def test_nan_and_infinity_propagate_as_in_the_reference(
                     assert torch.equal(found, wanted), name
 
 
-@each_form(SINGLE_AND_DOUBLE, is_trainable)
+@each_form(SINGLE_AND_DOUBLE, lambda form: form.trainable and is_module(form))
 def test_each_gradient_is_the_same_for_any_set_of_gradients(form: Form, dtype: torch.dtype) -> None:
     for s in form.each(dtype):
 

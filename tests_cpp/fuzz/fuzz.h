@@ -40,12 +40,6 @@ void repair(std::string& input, Random& random);
 // Ends the process on an error.
 void run(std::string_view input);
 
-inline uint64_t taken = 0;
-inline uint64_t refused = 0;
-
-// Exit status if the CPU does not support the target. libFuzzer's is 77.
-constexpr int kSkipped = 90;
-
 [[noreturn]] void fail(const std::string& reason);
 
 template <typename... Parts>

@@ -32,9 +32,9 @@ LLTM_API std::map<std::string, at::Tensor> load_safetensors(const std::string& p
 /// Writes tensors to a safetensors file.
 ///
 /// Replaces an existing file only after the new file is complete; on failure the old file is
-/// unchanged. Keeps its mode and, if permitted, its owner. Follows symbolic links. Throws
-/// c10::Error, which names the file, if it cannot be written. Throws c10::ValueError or
-/// c10::TypeError if the format does not support a name or a tensor.
+/// unchanged. The new file has the default owner and mode. Replaces a symbolic link, not its
+/// target. Throws c10::Error, which names the file, if it cannot be written. Throws c10::ValueError
+/// or c10::TypeError if the format does not support a name or a tensor.
 ///
 /// @param tensors the tensors by name, on any device, with any strides
 /// @param path the file

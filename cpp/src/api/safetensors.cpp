@@ -9,9 +9,6 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/safe_numerics.h>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -25,7 +22,6 @@
 #include <limits>
 #include <random>
 #include <set>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -374,89 +370,25 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
 
 // ---- writing ----------------------------------------------------------------
 
-// A temporary file next to the file that `path` resolves to. Replaces that file when complete, with
-// the same mode and, if permitted, owner.
-class Replacement {
- public:
-  explicit Replacement(const std::string& path) : path_(path), target_(path) {
-    follow_links();
-    struct stat replaced = {};
-    const bool exists = ::stat(target_.c_str(), &replaced) == 0;
-    if (exists && !S_ISREG(replaced.st_mode)) {
-      fail(S_ISDIR(replaced.st_mode) ? std::strerror(EISDIR) : "it is not a regular file");
-    }
+// The name of a new file next to `path`. The file is removed unless it was renamed.
+struct Temporary {
+  explicit Temporary(const std::string& path) {
     std::random_device random;
-    std::ostringstream name;
-    name << target_.string() << '.' << std::hex << random() << random() << ".tmp";
-    temporary_ = name.str();
-    constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    // Private until it has the final mode.
-    file_ = ::open(temporary_.c_str(), kNew, exists ? S_IRUSR | S_IWUSR : 0666);
-    check(file_ >= 0);
-    if (exists) keep(replaced);
+    name = str(path, ".", random(), random(), ".tmp");
   }
-
-  ~Replacement() {
-    if (file_ < 0) return;
-    ::close(file_);
-    ::unlink(temporary_.c_str());
+  ~Temporary() {
+    std::error_code ignored;
+    fs::remove(name, ignored);
   }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
 
-  Replacement(const Replacement&) = delete;
-  Replacement& operator=(const Replacement&) = delete;
-
-  void write(const void* data, uint64_t bytes) {
-    const char* from = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t written = ::write(file_, from, bytes);
-      if (written < 0 && errno == EINTR) continue;
-      check(written > 0);
-      from += written;
-      bytes -= static_cast<uint64_t>(written);
-    }
-  }
-
-  void finish() {
-    const int file = std::exchange(file_, -1);
-    if (::close(file) != 0 || ::rename(temporary_.c_str(), target_.c_str()) != 0) {
-      const std::string why = system_error();
-      ::unlink(temporary_.c_str());
-      fail(why);
-    }
-  }
-
- private:
-  // The target of the last link may not exist.
-  void follow_links() {
-    constexpr int kMost = 40;  // same as Linux
-    std::error_code none;
-    for (int links = 0; fs::is_symlink(fs::symlink_status(target_, none)); ++links) {
-      if (links == kMost) fail(std::strerror(ELOOP));
-      target_ = target_.parent_path() / fs::read_symlink(target_, none);
-    }
-  }
-
-  // The owner first: that clears mode bits. Some file systems support neither.
-  void keep(const struct stat& replaced) const {
-    constexpr auto kAny = static_cast<uid_t>(-1);
-    if (::fchown(file_, replaced.st_uid, replaced.st_gid) != 0) {
-      [[maybe_unused]] const int ignored = ::fchown(file_, kAny, replaced.st_gid);
-    }
-    ::fchmod(file_, replaced.st_mode & 07777);
-  }
-
-  [[noreturn]] void fail(const std::string& why) const {
-    C10_THROW_ERROR(Error, str("lltm::save_safetensors: cannot write ", path_, ": ", why));
-  }
-  void check(bool success) const {
-    if (!success) fail(system_error());
-  }
-
-  const std::string& path_;
-  fs::path target_;
-  std::string temporary_;
-  int file_ = -1;
+  std::string name;
 };
+
+[[noreturn]] void unwritable(const std::string& path, const std::string& why) {
+  C10_THROW_ERROR(Error, str("lltm::save_safetensors: cannot write ", path, ": ", why));
+}
 
 std::string_view dtype_name(const std::string& name, const Tensor& tensor) {
   for (const Dtype& dtype : kDtypes) {
@@ -586,14 +518,28 @@ void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::s
   const std::string header = header_of(ordered, path);
   const uint64_t header_bytes = header.size();
 
-  Replacement file(path);
-  file.write(&header_bytes, kLengthBytes);
-  file.write(header.data(), header_bytes);
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_symlink(status)) {
+    unwritable(path, "it is not a regular file");
+  }
+  const Temporary temporary(path);
+  errno = 0;
+  std::ofstream file(temporary.name, std::ios::binary);
+  const auto write = [&](const void* data, uint64_t bytes) {
+    file.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+    if (!file) unwritable(path, system_error());
+  };
+  write(&header_bytes, kLengthBytes);
+  write(header.data(), header_bytes);
   for (const auto& [name, tensor] : ordered) {
     const Tensor elements = tensor.detach().to(at::kCPU).contiguous().resolve_neg();
-    file.write(elements.const_data_ptr(), elements.nbytes());
+    write(elements.const_data_ptr(), elements.nbytes());
   }
-  file.finish();
+  file.close();
+  if (!file) unwritable(path, system_error());
+  fs::rename(temporary.name, path, error);
+  if (error) unwritable(path, error.message());
 }
 
 }  // namespace lltm

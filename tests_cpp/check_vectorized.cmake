@@ -1,6 +1,6 @@
 # Checks that every instruction of a cell program (cell/program.h) compiles to full-width vector
 # code, without scalar arithmetic. ctest runs
-#   cmake -DNM=... -DOBJDUMP=... -DOBJECTS=default.cpp.o;avx2.cpp.o;... -P check_vectorised.cmake
+#   cmake -DNM=... -DOBJDUMP=... -DOBJECTS=default.cpp.o;avx2.cpp.o;... -P check_vectorized.cmake
 cmake_minimum_required(VERSION 3.25)
 
 set(arithmetic "(add|sub|mul|div|sqrt|min|max|f[n]?m(add|sub)[0-9]+)")
