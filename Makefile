@@ -81,7 +81,7 @@ test-slow: .venv/.test .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default
 	cmake --build --preset default \
-	  --target all lltm_tsan_tests lltm_persistent_tsan_tests
+	  --target all lltm_tsan_tests lltm_cuda_host_tests lltm_persistent_tsan_tests
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
 
@@ -102,7 +102,7 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# Also tests the CUDA engines on the host. The kernels are compiled with all checks.
+# Also tests the CUDA backend on the CPU. The kernels are compiled with all checks.
 test-sanitize-slow: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset sanitize -DLLTM_KERNEL_FLAGS="-O1;-fno-math-errno;-fno-trapping-math"
@@ -205,9 +205,10 @@ bench-check bench-baseline: .venv/.test
 # The torch for check-cuda-build.
 CUDA_TORCH ?= torch==2.14.1
 
-# Tests whose code differs in a CUDA build, and one part of the GPU tests, to check that they start.
+# The CUDA backend on the CPU, tests whose code differs in a CUDA build, and one part of the GPU tests,
+# to check that they start.
 # The package is installed by CMake, without pip.
-NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|nvrtc.*|symbols|consumer.*)$$
+NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|cuda_on_host(\.combinations\.0|\.schedule)?|nvrtc.*|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests
 # Python tests of operators, devices and errors. .ci/nightly runs more. CPU code does not depend on
 # CUDA.
@@ -221,7 +222,7 @@ check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --fresh --preset cuda  # the cache would keep the previous architectures
-	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_nvrtc_tests
+	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_cuda_host_tests lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=build/cuda/site python -m lltm
@@ -370,12 +371,14 @@ clean:
 # ---- Setup ------------------------------------------------------------------
 
 # Installs lltm from a wheel, as users do, with one extra (pyproject.toml). The wheel is
-# built in build/, where the native tests reuse the compiled library.
+# built in build/, where the native tests reuse the compiled library. The demo needs only the kernels
+# of this CPU.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 .venv/.test .venv/.bench .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
 .venv/.%: .venv/.tools $(SOURCES)
 	@.ci/step "Building and installing lltm[$*]" \
 	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
+	    $(if $(filter demo,$*),,--config-settings cmake.define.LLTM_CPU_KERNELS=all) \
 	    --config-settings cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON '.[$*]'
 	@touch $@
 

@@ -98,6 +98,7 @@ def build(torch: str, install_dir: str, site_packages: str, arch: str) -> Path:
         *("-C", f"build-dir={folder / 'build'}"),
         *("-C", f"wheel.install-dir={install_dir}"),
         *("-C", f"cmake.define.LLTM_SITE_PACKAGES={site_packages}"),
+        *("-C", "cmake.define.LLTM_CPU_KERNELS=all"),
         *("-C", "cmake.define.LLTM_CUDA=OFF"),
         *cross,
         _PYTHON_HOST_PLATFORM=f"linux-{arch}",

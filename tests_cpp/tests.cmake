@@ -78,12 +78,9 @@ lltm_test(schedule       lltm_kernel_tests "${schedule}")
 # Seven parts: properties have at least 16 combinations, a multiple of 8, so that every part has
 # different cells, dtypes and directions of each property.
 set(in_parts PARTS 7 ALWAYS 0)
-# Sanitizers take ten times as long, and do not build the CUDA engines by default.
 set(long)
-set(on_host)
-if(sanitized)
+if(sanitized)  # takes ten times as long
   set(long ${in_parts})
-  set(on_host SLOW)
 endif()
 
 set(operators "Cell*:*/Cell*:Sequence*:*/Sequence*:Isa*")
@@ -121,12 +118,11 @@ lltm_test(engines.emulated_amx   lltm_engine_tests "-*Int8*" ENV LLTM_EMULATED_A
 string(JOIN ":" cuda_combinations
   "*/Properties.*" "*/SequenceProperties.*" "*/GradientProperties.*" "*/HostProperties.*"
   "Cuda/Cuda*.*" "Cells/PersistentEngine.*" "Texts/*")
-lltm_test(cuda_on_host              lltm_cuda_host_tests "-Slow*:${cuda_combinations}" ${on_host})
-lltm_test(cuda_on_host.combinations lltm_cuda_host_tests "${cuda_combinations}-Slow*"
-  ${in_parts} ${on_host})
+lltm_test(cuda_on_host              lltm_cuda_host_tests "-Slow*:${cuda_combinations}")
+lltm_test(cuda_on_host.combinations lltm_cuda_host_tests "${cuda_combinations}-Slow*" ${in_parts})
 lltm_test(cuda_on_host.slow         lltm_cuda_host_tests "Slow*" PARTS 3 SLOW)
 lltm_test(cuda_on_host.schedule     lltm_cuda_host_tests "PersistentSchedule.*"
-  ENV LLTM_SCHEDULE=set:1 ${on_host})
+  ENV LLTM_SCHEDULE=set:1)
 lltm_test(cuda_on_host.tsan         lltm_persistent_tsan_tests "*" SLOW TIMEOUT 1500)
 lltm_test(cuda                      lltm_cuda_tests "*" PARTS 8)  # skipped without a GPU
 lltm_test(nvrtc                     lltm_nvrtc_tests "*" PARTS 2)
@@ -137,6 +133,9 @@ if(TEST cuda_on_host.schedule)
     "lltm: N=38 B=19 I=4 H=16, on CUDA, backward: persistent, 2 groups of 16 rows"
     "lltm: N=38 B=19 I=4 H=16, on CUDA, forward: stepwise .lltm.backends.cuda.persistent is False.")
   set_tests_properties(cuda_on_host.schedule PROPERTIES PASS_REGULAR_EXPRESSION "${schedules}")
+  # Most presets build neither these tests nor run them.
+  set_property(TEST cuda_on_host cuda_on_host.combinations.0 cuda_on_host.schedule
+    APPEND PROPERTY LABELS on_host)
 endif()
 
 # ---- Contents of the binaries -----------------------------------------------
