@@ -306,7 +306,8 @@ TEST_P(ElementwiseKernels, BackwardEqualsThatOfTheCell) {
 
 // Stores c in float32, computes in float64.
 template <typename Page>
-void check_few_rows(const Kernels& kernels, Page /*page*/, std::int64_t rows, std::int64_t hidden) {
+void check_small_batch(
+    const Kernels& kernels, Page /*page*/, std::int64_t rows, std::int64_t hidden) {
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   const std::int64_t layer = layer_hidden_of(hidden);
   const Values<float> gates(rows, kSlots * hidden, 1), bias(1, kSlots * layer, 2);
@@ -314,7 +315,7 @@ void check_few_rows(const Kernels& kernels, Page /*page*/, std::int64_t rows, st
     Values<double> c(rows, hidden, 3);
     const Values<double> before = c;
     Values<float> h_next(rows, hidden), saved(rows, kSaved * layer);
-    FewRowsArgs args = {};
+    SmallBatchArgs args = {};
     args.cell = &Page::kCell;
     args.hidden = hidden;
     args.layer_hidden = layer;
@@ -326,7 +327,7 @@ void check_few_rows(const Kernels& kernels, Page /*page*/, std::int64_t rows, st
       args.bias = bias.matrix().data;
       args.activations = saved.matrix();
     }
-    kernels.cells[Page::kCell.id].few_rows(args, rows);
+    kernels.cells[Page::kCell.id].small_batch(args, rows);
     for (std::int64_t k = 0; k < rows * hidden; ++k) {
       const std::int64_t r = k / hidden, j = k % hidden;
       SCOPED_TRACE(testing::Message() << "row " << r << ", unit " << j);
@@ -350,7 +351,7 @@ void check_few_rows(const Kernels& kernels, Page /*page*/, std::int64_t rows, st
 
 TEST_P(ElementwiseKernels, SmallBatchesEqualThoseOfTheCell) {
   for_each_problem([&](auto page, std::int64_t hidden, std::int64_t /*begin*/, std::int64_t) {
-    check_few_rows(*kernels_, page, kRows, hidden);
+    check_small_batch(*kernels_, page, kRows, hidden);
   });
 }
 

@@ -21,12 +21,12 @@ namespace {
 using lltm::SequenceResult;
 using lltm::cpu::BackwardSchedule;
 using lltm::cpu::Blocks;
-using lltm::cpu::FewRowsSchedule;
 using lltm::cpu::ForwardSchedule;
 using lltm::cpu::GemmFormat;
 using lltm::cpu::Grid;
 using lltm::cpu::LayerShape;
 using lltm::cpu::Machine;
+using lltm::cpu::SmallBatchSchedule;
 
 // Shared blocks, shared rows, and both; more positions than threads.
 constexpr Grid kGrids[] = {{1, 1}, {3, 1}, {1, 3}, {2, 3}};
@@ -102,14 +102,14 @@ class Case {
     if (few()) {
       if (kMatrixUnitOnly) return;
       // Keeps the operand type, which determines the rounding.
-      FewRowsSchedule schedule = schedule_few_rows(machine_, shape(), steps(), prepacked);
+      SmallBatchSchedule schedule = schedule_small_batch(machine_, shape(), steps(), prepacked);
       for (const Grid grid : {Grid{1, 1}, Grid{1, 3}, Grid{2, 1}, Grid{3, 2}}) {
         for (const Blocks& blocks : blocks_of(shape().hidden, GemmFormat::kF32)) {
           for (const int64_t rows : kChunkRows) {
             schedule.grid = grid;
             schedule.blocks = blocks;
             schedule.chunk_rows = rows;
-            check(lltm::cpu::few_rows_forward, packed, schedule);
+            check(lltm::cpu::small_batch_forward, packed, schedule);
           }
         }
       }

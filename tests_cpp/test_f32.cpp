@@ -234,7 +234,7 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
   }
 }
 
-void check_few_rows(GemmFewRows gemm, int64_t m, int64_t n, int64_t k, int64_t additions) {
+void check_small_batch(GemmSmallBatch gemm, int64_t m, int64_t n, int64_t k, int64_t additions) {
   SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
   const Values a(m, k, 1, /*gap=*/3), b(k, n, 2);
   const int64_t stride = n + 3;
@@ -265,20 +265,20 @@ void check_few_rows(GemmFewRows gemm, int64_t m, int64_t n, int64_t k, int64_t a
   }
 }
 
-TEST_P(F32Kernels, ProductsOfFewRows) {
+TEST_P(F32Kernels, ProductsOfSmallBatch) {
   for (int64_t m = 1; m <= 9; ++m) {
     for (const int64_t n : {1, 3, 7, 8, 15, 16, 17, 31, 33, 48, 64, 65, 100, 192}) {
       for (const int64_t k : {1, 2, 7, 8, 9, 31, 32, 33, 40, 100, 300}) {
         // A chain, the sum of chains, and the result.
-        check_few_rows(kernels_->gemm_few_rows, m, n, k, 8 + 4 + 1);
-        check_few_rows(kernels_->gemm_few_rows_f32, m, n, k, 32 + (k + 31) / 32 + 1);
+        check_small_batch(kernels_->gemm_small_batch, m, n, k, 8 + 4 + 1);
+        check_small_batch(kernels_->gemm_small_batch_f32, m, n, k, 32 + (k + 31) / 32 + 1);
       }
     }
   }
 }
 
 // A float32 sum would lose the smaller terms, each below half an ulp.
-TEST_P(F32Kernels, ProductsOfFewRowsAreAccumulatedInFloat64) {
+TEST_P(F32Kernels, ProductsOfSmallBatchAreAccumulatedInFloat64) {
   constexpr int64_t kK = 1024, kLargest = 32, kN = 64;
   const std::vector<float> a(4 * kK, 1.0f);
   std::vector<float> b(kK * kN, 0x1p-12f);
@@ -287,7 +287,7 @@ TEST_P(F32Kernels, ProductsOfFewRowsAreAccumulatedInFloat64) {
   static_assert(static_cast<float>(kSum) != kLargest * 0x1p14f, "the smaller terms show");
   for (int64_t m = 1; m <= 4; ++m) {
     std::vector<float> c(m * kN);
-    kernels_->gemm_few_rows(
+    kernels_->gemm_small_batch(
         m, {a.data(), kK}, {b.data(), kK, kN, kN}, {c.data(), kN}, /*accumulate=*/false);
     for (const float x : c) ASSERT_EQ(x, static_cast<float>(kSum));
   }

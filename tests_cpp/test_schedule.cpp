@@ -167,11 +167,11 @@ TEST(Schedule, OfSmallBatches) {
     SCOPED_TRACE(machine.name);
     for (const bool prepacked : {false, true}) {
       EXPECT_EQ(
-          to_string(schedule_few_rows(machine.machine, shape(1, 32, 128), 100, prepacked)),
+          to_string(schedule_small_batch(machine.machine, shape(1, 32, 128), 100, prepacked)),
           "forward: small batch, weights packed, threads 1 x 8 (rows x "
           "blocks), blocks of up to 16 units, chunks of 64 rows");
       EXPECT_EQ(
-          to_string(schedule_few_rows(machine.machine, shape(4, 300, 300), 100, prepacked)),
+          to_string(schedule_small_batch(machine.machine, shape(4, 300, 300), 100, prepacked)),
           "forward: small batch, weights packed, threads 2 x 7 (rows x "
           "blocks), blocks of up to 48 units, chunks of 64 rows");
     }
@@ -195,7 +195,7 @@ TEST(Schedule, OfTwoDirections) {
 
 TEST(Schedule, OfFewSteps) {
   const auto in_place = [](int64_t steps, int64_t batch, bool prepacked) {
-    return schedule_few_rows(kZen4.machine, shape(batch, 32, 128), steps, prepacked).in_place;
+    return schedule_small_batch(kZen4.machine, shape(batch, 32, 128), steps, prepacked).in_place;
   };
   EXPECT_TRUE(in_place(1, 1, false));
   EXPECT_TRUE(in_place(32, 1, false));
@@ -203,9 +203,9 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
-  EXPECT_TRUE(
-      has(to_string(schedule_few_rows(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
-          "weights in place"));
+  EXPECT_TRUE(has(
+      to_string(schedule_small_batch(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
+      "weights in place"));
 }
 
 std::string of_one_step(

@@ -368,11 +368,11 @@ GradientGemmSchedule schedule_gradient_gemm(
   return schedule;
 }
 
-FewRowsSchedule schedule_few_rows(
+SmallBatchSchedule schedule_small_batch(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked) {
   // Packing costs more than it saves. Affects rounding: the same on every CPU.
   constexpr int64_t kFewSteps = 32;
-  FewRowsSchedule schedule = {};
+  SmallBatchSchedule schedule = {};
   schedule.grid = forward_model<F32Format>(machine, shape).best();
   schedule.blocks = forward_blocks<F32Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
@@ -435,7 +435,7 @@ bool is_faster_in_place(const Call& call) {
 // If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
 // threads and for many rows, but takes longer to set up.
 bool prefers_small_batch(
-    const Call& call, const Machine& machine, const FewRowsSchedule& schedule) {
+    const Call& call, const Machine& machine, const SmallBatchSchedule& schedule) {
   constexpr int64_t kShortCall = 64;
   const int64_t batch = call.shape.batch;
   const bool few_elements = has_few_elements(batch, call.shape.hidden);
@@ -491,7 +491,7 @@ Engine choose_engine(const Machine& machine, Call call) {
   }
   if (!call.backward && call.storage == Storage::kF32) {
     const bool prepacked = call.prepacked != 0;
-    engine.small_batch = schedule_few_rows(engine.machine, call.shape, call.steps, prepacked);
+    engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);
     if (prefers_small_batch(call, engine.machine, engine.small_batch)) {
       engine.kind = Engine::kSmallBatch;
       return engine;
@@ -539,7 +539,7 @@ std::string to_string(const ForwardSchedule& s) {
   return text.str();
 }
 
-std::string to_string(const FewRowsSchedule& s) {
+std::string to_string(const SmallBatchSchedule& s) {
   std::ostringstream text;
   const char* const weights = s.in_place ? "in place" : "packed";
   text << "forward: small batch, weights " << weights << ", " << to_string(s.grid) << ", "

@@ -128,13 +128,13 @@ inline bool has_few_elements(int64_t batch, int64_t hidden) {
 // Row limit of kernels with weights in place (InPlaceGemm).
 constexpr int64_t kMostProductRows = 4;
 
-struct FewRowsSchedule {
+struct SmallBatchSchedule {
   Grid grid;
   Blocks blocks;
   int64_t chunk_rows;  // rows per GEMM that computes x W_x^T
   bool in_place;       // weights are not packed (few steps)
 };
-FewRowsSchedule schedule_few_rows(
+SmallBatchSchedule schedule_small_batch(
     const Machine& machine, const LayerShape& shape, int64_t steps, bool prepacked);
 
 enum class Storage { kF64, kF32, kF16, kBf16 };  // tensor dtype
@@ -215,14 +215,14 @@ struct Engine {
   Machine machine;      // with the formats that the schedule may use
   bool unpack = false;  // prepacked weights first become matrices
   bool dense = false;   // weights with heads first become a matrix with zeros
-  FewRowsSchedule small_batch = {};
+  SmallBatchSchedule small_batch = {};
 };
 
 Engine choose_engine(const Machine& machine, Call call);
 
 std::string to_string(GemmFormat format);
 std::string to_string(const ForwardSchedule& schedule);
-std::string to_string(const FewRowsSchedule& schedule);
+std::string to_string(const SmallBatchSchedule& schedule);
 std::string to_string(const StepSchedule& schedule);
 std::string to_string(const BackwardSchedule& schedule);
 

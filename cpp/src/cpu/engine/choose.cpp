@@ -171,7 +171,7 @@ SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
     case Engine::kInt8:
       return int8_forward(args, engine.machine);
     case Engine::kSmallBatch:
-      return run(few_rows_forward, args, engine.small_batch);
+      return run(small_batch_forward, args, engine.small_batch);
     case Engine::kOneStep:
       return one_step_forward(args);
     case Engine::kBlocked:

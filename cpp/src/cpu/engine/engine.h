@@ -23,8 +23,8 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 SequenceResult stepwise_forward(const SequenceArgs& args);
 Gradients stepwise_backward(const SequenceBackwardArgs& args);
 
-// few_rows.cpp: the small-batch engine. Requires float32, and no weights prepacked in bfloat16.
-SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule);
+// small_batch.cpp: the small-batch engine. Requires float32, and no weights prepacked in bfloat16.
+SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule);
 
 // blocked_forward.cpp, blocked_backward.cpp: the blocked engine, without float64 or empty sizes.
 // nullopt if values are out of range of the format.

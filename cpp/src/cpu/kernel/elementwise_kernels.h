@@ -6,11 +6,11 @@
 #pragma once
 
 #include "cell/cells.h"
-#include "cpu/kernel/few_rows_kernels.h"
 #include "cpu/kernel/floats.h"
 #include "cpu/kernel/gemm_kernels.h"
 #include "cpu/kernel/int8_kernels.h"
 #include "cpu/kernel/program_kernels.h"
+#include "cpu/kernel/small_batch_kernels.h"
 #include "cpu/kernel/table.h"
 #include "cpu/kernel/tile.h"
 
@@ -394,7 +394,7 @@ constexpr CellKernels kCellKernels = {
     {forward<Page, float, Int8>, nullptr},
     {forward<Page, Half, Int8>, nullptr},
     {forward<Page, BFloat16, Int8>, nullptr},
-    forward_few_rows<Page>,
+    forward_small_batch<Page>,
 };
 
 constexpr Kernels make_kernels(const char* name) {
@@ -412,8 +412,8 @@ constexpr Kernels make_kernels(const char* name) {
       pair_rows,
       pair_columns,
       sum_rows,
-      gemm_few_rows<Float64Accumulators>,
-      gemm_few_rows<Float32Accumulators>,
+      gemm_small_batch<Float64Accumulators>,
+      gemm_small_batch<Float32Accumulators>,
       {load_array<Half>, store_array<Half>},
       {load_array<BFloat16>, store_array<BFloat16>},
   };

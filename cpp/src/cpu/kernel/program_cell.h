@@ -355,7 +355,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
 
 // C is the compute type. a.c is always float64.
 template <typename C>
-void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
+void forward_small_batch_program_in(const SmallBatchArgs& a, std::int64_t rows) {
   const CellInfo& cell = *a.cell;
   const Program& program = cell.programs->forward.program();
   const int own = cell.reads_h ? 1 : 0;
@@ -414,11 +414,11 @@ void forward_few_rows_program_in(const FewRowsArgs& a, std::int64_t rows) {
   });
 }
 
-void forward_few_rows_program(const FewRowsArgs& a, std::int64_t rows) {
+void forward_small_batch_program(const SmallBatchArgs& a, std::int64_t rows) {
   if (a.cell->forgets) {
-    forward_few_rows_program_in<float>(a, rows);
+    forward_small_batch_program_in<float>(a, rows);
   } else {
-    forward_few_rows_program_in<double>(a, rows);
+    forward_small_batch_program_in<double>(a, rows);
   }
 }
 
@@ -442,7 +442,7 @@ constexpr CellKernels kProgramKernels = {
     {forward_program<float, Int8>, nullptr},
     {forward_program<Half, Int8>, nullptr},
     {forward_program<BFloat16, Int8>, nullptr},
-    forward_few_rows_program,
+    forward_small_batch_program,
 };
 
 }  // namespace

@@ -34,9 +34,9 @@ using PairColumns =
 
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// For few_rows.cpp, which computes in float64, or in float32 if the cell `forgets`. Columns are
+// For small_batch.cpp, which computes in float64, or in float32 if the cell `forgets`. Columns are
 // contiguous.
-struct FewRowsArgs {
+struct SmallBatchArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block
   std::int64_t layer_hidden;
@@ -48,11 +48,11 @@ struct FewRowsArgs {
   Matrix<float> activations;  // or null
 };
 
-using ForwardFewRows = void (*)(const FewRowsArgs& args, std::int64_t rows);
+using ForwardSmallBatch = void (*)(const SmallBatchArgs& args, std::int64_t rows);
 
 // C (m, b.n) = A (m, b.k) B, or += if `accumulate`, with contiguous B. Sums of 32 products in
 // float32 are accumulated in float64, or in float32 (`_f32`).
-using GemmFewRows = Gemm<float>*;
+using GemmSmallBatch = Gemm<float>*;
 
 // C (m, n) = A0 B0^T + A1 B1^T, or += if `accumulate`, for m at most 4. Reads B (n, k) in place;
 // rows are contiguous. A part with k = 0 is omitted.
@@ -100,7 +100,7 @@ struct CellKernels : Elementwise<double, double>,
                      Elementwise<float, Int8>,  // inference
                      Elementwise<Half, Int8>,
                      Elementwise<BFloat16, Int8> {
-  ForwardFewRows few_rows;
+  ForwardSmallBatch small_batch;
 };
 template <typename T, typename G>
 constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
@@ -118,7 +118,7 @@ struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   PairRows pair_rows_bf16;
   PairColumns pair_columns_bf16;
   SumRows sum_rows_f32;
-  GemmFewRows gemm_few_rows, gemm_few_rows_f32;
+  GemmSmallBatch gemm_small_batch, gemm_small_batch_f32;
   ArrayConvert<Half> convert_f16;
   ArrayConvert<BFloat16> convert_bf16;
 };

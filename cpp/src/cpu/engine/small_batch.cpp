@@ -26,9 +26,9 @@ namespace {
 
 using at::Tensor;
 
-class PackedFewRowsWeights {
+class PackedSmallBatchWeights {
  public:
-  PackedFewRowsWeights(PackedWeights<F32Format> packed, int64_t batch)
+  PackedSmallBatchWeights(PackedWeights<F32Format> packed, int64_t batch)
       : packed_(std::move(packed)), batch_(batch) {}
 
   const Blocks& blocks() const { return packed_.blocks; }
@@ -53,8 +53,8 @@ class PackedFewRowsWeights {
       bool plain,
       bool accumulate) {
     constexpr int64_t kChain = 32;
-    const auto few_rows = plain ? kernels().gemm_few_rows_f32 : kernels().gemm_few_rows;
-    if (rows <= kMostProductRows) return few_rows(rows, a, b, c, accumulate);
+    const auto small_batch = plain ? kernels().gemm_small_batch_f32 : kernels().gemm_small_batch;
+    if (rows <= kMostProductRows) return small_batch(rows, a, b, c, accumulate);
     const int64_t chain = plain ? longest_chain(rows) : kChain;
     gemms_f32<float>().multiply(rows, a, b, c, chain, accumulate);
   }
@@ -64,9 +64,9 @@ class PackedFewRowsWeights {
 };
 
 // Used for few steps: packing would dominate.
-class FewRowsWeightsInPlace {
+class SmallBatchWeightsInPlace {
  public:
-  FewRowsWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
+  SmallBatchWeightsInPlace(const SequenceArgs& args, const Blocks& blocks)
       : ih_(with_contiguous_rows(args.weight_ih)),
         hh_(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : Tensor()),
         weights_{
@@ -91,10 +91,11 @@ class FewRowsWeightsInPlace {
   Blocks blocks_;
 };
 
-template <typename FewRowsWeights>
-class FewRowsForward {
+template <typename SmallBatchWeights>
+class SmallBatchForward {
  public:
-  FewRowsForward(const SequenceArgs& args, const FewRowsSchedule& schedule, FewRowsWeights weights)
+  SmallBatchForward(
+      const SequenceArgs& args, const SmallBatchSchedule& schedule, SmallBatchWeights weights)
       : args_(args),
         cell_(*args.cell),
         batch_(args.h_0->size(0)),
@@ -275,7 +276,7 @@ class FewRowsForward {
     });
     restart_c(cell_, reset_rows, c_, hidden_, blocks_.range(block));
 
-    FewRowsArgs args;
+    SmallBatchArgs args;
     args.cell = &cell_;
     args.hidden = blocks_.size(block);
     args.layer_hidden = hidden_;
@@ -286,7 +287,7 @@ class FewRowsForward {
     args.c = c_.from(rows.begin, unit);
     args.h_next = h_next_.from(offset + rows.begin, unit);
     args.activations = saved_.from(offset + rows.begin, unit);
-    kernels().cells[cell_.id].few_rows(args, rows.size());
+    kernels().cells[cell_.id].small_batch(args, rows.size());
     for (int n = 0; n < cell_.outputs; ++n) {
       const auto from = as_const(args.c.from(0, cell_.output_states[n] * hidden_));
       convert(from, args.h_next.from(0, (1 + n) * hidden_), rows.size(), args.hidden);
@@ -326,7 +327,7 @@ class FewRowsForward {
   const SequenceArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_, input_size_, state_columns_;
-  const FewRowsWeights weights_;
+  const SmallBatchWeights weights_;
   const Blocks& blocks_;
   const Grid grid_;
   const std::vector<Step> steps_;
@@ -353,15 +354,15 @@ class FewRowsForward {
 
 }  // namespace
 
-SequenceResult few_rows_forward(const SequenceArgs& args, const FewRowsSchedule& schedule) {
+SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule) {
   const auto run = [&](auto weights) {
-    return FewRowsForward(args, schedule, std::move(weights)).run();
+    return SmallBatchForward(args, schedule, std::move(weights)).run();
   };
-  if (schedule.in_place) return run(FewRowsWeightsInPlace(args, schedule.blocks));
+  if (schedule.in_place) return run(SmallBatchWeightsInPlace(args, schedule.blocks));
   PackedWeights<F32Format> packed =
       args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)
                        : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
-  return run(PackedFewRowsWeights(std::move(packed), args.h_0->size(0)));
+  return run(PackedSmallBatchWeights(std::move(packed), args.h_0->size(0)));
 }
 
 }  // namespace lltm::cpu

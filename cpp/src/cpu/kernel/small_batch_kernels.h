@@ -58,7 +58,7 @@ LLTM_CELL_INLINE Floats narrow_halves(Doubles low, Doubles high) {
 }
 #endif
 
-struct FewRowsGemm {
+struct SmallBatchGemm {
   Matrix<const float> a;
   PackedB<const float> b;
   Matrix<float> c;
@@ -73,10 +73,10 @@ constexpr std::int64_t kFetchedAhead = 16;
 
 // Columns from `column` on. The last vector begins at column + last_vector.
 template <int kRows, int kVectors>
-struct FewRowsTile {
+struct SmallBatchTile {
   using Sums = Floats[kRows][kVectors];
 
-  const FewRowsGemm& p;
+  const SmallBatchGemm& p;
   std::int64_t column, last_vector;
 
   // Adds the products of B rows [k, last).
@@ -118,7 +118,7 @@ struct Float64Accumulators {
   Doubles low[kRows][kVectors] = {};
   Doubles high[kRows][kVectors] = {};
 
-  LLTM_CELL_INLINE void add_all(const FewRowsTile<kRows, kVectors>& tile) {
+  LLTM_CELL_INLINE void add_all(const SmallBatchTile<kRows, kVectors>& tile) {
     for (std::int64_t k = 0; k < tile.p.b.k; k += kRowsOfB) {
       Floats sums[kRows][kVectors] = {};
       tile.add_chains(k, k + at_most(tile.p.b.k - k, kRowsOfB), kChain, sums);
@@ -149,7 +149,7 @@ template <int kRows, int kVectors>
 struct Float32Accumulators {
   Floats sums[kRows][kVectors] = {};
 
-  LLTM_CELL_INLINE void add_all(const FewRowsTile<kRows, kVectors>& tile) {
+  LLTM_CELL_INLINE void add_all(const SmallBatchTile<kRows, kVectors>& tile) {
     tile.add_chains(0, tile.p.b.k, kRowsOfB, sums);
   }
 
@@ -160,7 +160,7 @@ struct Float32Accumulators {
 
 // The last vector ends at the last column if the tile is wider than the rest.
 template <template <int, int> typename Accumulators, int kRows, int kVectors>
-LLTM_CELL_INLINE void gemm_few_rows_tile(const FewRowsGemm& p, std::int64_t column) {
+LLTM_CELL_INLINE void gemm_small_batch_tile(const SmallBatchGemm& p, std::int64_t column) {
   constexpr int kLast = kVectors - 1;
   const std::int64_t last_vector = at_most(kLast * kLanes, p.b.n - kLanes - column);
   Accumulators<kRows, kVectors> sums;
@@ -186,24 +186,24 @@ LLTM_CELL_INLINE void gemm_few_rows_tile(const FewRowsGemm& p, std::int64_t colu
 }
 
 template <template <int, int> typename Accumulators, int kRows, int kVectors>
-LLTM_CELL_INLINE void gemm_few_rows_rest(const FewRowsGemm& p, std::int64_t column) {
+LLTM_CELL_INLINE void gemm_small_batch_rest(const SmallBatchGemm& p, std::int64_t column) {
   if (p.b.n - column > (kVectors - 1) * kLanes) {
-    gemm_few_rows_tile<Accumulators, kRows, kVectors>(p, column);
+    gemm_small_batch_tile<Accumulators, kRows, kVectors>(p, column);
   } else if constexpr (kVectors > 1) {
-    gemm_few_rows_rest<Accumulators, kRows, kVectors - 1>(p, column);
+    gemm_small_batch_rest<Accumulators, kRows, kVectors - 1>(p, column);
   }
 }
 
 template <template <int, int> typename Accumulators, int kRows>
-LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
+LLTM_CELL_INLINE void gemm_small_batch_band(const SmallBatchGemm& p) {
   // At least eight sums hide the multiply-add latency.
   constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 ? 4 : kRows == 3 ? 3 : 2;
   if (p.b.n >= kLanes) {
     std::int64_t column = 0;
     for (; p.b.n - column > kVectors * kLanes; column += kVectors * kLanes) {
-      gemm_few_rows_tile<Accumulators, kRows, kVectors>(p, column);
+      gemm_small_batch_tile<Accumulators, kRows, kVectors>(p, column);
     }
-    return gemm_few_rows_rest<Accumulators, kRows, kVectors>(p, column);
+    return gemm_small_batch_rest<Accumulators, kRows, kVectors>(p, column);
   }
   double sums[kRows][kLanes] = {};
   for (std::int64_t k = 0; k < p.b.k; ++k) {
@@ -221,21 +221,21 @@ LLTM_CELL_INLINE void gemm_few_rows_band(const FewRowsGemm& p) {
 }
 
 template <template <int, int> typename Accumulators>
-void gemm_few_rows(
+void gemm_small_batch(
     std::int64_t m,
     Matrix<const float> a,
     PackedB<const float> b,
     Matrix<float> c,
     bool accumulate) {
-  FewRowsGemm p = {a, b, c, accumulate};
+  SmallBatchGemm p = {a, b, c, accumulate};
   for (; m >= 4; m -= 4) {
-    gemm_few_rows_band<Accumulators, 4>(p);
+    gemm_small_batch_band<Accumulators, 4>(p);
     p.a = p.a.from(4);
     p.c = p.c.from(4);
   }
-  if (m == 3) gemm_few_rows_band<Accumulators, 3>(p);
-  if (m == 2) gemm_few_rows_band<Accumulators, 2>(p);
-  if (m == 1) gemm_few_rows_band<Accumulators, 1>(p);
+  if (m == 3) gemm_small_batch_band<Accumulators, 3>(p);
+  if (m == 2) gemm_small_batch_band<Accumulators, 2>(p);
+  if (m == 1) gemm_small_batch_band<Accumulators, 1>(p);
 }
 
 // Adds halves: rounding errors grow with the additions per element.
@@ -367,7 +367,7 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
 }
 
 template <typename Page>
-using FewRowsNumber = std::conditional_t<Page::kCell.forgets, float, double>;
+using SmallBatchNumber = std::conditional_t<Page::kCell.forgets, float, double>;
 
 // n values of kTile, in place or in `buffer`, which is zero.
 LLTM_CELL_INLINE const float* tile_of(const float* x, std::int64_t n, float (&buffer)[kTile]) {
@@ -383,9 +383,9 @@ LLTM_CELL_INLINE const float* tile_of(const float* x, std::int64_t n, float (&bu
 
 // Units [first, first + n) of a row, at most kTile.
 template <typename Page>
-LLTM_CELL_INLINE void forward_few_rows_tile(
-    const FewRowsArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
-  using Number = FewRowsNumber<Page>;
+LLTM_CELL_INLINE void forward_small_batch_tile(
+    const SmallBatchArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
+  using Number = SmallBatchNumber<Page>;
   constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
   const bool save = a.activations.data != nullptr;
   float in_z[kSlots][kTile] = {}, in_bias[kSlots][kTile] = {}, out_saved[kSaved][kTile],
@@ -431,10 +431,10 @@ LLTM_CELL_INLINE void forward_few_rows_tile(
 }
 
 template <typename Page>
-void forward_few_rows(const FewRowsArgs& a, std::int64_t rows) {
+void forward_small_batch(const SmallBatchArgs& a, std::int64_t rows) {
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t first = 0; first < a.hidden; first += kTile) {
-      forward_few_rows_tile<Page>(a, row, first, at_most(a.hidden - first, kTile));
+      forward_small_batch_tile<Page>(a, row, first, at_most(a.hidden - first, kTile));
     }
   }
 }
