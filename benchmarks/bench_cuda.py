@@ -1,7 +1,7 @@
 """Compares lltm on a GPU with other implementations: `make bench-cuda`.
 
     python benchmarks/bench_cuda.py --json cuda.json
-    python benchmarks/bench_cuda.py --cell lstm --shapes 1024,16,768,768 --engine stepwise
+    python benchmarks/bench_cuda.py --cell lstm --shapes 1024,16,768,768 --engine per_step
 
 The method is that of `python -m lltm.benchmark`. Events before and after a number of queued runs
 measure the time of the GPU or of the host, whichever is longer. nn.LSTM and nn.GRU use cuDNN.
@@ -32,17 +32,17 @@ from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, reason
 
 SHAPES: tuple[Shape, ...] = ((1024, 16, 768, 768), (100, 128, 512, 512), TUTORIAL_SHAPE)
-ENGINES = ("stepwise", "persistent")
+ENGINES = ("per_step", "persistent")
 PERSISTENT, GRAPH = "lltm, persistent", "lltm, graph replay"
 
 
 def engines(case: Case, chosen: Sequence[str]) -> list[str]:
     """Returns the engines of a case: only 16-bit sequences have both."""
     two = not case.is_step and case.dtype.itemsize == 2
-    return [engine for engine in chosen if two or engine == "stepwise"]
+    return [engine for engine in chosen if two or engine == "per_step"]
 
 
-def timed(run: Callable[[], object], training: bool = False, engine: str = "stepwise") -> Sampler:
+def timed(run: Callable[[], object], training: bool = False, engine: str = "per_step") -> Sampler:
     """Times runs with events; a sample returns after the runs."""
 
     def sample(iterations: int) -> dict[str, float]:
@@ -59,7 +59,7 @@ def timed(run: Callable[[], object], training: bool = False, engine: str = "step
     return sample
 
 
-def layer_timer(make: Make, case: Case, engine: str = "stepwise") -> Sampler:
+def layer_timer(make: Make, case: Case, engine: str = "per_step") -> Sampler:
     return timed(Layer(make, case).run, case.training, engine)
 
 
@@ -71,8 +71,8 @@ def graph_timer(make: Make, case: Case) -> Sampler:
     with torch.cuda.stream(stream):
         timed(layer.run, case.training)(3)
     current.wait_stream(stream)
-    stepwise = backends.cuda.flags(persistent=False)
-    with stepwise, torch.cuda.graph(graph), torch.set_grad_enabled(case.training):
+    per_step = backends.cuda.flags(persistent=False)
+    with per_step, torch.cuda.graph(graph), torch.set_grad_enabled(case.training):
         layer.run()
 
     def replay(keep: Layer = layer) -> None:  # the graph writes to the layer's gradients
@@ -126,7 +126,7 @@ def engine_that_ran(run: Callable[[], object]) -> str:
         run()
     names = [event.key for event in profile.key_averages() if "lltm_" in event.key]
     persistent = any("lltm_persistent" in name for name in names)
-    return "persistent" if persistent else "stepwise" if names else "no lltm kernels"
+    return "persistent" if persistent else "per_step" if names else "no lltm kernels"
 
 
 def faults(case: Case, engine: str) -> Iterator[str]:

@@ -82,7 +82,7 @@ def stages(results: Path) -> list[Stage]:
     return [
         Stage("device", ("sh", "-c", DEVICE), 60),
         Stage("build", ("make", "--no-print-directory", "build-gpu"), 420),
-        *(engine("stepwise", dtype) for dtype in ("float16", "bfloat16", "float32")),
+        *(engine("per_step", dtype) for dtype in ("float16", "bfloat16", "float32")),
         *(engine("persistent", dtype) for dtype in ("float16", "bfloat16")),
         *map(profile, ("forward", "backward")),
         Stage("native", NATIVE, 180, TESTING, ("--gtest_list_tests",)),

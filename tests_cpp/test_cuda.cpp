@@ -85,7 +85,7 @@ Form cell_form() {
 // Includes sizes that only the per-step engine supports.
 template <bool kPersistent>
 Form sequence_form() {
-  Form form = on_cuda(kPersistent ? "persistent" : "stepwise", sequence, eager_sequence);
+  Form form = on_cuda(kPersistent ? "persistent" : "per_step", sequence, eager_sequence);
   form.setting = persistent<kPersistent>;
   return form;
 }
@@ -97,9 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Cell, Properties, each_case(cell_form(), kDtypes), case
 INSTANTIATE_TEST_SUITE_P(Cell, GradientProperties, each_case(cell_form(), kDtypes), case_name);
 INSTANTIATE_TEST_SUITE_P(Cell, CudaCell, each_case(cell_form(), kDtypes), case_name);
 
-#define INSTANTIATE_FOR_SEQUENCES(suite)                                       \
-  INSTANTIATE_TEST_SUITE_P(                                                    \
-      Stepwise, suite, each_case(sequence_form<false>(), kDtypes), case_name); \
+#define INSTANTIATE_FOR_SEQUENCES(suite)                                                           \
+  INSTANTIATE_TEST_SUITE_P(PerStep, suite, each_case(sequence_form<false>(), kDtypes), case_name); \
   INSTANTIATE_TEST_SUITE_P(Persistent, suite, each_case(sequence_form<true>(), kDtypes), case_name)
 INSTANTIATE_FOR_SEQUENCES(Properties);
 INSTANTIATE_FOR_SEQUENCES(SequenceProperties);

@@ -251,18 +251,17 @@ TEST_P(CudaStep, AConcatenatedMatrixGivesTheSameResults) {
   expect_the_same(results, gradients);
 }
 
-class CudaStepwise : public FormTest {
+class CudaPerStep : public FormTest {
  protected:
   static lltm::SequenceResult forward(
       const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
     const CellArguments of_cell = operands(a);
-    return lltm::cuda::stepwise_forward({sequence_inputs(of_cell), /*save=*/true}, workspace_bytes);
+    return lltm::cuda::per_step_forward({sequence_inputs(of_cell), /*save=*/true}, workspace_bytes);
   }
 };
-INSTANTIATE_TEST_SUITE_P(
-    Cuda, CudaStepwise, each_case(sequences<false>(), kDtypes), form_case_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaPerStep, each_case(sequences<false>(), kDtypes), form_case_name);
 
-TEST_P(CudaStepwise, ASmallerWorkspaceGivesTheSameResults) {
+TEST_P(CudaPerStep, ASmallerWorkspaceGivesTheSameResults) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
   const int64_t row = slots * 8 * (dtype() == at::kDouble ? 8 : 4);
   for (const Arguments& a : {dense({9, 4, 3, 8})(1), packed({9, 7, 7, 3, 1}, 3, 8)(1)}) {
@@ -294,7 +293,7 @@ struct Calls {
 
 // For any H and I, more steps add only aligned GEMMs. If the first pre-activations do not read h,
 // an odd H misaligns the recurrent columns.
-TEST_P(CudaStepwise, StepsUseAlignedGemmsAndNoCopies) {
+TEST_P(CudaPerStep, StepsUseAlignedGemmsAndNoCopies) {
   const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
   for (const auto& [I, H] :
        {std::pair<int64_t, int64_t>{3, 8}, {4, 7}, {16, 7}, {3, 12}, {8, 16}}) {
@@ -307,7 +306,7 @@ TEST_P(CudaStepwise, StepsUseAlignedGemmsAndNoCopies) {
       const Calls in_forward = Calls::of([&] { forward(a); });
       const Calls in_backward =
           Calls::of([&, output = output, h_n = h_n, activations = activations] {
-            lltm::cuda::stepwise_backward(
+            lltm::cuda::per_step_backward(
                 {sequence_inputs(of_cell), output, activations, output, h_n, h_n, all_of(of_cell)});
           });
       return std::pair(in_forward, in_backward);

@@ -466,7 +466,7 @@ TEST_P(PersistentEngine, NaNsPropagate) {
   const Tensors clean_gradients = random_like(eager_sequence(clean), 2);
   const auto compare = [](const Arguments& a, const Tensors& gradients) {
     const Evaluation ours = evaluate(sequence, a, gradients);
-    const PersistentSetting stepwise(false);
+    const PersistentSetting per_step(false);
     const Evaluation theirs = evaluate(sequence, a, gradients);
     int64_t found = 0;
     for (const auto& [x, y] :
@@ -543,13 +543,13 @@ TEST(PersistentSchedule, EachCallReportsItsEngine) {
   const PersistentSetting persistent(true);
   const Tensors gradients = random_like(eager_sequence(a), 2);
   EXPECT_EQ(launches([&] { evaluate(sequence, a, gradients); }), 2);
-  const PersistentSetting stepwise(false);
+  const PersistentSetting per_step(false);
   sequence(a);
 }
 
 TEST(PersistentSettings, TheDefaultIsThePersistentEngine) {
   EXPECT_TRUE(lltm::cuda_persistent());
-  const PersistentSetting stepwise(false);
+  const PersistentSetting per_step(false);
   EXPECT_FALSE(lltm::cuda_persistent());
 }
 
@@ -692,14 +692,14 @@ TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
       const PersistentSetting setting(persistent);
       return evaluate(sequence, a, gradients);
     };
-    const Evaluation stepwise = run(false);
+    const Evaluation per_step = run(false);
     const int64_t all = launches([&] { run(true); });
     EXPECT_GE(all, 4);
     for (int64_t left = 0; left < all / 2; ++left) {
       const Temporarily refused(launches_left, left);
       const Evaluation ours = run(true);
-      EXPECT_TRUE(identical(ours.outputs, stepwise.outputs)) << left;
-      EXPECT_TRUE(identical(ours.gradients, stepwise.gradients)) << left;
+      EXPECT_TRUE(identical(ours.outputs, per_step.outputs)) << left;
+      EXPECT_TRUE(identical(ours.gradients, per_step.gradients)) << left;
     }
   }
 }
@@ -711,14 +711,14 @@ TEST(PersistentLaunch, IfBackwardIsRejectedOnlyBackwardUsesThePerStepEngine) {
   const Tensors saved = forward(a);
   const int64_t all = launches([&] { backward(a, saved); });
   EXPECT_GT(all, 1);
-  Tensors stepwise;
+  Tensors per_step;
   {
     const PersistentSetting off(false);
-    stepwise = as_list(backward(a, saved));
+    per_step = as_list(backward(a, saved));
   }
   for (int64_t left = 0; left < all; ++left) {
     const Temporarily refused(launches_left, left);
-    EXPECT_TRUE(identical(as_list(backward(a, saved)), stepwise)) << left;
+    EXPECT_TRUE(identical(as_list(backward(a, saved)), per_step)) << left;
   }
 }
 

@@ -21,7 +21,7 @@ void check_kernels_now() {
   using lltm::cuda::Kernels;
   for (const char* name : kCells) {
     for (const at::ScalarType dtype : kDtypes) {
-      for (const Kernels kernels : {Kernels::step, Kernels::stepwise, Kernels::persistent}) {
+      for (const Kernels kernels : {Kernels::step, Kernels::per_step, Kernels::persistent}) {
         const at::Tensor like = at::empty({0}, dtype);
         lltm::cuda::why_not_kernels(*lltm::find_cell(name), like, kernels);
       }
@@ -120,15 +120,15 @@ TEST_P(CudaSelfCheck, ThePerStepEngineReplacesFailingPersistentKernels) {
   const at::NoGradGuard no_grad;
   const Arguments a = problem("lltm", at::kHalf);
   const PersistentSetting off(false);
-  const Tensors stepwise = sequence(a);
+  const Tensors per_step = sequence(a);
   const PersistentSetting persistent(true);
   Warnings warnings;
   persistent_fault = GetParam();
   const int64_t before = persistent_launches;
-  EXPECT_TRUE(identical(sequence(a), stepwise));
+  EXPECT_TRUE(identical(sequence(a), per_step));
   const int64_t of_check = persistent_launches - before;
   persistent_fault = Fault::none;
-  EXPECT_TRUE(identical(sequence(a), stepwise));
+  EXPECT_TRUE(identical(sequence(a), per_step));
   EXPECT_EQ(persistent_launches - before, of_check);
   ASSERT_EQ(warnings.all.size(), 1);
   EXPECT_EQ(warnings.all[0].find("lltm: the persistent kernels of the cell lltm in Half"), 0);
@@ -179,7 +179,7 @@ TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
     const lltm::CellInfo& cell = *lltm::find_cell(text);
     for (const at::ScalarType dtype : kDtypes) {
       const at::Tensor like = at::empty({0}, dtype);
-      for (const auto kernels : {lltm::cuda::Kernels::step, lltm::cuda::Kernels::stepwise}) {
+      for (const auto kernels : {lltm::cuda::Kernels::step, lltm::cuda::Kernels::per_step}) {
         EXPECT_EQ(lltm::cuda::why_not_kernels(cell, like, kernels), nullptr) << cell.title();
       }
     }

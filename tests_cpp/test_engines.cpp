@@ -95,7 +95,7 @@ class Case {
         grads_(random_like(eager_sequence(a_), 7)),
         eager_(evaluate(eager_sequence, a_, grads_)),
         expected_(expect(a_, grads_)),
-        checkpoints_(std::get<3>(lltm::cpu::stepwise_forward(args(kCheckpointSteps)))) {}
+        checkpoints_(std::get<3>(lltm::cpu::per_step_forward(args(kCheckpointSteps)))) {}
 
   void check_forward(const at::Tensor& packed = {}) const {
     const bool prepacked = packed.defined();

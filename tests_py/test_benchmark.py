@@ -254,9 +254,9 @@ def test_a_benchmark_of_this_project_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", GATES)
 def test_the_gpu_benchmark_finds_wrong_results(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU."""
-    monkeypatch.setattr(bench_cuda, "engine_that_ran", lambda run: "stepwise")
+    monkeypatch.setattr(bench_cuda, "engine_that_ran", lambda run: "per_step")
     case = Case((6, 3, 5, 8), torch.bfloat16, cell=cell)
-    assert [*bench_cuda.faults(case, "stepwise")] == []
+    assert [*bench_cuda.faults(case, "per_step")] == []
 
     def wrong(case: Case) -> dict[str, Any]:
         makes = contenders(case)

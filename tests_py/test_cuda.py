@@ -38,7 +38,7 @@ each_engine = pytest.mark.usefixtures("engine")
 each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 
 
-@pytest.fixture(params=[False, True], ids=["stepwise", "persistent"])
+@pytest.fixture(params=[False, True], ids=["per_step", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """float32 and float64 always use the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
@@ -147,8 +147,8 @@ def test_a_long_sequence_is_bitwise_identical_in_every_run_and_in_a_graph() -> N
         graph.replay()
         assert same(of_graph, results)
     exact = run(a.to(torch.float64))[0]
-    error, stepwise_error = (float((y[0] - exact).abs().max()) for y in (results, expected))
-    assert error <= 2 * stepwise_error
+    error, per_step_error = (float((y[0] - exact).abs().max()) for y in (results, expected))
+    assert error <= 2 * per_step_error
 
 
 def test_the_module_accepts_packed_sequences() -> None:
@@ -491,7 +491,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("engine", ["stepwise", "persistent", "own"])
+@pytest.mark.parametrize("engine", ["per_step", "persistent", "own"])
 def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
     output = subprocess.check_output([sys.executable, "-c", CAPTURED_FIRST, engine])
     assert output.decode().split() == ["True"]
@@ -500,7 +500,7 @@ def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
 def test_explain_reports_the_engine_of_a_sequence() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
     schedule = " ".join(explain.schedule(call).split())
-    assert "on CUDA, forward: stepwise (dtype is float32 or float64)" in schedule
+    assert "on CUDA, forward: per-step (dtype is float32 or float64)" in schedule
 
 
 @has_tf32

@@ -42,11 +42,11 @@ struct Cuda {
   static constexpr auto step_backward =
       choose<cuda::step_backward, composite::step_backward, Kernels::step, StepBackwardArgs>;
   static constexpr auto sequence_forward =
-      choose<cuda::sequence_forward, composite::sequence_forward, Kernels::stepwise, SequenceArgs>;
+      choose<cuda::sequence_forward, composite::sequence_forward, Kernels::per_step, SequenceArgs>;
   static constexpr auto sequence_backward = choose<
       cuda::sequence_backward,
       composite::sequence_backward,
-      Kernels::stepwise,
+      Kernels::per_step,
       SequenceBackwardArgs>;
 };
 

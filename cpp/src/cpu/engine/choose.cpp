@@ -177,8 +177,8 @@ SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
     case Engine::kBlocked:
       return run_or_fall_back(blocked_forward, args, schedule_forward, engine.machine);
     default:
-      if (logs_schedules()) log_schedule(args, "forward: stepwise");
-      return stepwise_forward(args);
+      if (logs_schedules()) log_schedule(args, "forward: per-step");
+      return per_step_forward(args);
   }
 }
 
@@ -189,8 +189,8 @@ Gradients run_backward(const SequenceBackwardArgs& args, const Engine& engine) {
     case Engine::kBlocked:
       return run_or_fall_back(blocked_backward, args, schedule_backward, engine.machine);
     default:
-      if (logs_schedules()) log_schedule(args, "backward: stepwise");
-      return stepwise_backward(args);
+      if (logs_schedules()) log_schedule(args, "backward: per-step");
+      return per_step_backward(args);
   }
 }
 

@@ -19,9 +19,9 @@ Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// stepwise.cpp: the per-step engine, for all dtypes and sizes.
-SequenceResult stepwise_forward(const SequenceArgs& args);
-Gradients stepwise_backward(const SequenceBackwardArgs& args);
+// per_step.cpp: the per-step engine, for all dtypes and sizes.
+SequenceResult per_step_forward(const SequenceArgs& args);
+Gradients per_step_backward(const SequenceBackwardArgs& args);
 
 // small_batch.cpp: the small-batch engine. Requires float32, and no weights prepacked in bfloat16.
 SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule);

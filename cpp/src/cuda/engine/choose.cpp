@@ -25,7 +25,7 @@ Result run(
     const char* direction,
     const Args& args,
     Attempt<Result> (*persistent)(const Args&),
-    Result (*stepwise)(const Args&)) {
+    Result (*per_step)(const Args&)) {
   check_earlier_calls();
   const char* const why_not = cuda_persistent()
                                   ? why_not_kernels(*args.cell, args.input, Kernels::persistent)
@@ -35,10 +35,10 @@ Result run(
     const std::string engine = attempt ? "persistent, " + std::to_string(attempt.groups) +
                                              " groups of " +
                                              std::to_string(attempt.tiles * kTileRows) + " rows"
-                                       : std::string("stepwise (") + attempt.why_not + ")";
+                                       : std::string("per-step (") + attempt.why_not + ")";
     log_schedule(args, std::string("on CUDA, ") + direction + engine);
   }
-  return attempt ? *std::move(attempt) : stepwise(args);
+  return attempt ? *std::move(attempt) : per_step(args);
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
       "forward: ",
       args,
       [](const SequenceArgs& args) { return persistent_forward(args); },
-      [](const SequenceArgs& args) { return stepwise_forward(args); });
+      [](const SequenceArgs& args) { return per_step_forward(args); });
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
@@ -56,7 +56,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
       "backward: ",
       args,
       [](const SequenceBackwardArgs& args) { return persistent_backward(args); },
-      stepwise_backward);
+      per_step_backward);
 }
 
 }  // namespace lltm::cuda

@@ -24,10 +24,10 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 // cache, so that they rarely reach memory, but enough rows for a GEMM to use the entire GPU.
 constexpr int64_t kWorkspaceBytes = 32 << 20;
 
-// stepwise.cpp: the per-step engine.
-SequenceResult stepwise_forward(
+// per_step.cpp: the per-step engine.
+SequenceResult per_step_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
-Gradients stepwise_backward(const SequenceBackwardArgs& args);
+Gradients per_step_backward(const SequenceBackwardArgs& args);
 
 // The result and how the engine ran, or nullopt and the reason.
 template <typename Result>

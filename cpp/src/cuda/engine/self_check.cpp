@@ -85,9 +85,9 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
   try {
     if (kernels == Kernels::step) {
       ours = problem.step(step_forward, step_backward);
-    } else if (kernels == Kernels::stepwise) {
+    } else if (kernels == Kernels::per_step) {
       ours = problem.sequence(
-          [](const SequenceArgs& args) { return stepwise_forward(args); }, stepwise_backward);
+          [](const SequenceArgs& args) { return per_step_forward(args); }, per_step_backward);
     } else {
       const auto run = [](const auto& attempt) {
         return attempt ? *attempt : throw attempt.why_not;
@@ -167,7 +167,7 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels k
     TORCH_WARN(
         "lltm: the ",
         kernels == Kernels::step       ? "single-step kernels"
-        : kernels == Kernels::stepwise ? "sequence kernels"
+        : kernels == Kernels::per_step ? "sequence kernels"
                                        : "persistent kernels",
         " of the cell ",
         cell.title(),

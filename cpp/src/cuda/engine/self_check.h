@@ -9,7 +9,7 @@
 
 namespace lltm::cuda {
 
-enum class Kernels { step, stepwise, persistent };
+enum class Kernels { step, per_step, persistent };
 
 // Null if the kernels match the ATen fallback, otherwise, after a warning, the reason not to use
 // them. Also null during CUDA graph capture, when results cannot be compared.

@@ -183,7 +183,7 @@ void run_backward(
 
 }  // namespace
 
-SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_bytes) {
+SequenceResult per_step_forward(const SequenceArgs& args, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input->scalar_type();
   const int64_t hidden = args.h_0->size(1);
   const PaddedSizes padded(args.cell->slots, hidden, dtype);
@@ -202,7 +202,7 @@ SequenceResult stepwise_forward(const SequenceArgs& args, int64_t workspace_byte
       args.saves_checkpoints() ? t.checkpoints.tensor() : t.activations};
 }
 
-Gradients stepwise_backward(const SequenceBackwardArgs& args) {
+Gradients per_step_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input->scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const int64_t hidden = args.h_0->size(1), columns = args.cell->grad_columns();

@@ -37,7 +37,7 @@ void run_stage(
 
 }  // namespace
 
-SequenceResult stepwise_forward(const SequenceArgs& args) {
+SequenceResult per_step_forward(const SequenceArgs& args) {
   const int64_t hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
@@ -182,7 +182,7 @@ Gradients gradients_of(
 
 }  // namespace
 
-Gradients stepwise_backward(const SequenceBackwardArgs& args) {
+Gradients per_step_backward(const SequenceBackwardArgs& args) {
   const int64_t hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
   const auto options = compute_options(args.input);
