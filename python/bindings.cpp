@@ -65,7 +65,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def(
       "forward",
-      &lltm::composite::forward,
+      &lltm::aten_fallback::forward,
       doc("forward").c_str(),
       py::arg("input"),
       py::arg("weights"),
@@ -75,7 +75,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       no_gil());
   m.def(
       "backward",
-      &lltm::composite::backward,
+      &lltm::aten_fallback::backward,
       doc("backward").c_str(),
       py::arg("grad_h"),
       py::arg("grad_cell"),

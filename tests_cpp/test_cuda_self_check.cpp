@@ -5,7 +5,7 @@
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda_on_host.h"
-#include "op/composite.h"
+#include "op/aten_fallback.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
@@ -59,7 +59,7 @@ class CudaSelfCheck : public testing::TestWithParam<Fault> {
   static Tensors by_aten_fallback(const Arguments& a) {
     const CellArguments of_cell = operands(a);
     const auto [output, h_n, c_n, saved] =
-        lltm::composite::sequence_forward({sequence_inputs(of_cell), /*save=*/false});
+        lltm::aten_fallback::sequence_forward({sequence_inputs(of_cell), /*save=*/false});
     return {output, h_n, c_n};
   }
 };
@@ -101,7 +101,8 @@ TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
   EXPECT_TRUE(warnings.all.empty());
   fault = GetParam();
   const CellArguments of_cell = operands(a);
-  const auto [h, c, saved] = lltm::composite::step_forward({step_inputs(of_cell), /*save=*/false});
+  const auto [h, c, saved] =
+      lltm::aten_fallback::step_forward({step_inputs(of_cell), /*save=*/false});
   EXPECT_TRUE(identical(cell(a), {h, c}));
   EXPECT_EQ(warnings.all.size(), 1);
 }

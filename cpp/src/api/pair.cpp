@@ -7,7 +7,7 @@
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-namespace lltm::composite {
+namespace lltm::aten_fallback {
 
 using at::Tensor;
 
@@ -56,9 +56,9 @@ std::vector<Tensor> backward(
       d_old_cell.to(X.scalar_type())};
 }
 
-}  // namespace lltm::composite
+}  // namespace lltm::aten_fallback
 
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
-  m.impl("_pair_forward", lltm::composite::forward);
-  m.impl("_pair_backward", lltm::composite::backward);
+  m.impl("_pair_forward", lltm::aten_fallback::forward);
+  m.impl("_pair_backward", lltm::aten_fallback::backward);
 }

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace lltm::composite {
+namespace lltm::aten_fallback {
 
 /// @returns new_h, new_cell, input_gate, output_gate, candidate_cell (B, H),
 ///          X (B, H+I), gate_weights (B, 3H): the pre-activations
@@ -33,4 +33,4 @@ LLTM_API std::vector<at::Tensor> backward(
     const at::Tensor& gate_weights,
     const at::Tensor& weights);
 
-}  // namespace lltm::composite
+}  // namespace lltm::aten_fallback

@@ -4,8 +4,8 @@
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/program_launch.h"
+#include "op/aten_fallback.h"
 #include "op/backend.h"
-#include "op/composite.h"
 
 #include <c10/cuda/CUDAGuard.h>
 
@@ -22,7 +22,7 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
   return why_not;
 }
 
-template <auto engine, auto composite, Kernels kernels, typename Args>
+template <auto engine, auto fallback, Kernels kernels, typename Args>
 auto choose(const Args& args) {
   const CellInfo& cell = *args.cell;
   const bool plain = cell.is_element_wise() && !has_heads(args.weight_hh) && cell.outputs == 0;
@@ -32,20 +32,23 @@ auto choose(const Args& args) {
   if (why_not == nullptr) return engine(args);
   if (logs_schedules())
     log_schedule(args, std::string("on CUDA, ATen operations (") + why_not + ")");
-  return composite(args);
+  return fallback(args);
 }
 
 struct Cuda {
   using DeviceGuard = c10::cuda::CUDAGuard;
   static constexpr auto step_forward =
-      choose<cuda::step_forward, composite::step_forward, Kernels::step, StepArgs>;
+      choose<cuda::step_forward, aten_fallback::step_forward, Kernels::step, StepArgs>;
   static constexpr auto step_backward =
-      choose<cuda::step_backward, composite::step_backward, Kernels::step, StepBackwardArgs>;
-  static constexpr auto sequence_forward =
-      choose<cuda::sequence_forward, composite::sequence_forward, Kernels::per_step, SequenceArgs>;
+      choose<cuda::step_backward, aten_fallback::step_backward, Kernels::step, StepBackwardArgs>;
+  static constexpr auto sequence_forward = choose<
+      cuda::sequence_forward,
+      aten_fallback::sequence_forward,
+      Kernels::per_step,
+      SequenceArgs>;
   static constexpr auto sequence_backward = choose<
       cuda::sequence_backward,
-      composite::sequence_backward,
+      aten_fallback::sequence_backward,
       Kernels::per_step,
       SequenceBackwardArgs>;
 };

@@ -3,9 +3,9 @@
 #include "op/autograd.h"
 
 #include "common/states.h"
+#include "op/aten_fallback.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
-#include "op/composite.h"
 #include "op/interceptors.h"
 #include "op/operators.h"
 
@@ -33,8 +33,8 @@ struct StepOperator {
   static constexpr auto call = op::step;
   static constexpr auto forward = op::step_forward;
   static constexpr auto backward = op::step_backward;
-  static constexpr auto composite_forward = composite::step_forward;
-  static constexpr auto composite_backward = composite::step_backward_recomputed;
+  static constexpr auto fallback_forward = aten_fallback::step_forward;
+  static constexpr auto fallback_backward = aten_fallback::step_backward_recomputed;
 
   // For backward.
   static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
@@ -54,8 +54,8 @@ struct SequenceOperator {
   static constexpr auto call = op::sequence;
   static constexpr auto forward = op::sequence_forward;
   static constexpr auto backward = op::sequence_backward;
-  static constexpr auto composite_forward = composite::sequence_forward;
-  static constexpr auto composite_backward = composite::sequence_backward_recomputed;
+  static constexpr auto fallback_forward = aten_fallback::sequence_forward;
+  static constexpr auto fallback_backward = aten_fallback::sequence_backward_recomputed;
 
   static std::array<Tensor, 2> kept(const SequenceResult& results) {
     return {std::get<0>(results), std::get<3>(results)};
@@ -267,7 +267,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     std::array<Gradients, calls> gradients;
     for_each_call(args, side_by_side, [&](size_t k) {
       if (differentiated) check_is_differentiable(*args[k].cell);
-      gradients[k] = differentiated ? with_grad_of_h(backward_args(k), Op::composite_backward)
+      gradients[k] = differentiated ? with_grad_of_h(backward_args(k), Op::fallback_backward)
                                     : Op::backward(backward_args(k));
     });
     variable_list all;
@@ -298,7 +298,7 @@ auto autograd(const typename Op::Args& args) {
   if (interceptors.transform() || differentiates_mask(args)) {
     Op::check(args);
     check_is_differentiable(*args.cell);
-    return without_saved(with_own_c(args, Op::composite_forward));
+    return without_saved(with_own_c(args, Op::fallback_forward));
   }
   if (!interceptors.autograd() || !is_complete(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace lltm::composite {
+namespace lltm::aten_fallback {
 namespace {
 
 using at::Tensor;
@@ -247,4 +247,4 @@ std::tuple<Tensor, Tensor> run_backward(
   return {at::cat(dz, 1), pack_states(dc, grad_c)};
 }
 
-}  // namespace lltm::composite
+}  // namespace lltm::aten_fallback

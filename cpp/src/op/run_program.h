@@ -7,7 +7,7 @@
 
 #include <tuple>
 
-namespace lltm::composite {
+namespace lltm::aten_fallback {
 
 // Reads pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
 // weight_h, in pre-activation order, is for products. Results have c's dtype.
@@ -28,4 +28,4 @@ std::tuple<at::Tensor, at::Tensor> run_backward(
     const at::Tensor& parameters,
     const at::Tensor& weight_h);
 
-}  // namespace lltm::composite
+}  // namespace lltm::aten_fallback

@@ -5,9 +5,9 @@
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
+#include "op/aten_fallback.h"
 #include "op/autocast.h"
 #include "op/check.h"
-#include "op/composite.h"
 #include "op/operators.h"
 
 #include <ATen/Functions.h>
@@ -125,7 +125,7 @@ StepOutputs step_of_samples(const StepArgs& args) {
   check_step(args);
   const Samples samples;
   if (maps_parameters(samples, args)) {
-    return without_saved(with_own_c(args, composite::step_forward));
+    return without_saved(with_own_c(args, aten_fallback::step_forward));
   }
   const bool any = samples.in(args.input) || samples.in(args.h) || samples.in(args.c);
   const SymInt rows = args.input->sym_size(0);
@@ -200,7 +200,7 @@ SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
         " per sample; map over unpacked weights");
     // sequence_for_each cannot stack results if there are no samples.
     if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
-    return without_saved(with_own_c(args, composite::sequence_forward));
+    return without_saved(with_own_c(args, aten_fallback::sequence_forward));
   }
   return fold_sequence(args);
 }

@@ -2,7 +2,7 @@
 
 #include "cuda/engine/engine.h"
 #include "cuda/kernel/persistent.h"
-#include "op/composite.h"
+#include "op/aten_fallback.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
@@ -105,8 +105,8 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
   }
   const std::vector<Tensor> expected =
       kernels == Kernels::step
-          ? problem.step(composite::step_forward, composite::step_backward)
-          : problem.sequence(composite::sequence_forward, composite::sequence_backward);
+          ? problem.step(aten_fallback::step_forward, aten_fallback::step_backward)
+          : problem.sequence(aten_fallback::sequence_forward, aten_fallback::sequence_backward);
   for (size_t k = 0; k < expected.size(); ++k) {
     if (expected[k].numel() == 0) continue;  // a cell that saves nothing
     const Tensor exact = expected[k].to(at::kDouble);

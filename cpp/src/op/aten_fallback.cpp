@@ -1,4 +1,4 @@
-#include "op/composite.h"
+#include "op/aten_fallback.h"
 
 #include "common/checkpoints.h"
 #include "common/states.h"
@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace lltm::composite {
+namespace lltm::aten_fallback {
 namespace {
 
 using at::Tensor;
@@ -402,10 +402,10 @@ namespace {
 
 struct Composite {
   using DeviceGuard = NoDeviceGuard;
-  static constexpr auto step_forward = composite::step_forward;
-  static constexpr auto step_backward = composite::step_backward;
-  static constexpr auto sequence_forward = composite::sequence_forward;
-  static constexpr auto sequence_backward = composite::sequence_backward;
+  static constexpr auto step_forward = aten_fallback::step_forward;
+  static constexpr auto step_backward = aten_fallback::step_backward;
+  static constexpr auto sequence_forward = aten_fallback::sequence_forward;
+  static constexpr auto sequence_backward = aten_fallback::sequence_backward;
 
   static Tensor prepack(
       const CellInfo& cell,
@@ -423,7 +423,7 @@ struct Composite {
 
 // Writes nothing in place, as vmap requires.
 struct Mapped : Composite {
-  static constexpr auto checkpointed_backward = composite::sequence_backward_recomputed;
+  static constexpr auto checkpointed_backward = aten_fallback::sequence_backward_recomputed;
 };
 
 }  // namespace
@@ -580,4 +580,4 @@ TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
   register_training<Mapped>(m);
 }
 
-}  // namespace lltm::composite
+}  // namespace lltm::aten_fallback

@@ -4,7 +4,7 @@
 
 #include "common/operator_args.h"
 
-namespace lltm::composite {
+namespace lltm::aten_fallback {
 
 StepResult step_forward(const StepArgs& args);
 Gradients step_backward(const StepBackwardArgs& args);
@@ -17,4 +17,4 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 Gradients step_backward_recomputed(const StepBackwardArgs& args);
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args);
 
-}  // namespace lltm::composite
+}  // namespace lltm::aten_fallback
