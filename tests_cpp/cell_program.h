@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cell/program_text.h"
-#include "cell/record_page.h"
+#include "cell/record_definition.h"
 
 #include <algorithm>
 #include <cmath>
@@ -377,10 +377,10 @@ inline std::string assignments_of(
   return text.str();
 }
 
-template <typename Page>
-std::string text_of_page(Page page) {
-  constexpr lltm::CellInfo cell = Page::kCell;
-  const lltm::RecordedPage recorded(page);
+template <typename Definition>
+std::string text_of_definition(Definition definition) {
+  constexpr lltm::CellInfo cell = Definition::kCell;
+  const lltm::RecordedDefinition recorded(definition);
   const auto weight = [&](const std::string& name, lltm::SlotRange slots, const int* blocks) {
     std::string line = name;
     for (int block = 0; block < slots.count(); ++block) {

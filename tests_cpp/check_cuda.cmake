@@ -1,54 +1,54 @@
 # Checks liblltm's GPU code: every kernel for every architecture, without spilled registers, and PTX
 # for newer GPUs. Wide kernels have 16-byte accesses; persistent kernels have matrix instructions,
 # strong accesses, one wait for all words of a tile, and a timeout report. ctest runs
-#   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -DPAGES="Lltm;..."
-#     -DPERSISTENT_PAGES="Lltm;..." -P check_cuda.cmake
+#   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -DDEFINITIONS="Lltm;..."
+#     -DPERSISTENT_DEFINITIONS="Lltm;..." -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
   execute_process(${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
   # Special in lists.
   string(REGEX REPLACE "[][;]" "" output "${output}")
-  string(REPLACE ";" "|" any_page "${PAGES}")
-  string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*[0-9](${any_page})ELi"
+  string(REPLACE ";" "|" any_definition "${DEFINITIONS}")
+  string(REGEX REPLACE "(lltm_[a-z_]*ward)IN[A-Za-z0-9_]*[0-9](${any_definition})ELi"
     "\\1I\\2ELi" output "${output}")
   set(${result} "${output}" PARENT_SCOPE)
 endfunction()
 
-# Mangled names without a cell's namespaces: lltm_forward<page, width, T>,
-# lltm_backward<page, width, T, D>. A repeated c10 type becomes S6_.
+# Mangled names without a cell's namespaces: lltm_forward<definition, width, T>,
+# lltm_backward<definition, width, T, D>. A repeated c10 type becomes S6_.
 set(kernels "")
-foreach(page IN LISTS PAGES)
+foreach(definition IN LISTS DEFINITIONS)
   foreach(width_and_type
       "1EdE" "2EdE" "1EfE" "4EfE" "1EN3c104HalfEE" "8EN3c104HalfEE"
       "1EN3c108BFloat16EE" "8EN3c108BFloat16EE")
-    list(APPEND kernels "lltm_forwardI${page}ELi${width_and_type}")
+    list(APPEND kernels "lltm_forwardI${definition}ELi${width_and_type}")
   endforeach()
   foreach(width_and_types
       "1EddE" "2EddE" "1EffE" "4EffE" "1EN3c104HalfEfE" "8EN3c104HalfEfE"
       "1EN3c104HalfES6_E" "8EN3c104HalfES6_E" "1EN3c108BFloat16EfE" "8EN3c108BFloat16EfE"
       "1EN3c108BFloat16ES6_E" "8EN3c108BFloat16ES6_E")
-    list(APPEND kernels "lltm_backwardI${page}ELi${width_and_types}")
+    list(APPEND kernels "lltm_backwardI${definition}ELi${width_and_types}")
   endforeach()
 endforeach()
-# lltm_persistent_forward<page, units of K, tiles, T> and lltm_persistent_backward. In the LSTM, four
+# lltm_persistent_forward<definition, units of K, tiles, T> and lltm_persistent_backward. In the LSTM, four
 # pre-activations read h.
 set(forward_units 1 2 3 4 5 6)
 set(backward_units 2 3 6 9 12)
 set(forward_units_Lstm 1 2 3 4)
 set(backward_units_Lstm 2 4 8 12)
 set(persistent_kernels "")
-foreach(page IN LISTS PERSISTENT_PAGES)
+foreach(definition IN LISTS PERSISTENT_DEFINITIONS)
   foreach(direction forward backward)
     set(all_units ${${direction}_units})
-    if(DEFINED ${direction}_units_${page})
-      set(all_units ${${direction}_units_${page}})
+    if(DEFINED ${direction}_units_${definition})
+      set(all_units ${${direction}_units_${definition}})
     endif()
     foreach(units IN LISTS all_units)
       foreach(type "N3c104HalfE" "N3c108BFloat16E")
         foreach(tiles 1 2 4)
           list(APPEND persistent_kernels
-            "lltm_persistent_${direction}I${page}ELi${units}ELi${tiles}E${type}E")
+            "lltm_persistent_${direction}I${definition}ELi${units}ELi${tiles}E${type}E")
         endforeach()
       endforeach()
     endforeach()

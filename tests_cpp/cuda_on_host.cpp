@@ -6,7 +6,7 @@
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/program_launch.h"
-#include "custom_pages.h"
+#include "custom_definitions.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -204,9 +204,10 @@ void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
     }
   };
   if (cell.programs != nullptr) {
-    lltm_test::visit_custom_page(cell, run);
+    lltm_test::visit_custom_definition(cell, run);
   } else {
-    visit_cell(cell, [&]<typename Page>(Page) { run(PageRegisters<Page>()); });
+    visit_cell(
+        cell, [&]<typename Definition>(Definition) { run(DefinitionRegisters<Definition>()); });
   }
 }
 

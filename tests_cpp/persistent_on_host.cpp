@@ -47,15 +47,15 @@ bool launch_persistent(
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
-  visit_persistent_cell(cell, [&]<typename Page>(Page) {
-    visit_kernel<Page, Args>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
+    visit_kernel<Definition, Args>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
       lltm_test::run_grid(
           {static_cast<int>(slices),
            static_cast<int>(groups),
-           shared_sums<tile_count, kOutputsOf<Page, Args>>()},
+           shared_sums<tile_count, kOutputsOf<Definition, Args>>()},
           [&](lltm_test::HostBlock::Lane& lane) {
             lane.use(args.words);
-            run_steps<Page, units_k, tile_count>(args, lane);
+            run_steps<Definition, units_k, tile_count>(args, lane);
           },
           lltm_test::schedule_seed++);
     });

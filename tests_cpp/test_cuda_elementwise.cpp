@@ -3,7 +3,7 @@
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "custom_pages.h"
+#include "custom_definitions.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -187,14 +187,14 @@ void for_each_case(const CellInfo& cell, const Check& check) {
 
 template <typename Body>
 void for_each_cell(const Body& body) {
-  Cells::for_each([&]<typename Page>(Page) {
-    SCOPED_TRACE(Page::kCell.name);
-    body(Page::kCell, PageRegisters<Page>());
+  Cells::for_each([&]<typename Definition>(Definition) {
+    SCOPED_TRACE(Definition::kCell.name);
+    body(Definition::kCell, DefinitionRegisters<Definition>());
   });
   for (const std::string& text : lltm_test::kCellTexts) {
     const CellInfo& cell = *find_cell(text);
     SCOPED_TRACE(cell.title());
-    lltm_test::visit_custom_page(cell, [&](auto page) { body(cell, page); });
+    lltm_test::visit_custom_definition(cell, [&](auto definition) { body(cell, definition); });
   }
 }
 

@@ -102,11 +102,11 @@ class ElementwiseKernels : public testing::TestWithParam<std::string> {
 
   template <typename Check>
   void for_each_problem(const Check& check) {
-    Cells::for_each([&](auto page) {
+    Cells::for_each([&](auto definition) {
       for (const std::int64_t hidden : {1, 7, 16, 17, 64, 100}) {
-        SCOPED_TRACE(testing::Message() << page.kCell.name << ", hidden " << hidden);
-        check(page, hidden, std::int64_t{0}, kRows * hidden);
-        check(page, hidden, hidden / 2, kRows * hidden - hidden / 3);
+        SCOPED_TRACE(testing::Message() << definition.kCell.name << ", hidden " << hidden);
+        check(definition, hidden, std::int64_t{0}, kRows * hidden);
+        check(definition, hidden, hidden / 2, kRows * hidden - hidden / 3);
       }
     });
   }
@@ -148,23 +148,23 @@ std::int64_t layer_hidden_of(std::int64_t hidden) {
   return hidden + 5;
 }
 
-template <typename T, typename G, typename Page>
+template <typename T, typename G, typename Definition>
 void check_forward(
     const Kernels& kernels,
-    Page /*page*/,
+    Definition /*definition*/,
     std::int64_t rows,
     std::int64_t hidden,
     std::int64_t begin,
     std::int64_t end,
     bool accessories) {
   using C = compute_t<T>;
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   const std::int64_t layer = layer_hidden_of(hidden);
   const Values<C> gates(rows, kSlots * hidden, 1), bias(1, kSlots * layer, 2);
   Values<T> c(rows, hidden, 3), factor(rows, hidden, 4);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {  // the GRU's h' is between h and 1
     T& x = c.at(k / hidden, k % hidden);
-    if (Page::kCell.reads_h) x = narrow<T>(std::sin(widen(x)));
+    if (Definition::kCell.reads_h) x = narrow<T>(std::sin(widen(x)));
     T& y = factor.at(k / hidden, k % hidden);
     y = narrow<T>(std::cos(widen(y)));
   }
@@ -172,7 +172,7 @@ void check_forward(
   Operand<G> operand(rows, hidden);
   bool out_of_range = false;
   ForwardArgs<T, G> args;
-  args.cell = &Page::kCell;
+  args.cell = &Definition::kCell;
   args.hidden = hidden;
   args.layer_hidden = layer;
   args.gates = std::as_const(gates).matrix();
@@ -187,7 +187,7 @@ void check_forward(
     args.activations = saved.matrix();
     args.h_factor = std::as_const(factor).matrix();
   }
-  elementwise_of<T, G>(kernels.cells[Page::kCell.id]).forward(args, begin, end);
+  elementwise_of<T, G>(kernels.cells[Definition::kCell.id]).forward(args, begin, end);
 
   EXPECT_FALSE(out_of_range);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {
@@ -203,7 +203,7 @@ void check_forward(
     for (int s = 0; s < kSlots; ++s) {
       z[s] = gates.at(r, j + s * hidden) + (accessories ? bias.at(0, j + s * layer) : 0);
     }
-    const auto y = Page::forward(z, std::as_const(c).at(r, j));
+    const auto y = Definition::forward(z, std::as_const(c).at(r, j));
     ASSERT_TRUE(is_near(h_next.at(r, j), y.h));
     ASSERT_TRUE(is_near(c_next.at(r, j), y.c));
     // Rounded to T before packing.
@@ -221,24 +221,24 @@ void check_forward(
 }
 
 TEST_P(ElementwiseKernels, ForwardEqualsThatOfTheCell) {
-  for_each_problem([&](auto page, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
-    for_each_format<page.kCell.bounded>([&]<typename T, typename G>(bool accessories) {
-      check_forward<T, G>(*kernels_, page, kRows, hidden, begin, end, accessories);
+  for_each_problem([&](auto definition, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
+    for_each_format<definition.kCell.bounded>([&]<typename T, typename G>(bool accessories) {
+      check_forward<T, G>(*kernels_, definition, kRows, hidden, begin, end, accessories);
     });
   });
 }
 
-template <typename T, typename G, typename Page>
+template <typename T, typename G, typename Definition>
 void check_backward(
     const Kernels& kernels,
-    Page /*page*/,
+    Definition /*definition*/,
     std::int64_t rows,
     std::int64_t hidden,
     std::int64_t begin,
     std::int64_t end,
     bool accessories) {
   using C = compute_t<T>;
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   const std::int64_t layer = layer_hidden_of(hidden);
   Values<T> saved(rows, kSaved * layer, 1);
   for (std::int64_t r = 0; r < rows; ++r) {  // activations are between -1 and 1
@@ -254,7 +254,7 @@ void check_backward(
   Operand<G> operand(rows, kSlots * hidden);
   bool out_of_range = false;
   BackwardArgs<T, G> args;
-  args.cell = &Page::kCell;
+  args.cell = &Definition::kCell;
   args.hidden = hidden;
   args.layer_hidden = layer;
   args.activations = std::as_const(saved).matrix();
@@ -268,7 +268,7 @@ void check_backward(
     args.operand = operand.matrix();
     args.operand_step = hidden;
   }
-  elementwise_of<T, G>(kernels.cells[Page::kCell.id]).backward(args, begin, end);
+  elementwise_of<T, G>(kernels.cells[Definition::kCell.id]).backward(args, begin, end);
 
   EXPECT_FALSE(out_of_range);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {
@@ -283,7 +283,7 @@ void check_backward(
     double activations[kSaved];
     for (int s = 0; s < kSaved; ++s) activations[s] = std::as_const(saved).at(r, j + s * layer);
     const double dh = grad_h_state.at(r, j) + (accessories ? grad_h.at(r, j) : 0);
-    const auto d = backward_of<Page>(activations, dh, accessories ? grad_c.at(r, j) : 0.0);
+    const auto d = backward_of<Definition>(activations, dh, accessories ? grad_c.at(r, j) : 0.0);
     ASSERT_NEAR(std::as_const(grad_c_prev).at(r, j), d.dc, 4 * kError<C> * (8 + std::abs(d.dc)));
     for (int s = 0; s < kSlots; ++s) {
       const double bound = (kError<source_t<G>> + 4 * kError<C>)*(8 + std::abs(d.dz[s]));
@@ -297,18 +297,18 @@ void check_backward(
 }
 
 TEST_P(ElementwiseKernels, BackwardEqualsThatOfTheCell) {
-  for_each_problem([&](auto page, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
+  for_each_problem([&](auto definition, std::int64_t hidden, std::int64_t begin, std::int64_t end) {
     for_each_format</*with_int8=*/false>([&]<typename T, typename G>(bool accessories) {
-      check_backward<T, G>(*kernels_, page, kRows, hidden, begin, end, accessories);
+      check_backward<T, G>(*kernels_, definition, kRows, hidden, begin, end, accessories);
     });
   });
 }
 
 // Stores c in float32, computes in float64.
-template <typename Page>
+template <typename Definition>
 void check_small_batch(
-    const Kernels& kernels, Page /*page*/, std::int64_t rows, std::int64_t hidden) {
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+    const Kernels& kernels, Definition /*definition*/, std::int64_t rows, std::int64_t hidden) {
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   const std::int64_t layer = layer_hidden_of(hidden);
   const Values<float> gates(rows, kSlots * hidden, 1), bias(1, kSlots * layer, 2);
   for (const bool accessories : {false, true}) {
@@ -316,7 +316,7 @@ void check_small_batch(
     const Values<double> before = c;
     Values<float> h_next(rows, hidden), saved(rows, kSaved * layer);
     SmallBatchArgs args = {};
-    args.cell = &Page::kCell;
+    args.cell = &Definition::kCell;
     args.hidden = hidden;
     args.layer_hidden = layer;
     args.gates = gates.matrix();
@@ -327,7 +327,7 @@ void check_small_batch(
       args.bias = bias.matrix().data;
       args.activations = saved.matrix();
     }
-    kernels.cells[Page::kCell.id].small_batch(args, rows);
+    kernels.cells[Definition::kCell.id].small_batch(args, rows);
     for (std::int64_t k = 0; k < rows * hidden; ++k) {
       const std::int64_t r = k / hidden, j = k % hidden;
       SCOPED_TRACE(testing::Message() << "row " << r << ", unit " << j);
@@ -335,8 +335,8 @@ void check_small_batch(
       for (int s = 0; s < kSlots; ++s) {
         z[s] = gates.at(r, j + s * hidden) + (accessories ? bias.at(0, j + s * layer) : 0);
       }
-      const auto y = Page::forward(z, before.at(r, j));
-      if (Page::kCell.forgets) {  // in float
+      const auto y = Definition::forward(z, before.at(r, j));
+      if (Definition::kCell.forgets) {  // in float
         ASSERT_TRUE(is_near(static_cast<float>(c.at(r, j)), y.c));
       } else {
         ASSERT_TRUE(is_near(c.at(r, j), y.c));
@@ -350,8 +350,8 @@ void check_small_batch(
 }
 
 TEST_P(ElementwiseKernels, SmallBatchesEqualThoseOfTheCell) {
-  for_each_problem([&](auto page, std::int64_t hidden, std::int64_t /*begin*/, std::int64_t) {
-    check_small_batch(*kernels_, page, kRows, hidden);
+  for_each_problem([&](auto definition, std::int64_t hidden, std::int64_t /*begin*/, std::int64_t) {
+    check_small_batch(*kernels_, definition, kRows, hidden);
   });
 }
 

@@ -134,7 +134,7 @@ TEST(Nvrtc, SourceDependsOnTheCellAndTypes) {
        {"#include \"cuda/kernel/program_gpu.h\"\n",
         "const V v3 = math::multiply_add(in[7], in[5], v2);\n",
         "math::multiply_add(V(0.25), in[4], v3);\n",
-        "LLTM_PROGRAM_KERNELS(Page, double, float, 2)\n"}) {
+        "LLTM_PROGRAM_KERNELS(Definition, double, float, 2)\n"}) {
     EXPECT_NE(source.find(part), std::string::npos) << part;
   }
 }

@@ -55,12 +55,12 @@ cuda::LaunchSteps steps(bool ascending) {
 
 using Run = decltype(&run_grid);
 
-template <typename Page, typename T>
+template <typename Definition, typename T>
 struct Forward {
-  Values<T> weights{cuda::kRecurrent<Page> * kHidden * kHidden, 0.15F, 1};
-  Values<float> gates{kRows * Page::kSlots * kHidden, 1, 2};
+  Values<T> weights{cuda::kRecurrent<Definition> * kHidden * kHidden, 0.15F, 1};
+  Values<float> gates{kRows * Definition::kSlots * kHidden, 1, 2};
   Values<T> h_0{kBatch * kHidden, 1, 3}, h{kBatch * kHidden, 1, 3}, c{kBatch * kHidden, 1, 4};
-  Values<T> output{kRows * kHidden, 0, 5}, activations{kRows * Page::kSaved * kHidden, 0, 6};
+  Values<T> output{kRows * kHidden, 0, 5}, activations{kRows * Definition::kSaved * kHidden, 0, 6};
 
   void run(Run run_on, bool ascending, std::uint64_t seed) {
     output.mark_absent();
@@ -78,20 +78,20 @@ struct Forward {
     args.words = {&begun, kSlices * kGroups, nullptr};
     args.steps = steps(ascending);
     run_on(
-        {kSlices, kGroups, cuda::shared_sums<kTiles, cuda::kRecurrent<Page>>()},
+        {kSlices, kGroups, cuda::shared_sums<kTiles, cuda::kRecurrent<Definition>>()},
         [&](HostBlock::Lane& lane) {
           lane.use(args.words);
-          cuda::run_steps<Page, 1, kTiles>(args, lane);
+          cuda::run_steps<Definition, 1, kTiles>(args, lane);
         },
         seed);
   }
 };
 
-template <typename Page, typename T>
+template <typename Definition, typename T>
 struct Backward {
-  Values<T> weights{cuda::kRecurrent<Page> * kHidden * kHidden, 0.15F, 1};
-  Values<T> activations{kRows * Page::kSaved * kHidden, 0.5F, 2};
-  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * Page::kSlots * kHidden, 0, 4};
+  Values<T> weights{cuda::kRecurrent<Definition> * kHidden * kHidden, 0.15F, 1};
+  Values<T> activations{kRows * Definition::kSaved * kHidden, 0.5F, 2};
+  Values<T> grad_output{kRows * kHidden, 1, 3}, dz{kRows * Definition::kSlots * kHidden, 0, 4};
   Values<float> dh{kBatch * kHidden, 1, 5}, dc{kBatch * kHidden, 1, 6};
 
   void run(Run run_on, bool ascending, std::uint64_t seed) {
@@ -113,7 +113,7 @@ struct Backward {
         {kSlices, kGroups, cuda::shared_sums<kTiles, 1>()},
         [&](HostBlock::Lane& lane) {
           lane.use(args.words);
-          cuda::run_steps<Page, 2, kTiles>(args, lane);
+          cuda::run_steps<Definition, 2, kTiles>(args, lane);
         },
         seed);
   }
@@ -123,7 +123,7 @@ template <typename Kernels>
 class PersistentThreads : public testing::Test {};
 template <typename P, typename V>
 struct Kernels {
-  using Page = P;
+  using Definition = P;
   using T = V;
 };
 using Types = testing::Types<
@@ -135,7 +135,7 @@ TYPED_TEST_SUITE(PersistentThreads, Types);
 
 TYPED_TEST(PersistentThreads, ForwardIsBitwiseIdentical) {
   for (const bool ascending : {true, false}) {
-    Forward<typename TypeParam::Page, typename TypeParam::T> one, many;
+    Forward<typename TypeParam::Definition, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);
     many.run(run_grid_on_threads, ascending, 2);
     EXPECT_TRUE(many.output.equals(one.output));
@@ -147,7 +147,7 @@ TYPED_TEST(PersistentThreads, ForwardIsBitwiseIdentical) {
 
 TYPED_TEST(PersistentThreads, BackwardIsBitwiseIdentical) {
   for (const bool ascending : {true, false}) {
-    Backward<typename TypeParam::Page, typename TypeParam::T> one, many;
+    Backward<typename TypeParam::Definition, typename TypeParam::T> one, many;
     one.run(run_grid, ascending, 1);
     many.run(run_grid_on_threads, ascending, 2);
     EXPECT_TRUE(many.dz.equals(one.dz));

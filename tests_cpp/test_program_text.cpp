@@ -23,7 +23,7 @@ namespace lltm {
 namespace {
 
 using lltm_test::run_program;
-using lltm_test::text_of_page;
+using lltm_test::text_of_definition;
 
 void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
@@ -46,66 +46,68 @@ void expect_same(const Program& program, const Program& expected) {
   }
 }
 
-template <typename Page>
-class PageProgram : public testing::Test {};
-template <typename... Pages>
-testing::Types<Pages...> types_of(CellList<Pages...>);
+template <typename Definition>
+class DefinitionProgram : public testing::Test {};
+template <typename... Definitions>
+testing::Types<Definitions...> types_of(CellList<Definitions...>);
 struct NameOfPage {
-  template <typename Page>
+  template <typename Definition>
   static std::string GetName(int /*number*/) {
-    return Page::kCell.name;
+    return Definition::kCell.name;
   }
 };
 using AllPages = decltype(types_of(Cells()));
-TYPED_TEST_SUITE(PageProgram, AllPages, NameOfPage);
+TYPED_TEST_SUITE(DefinitionProgram, AllPages, NameOfPage);
 
-TYPED_TEST(PageProgram, ComputesTheSameAsTheCell) {
-  using Page = TypeParam;
-  constexpr const CellInfo& cell = Page::kCell;
-  const RecordedPage recorded(Page{});
+TYPED_TEST(DefinitionProgram, ComputesTheSameAsTheCell) {
+  using Definition = TypeParam;
+  constexpr const CellInfo& cell = Definition::kCell;
+  const RecordedDefinition recorded(Definition{});
   std::mt19937 random(7);
   std::normal_distribution<double> normal;
   for (int round = 0; round < 100; ++round) {
-    double z[Page::kSlots];
+    double z[Definition::kSlots];
     for (double& value : z) value = 2 * normal(random);
     const double c = normal(random), dh = normal(random);
     const double dc_next = cell.has_c() ? normal(random) : 0;
-    const auto forward = Page::template forward<double>(z, c);
-    std::vector<double> inputs(z, z + Page::kSlots);
+    const auto forward = Definition::template forward<double>(z, c);
+    std::vector<double> inputs(z, z + Definition::kSlots);
     inputs.push_back(c);
     std::vector<double> outputs = {forward.h};
     if (cell.has_c()) outputs.push_back(forward.c);
-    outputs.insert(outputs.end(), forward.saved, forward.saved + Page::kSaved);
+    outputs.insert(outputs.end(), forward.saved, forward.saved + Definition::kSaved);
     expect_near(run_program(recorded.programs().forward.program(), inputs), outputs);
 
-    const auto backward = backward_of<Page>(forward.saved, dh, dc_next);
-    inputs.assign(forward.saved, forward.saved + Page::kSaved);
+    const auto backward = backward_of<Definition>(forward.saved, dh, dc_next);
+    inputs.assign(forward.saved, forward.saved + Definition::kSaved);
     inputs.push_back(dh);
     if (cell.has_c()) inputs.push_back(dc_next);
-    outputs.assign(backward.dz, backward.dz + Page::kSlots);
+    outputs.assign(backward.dz, backward.dz + Definition::kSlots);
     outputs.push_back(backward.dc);
     expect_near(run_program(recorded.programs().backward.program(), inputs), outputs);
   }
 }
 
-TYPED_TEST(PageProgram, EqualsTheProgramOfItsSerializedForm) {
-  constexpr const CellInfo& page = TypeParam::kCell;
-  const std::string text = text_of_page(TypeParam{});
+TYPED_TEST(DefinitionProgram, EqualsTheProgramOfItsSerializedForm) {
+  constexpr const CellInfo& definition = TypeParam::kCell;
+  const std::string text = text_of_definition(TypeParam{});
   SCOPED_TRACE(text);
   const auto cell = parse_cell(text);
-  EXPECT_EQ(cell->name, page.name);
-  ASSERT_EQ(cell->gates.size(), static_cast<size_t>(page.slots));
-  EXPECT_EQ(cell->info.x, page.x);
-  EXPECT_EQ(cell->info.h, page.h);
-  for (int slot = 0; slot < page.slots; ++slot) {
-    EXPECT_EQ(cell->info.x_blocks[slot], page.x.contains(slot) ? page.x_blocks[slot] : -1);
-    EXPECT_EQ(cell->info.h_blocks[slot], page.h.contains(slot) ? page.h_blocks[slot] : -1);
+  EXPECT_EQ(cell->name, definition.name);
+  ASSERT_EQ(cell->gates.size(), static_cast<size_t>(definition.slots));
+  EXPECT_EQ(cell->info.x, definition.x);
+  EXPECT_EQ(cell->info.h, definition.h);
+  for (int slot = 0; slot < definition.slots; ++slot) {
+    EXPECT_EQ(
+        cell->info.x_blocks[slot], definition.x.contains(slot) ? definition.x_blocks[slot] : -1);
+    EXPECT_EQ(
+        cell->info.h_blocks[slot], definition.h.contains(slot) ? definition.h_blocks[slot] : -1);
   }
-  EXPECT_EQ(cell->states.size(), static_cast<size_t>(page.states));
-  EXPECT_EQ(cell->info.reads_h, page.reads_h);
-  EXPECT_EQ(cell->info.bounded, page.bounded);
-  EXPECT_EQ(cell->info.forgets, page.forgets);
-  const RecordedPage recorded(TypeParam{});
+  EXPECT_EQ(cell->states.size(), static_cast<size_t>(definition.states));
+  EXPECT_EQ(cell->info.reads_h, definition.reads_h);
+  EXPECT_EQ(cell->info.bounded, definition.bounded);
+  EXPECT_EQ(cell->info.forgets, definition.forgets);
+  const RecordedDefinition recorded(TypeParam{});
   expect_same(cell->programs.forward.program(), recorded.programs().forward.program());
   expect_same(cell->programs.backward.program(), recorded.programs().backward.program());
 }

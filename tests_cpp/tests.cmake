@@ -53,7 +53,7 @@ endfunction()
 # ---- Kernels, without libtorch ----------------------------------------------
 
 set(bf16x3 "*Bf16x3*:AmxEmulation*")
-set(program_text "CellText.*:CellCode.*:CellErrors.*:PageProgram/*")
+set(program_text "CellText.*:CellCode.*:CellErrors.*:DefinitionProgram/*")
 set(schedule "Schedule.*:CostModel.*:ChooseEngine.*")
 string(JOIN ":" others
   "${bf16x3}" "*Bf16Kernels*" "*ElementwiseKernels*" "*F32*" "*FormatsOfGemm*" "*Int8*"
@@ -160,8 +160,8 @@ endif()
 if(LLTM_CUOBJDUMP)
   add_test(NAME cuda_kernels COMMAND ${CMAKE_COMMAND}
     "-DCUOBJDUMP=${LLTM_CUOBJDUMP}" "-DLIBRARY=$<TARGET_FILE:lltm>"
-    "-DARCHITECTURES=${CMAKE_CUDA_ARCHITECTURES}" "-DPAGES=${LLTM_PAGES}"
-    "-DPERSISTENT_PAGES=${LLTM_PERSISTENT_PAGES}" -P "${CMAKE_CURRENT_SOURCE_DIR}/check_cuda.cmake")
+    "-DARCHITECTURES=${CMAKE_CUDA_ARCHITECTURES}" "-DDEFINITIONS=${LLTM_DEFINITIONS}"
+    "-DPERSISTENT_DEFINITIONS=${LLTM_PERSISTENT_DEFINITIONS}" -P "${CMAKE_CURRENT_SOURCE_DIR}/check_cuda.cmake")
 elseif(LLTM_CUDA)
   message(STATUS "lltm: cuobjdump not found; the kernels in the library are not tested")
 endif()

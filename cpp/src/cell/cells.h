@@ -9,19 +9,19 @@
 namespace lltm {
 namespace {
 
-template <typename... Pages>
+template <typename... Definitions>
 struct CellList {
-  static constexpr int kCount = sizeof...(Pages);
-  static constexpr const CellInfo* kInfos[] = {&Pages::kCell...};
+  static constexpr int kCount = sizeof...(Definitions);
+  static constexpr const CellInfo* kInfos[] = {&Definitions::kCell...};
 
   static constexpr bool ids_are_places() {
     int place = 0;
-    return ((Pages::kCell.id == place++) && ...);
+    return ((Definitions::kCell.id == place++) && ...);
   }
 
   template <typename Body>
   static constexpr void for_each(const Body& body) {
-    (body(Pages{}), ...);
+    (body(Definitions{}), ...);
   }
 };
 
@@ -31,12 +31,13 @@ static_assert(Cells::ids_are_places(), "the id of a cell is its place in Cells")
 constexpr const auto& kCells = Cells::kInfos;
 constexpr int kProgramId = Cells::kCount;
 
-template <typename Body, typename Page, typename... Others>
-decltype(auto) visit_one_of(CellList<Page, Others...>, const CellInfo& cell, const Body& body) {
+template <typename Body, typename Definition, typename... Others>
+decltype(auto) visit_one_of(
+    CellList<Definition, Others...>, const CellInfo& cell, const Body& body) {
   if constexpr (sizeof...(Others) > 0) {
-    if (cell.id != Page::kCell.id) return visit_one_of(CellList<Others...>(), cell, body);
+    if (cell.id != Definition::kCell.id) return visit_one_of(CellList<Others...>(), cell, body);
   }
-  return body(Page{});
+  return body(Definition{});
 }
 
 template <typename Body>

@@ -3,7 +3,7 @@
 //     h' = (1 - u) n + u h
 #pragma once
 
-#include "cell/page.h"
+#include "cell/definition.h"
 
 namespace lltm {
 namespace {

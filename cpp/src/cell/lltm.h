@@ -3,7 +3,7 @@
 //     c' = c + i g;  h' = o tanh(c')
 #pragma once
 
-#include "cell/page.h"
+#include "cell/definition.h"
 
 namespace lltm {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "cell/cells.h"
 #include "cell/program_text.h"
-#include "cell/record_page.h"
+#include "cell/record_definition.h"
 
 #include <c10/util/Exception.h>
 
@@ -69,9 +69,9 @@ const CellInfo& get_cell(const char* op, const CellName& name) {
 
 const CellPrograms& programs_of(const CellInfo& cell) {
   if (cell.programs != nullptr) return *cell.programs;
-  return visit_cell(cell, [](auto page) -> const CellPrograms& {
-    static const RecordedPage& of_page = *new RecordedPage(page);
-    return of_page.programs();
+  return visit_cell(cell, [](auto definition) -> const CellPrograms& {
+    static const RecordedDefinition& of_definition = *new RecordedDefinition(definition);
+    return of_definition.programs();
   });
 }
 

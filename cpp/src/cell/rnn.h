@@ -2,7 +2,7 @@
 //     h' = tanh(z) or relu(z)
 #pragma once
 
-#include "cell/page.h"
+#include "cell/definition.h"
 
 namespace lltm {
 namespace {

@@ -172,10 +172,10 @@ LLTM_CELL_INLINE void store_h(
   if (!store_operand(a.h_operand, row, col, n, rounded.values)) *a.out_of_range.row(row) = true;
 }
 
-template <typename Page, typename T, typename G>
+template <typename Definition, typename T, typename G>
 void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   Block<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
   const C* bias[kSlots] = {};
   std::int64_t column_of_bias = -1;  // equal if a row is a single block
@@ -207,7 +207,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
       C z_j[kSlots];
       LLTM_UNROLL
       for (int k = 0; k < kSlots; ++k) z_j[k] = z[k][j] + bias[k][j];
-      const auto y = Page::forward(z_j, c_prev[j]);
+      const auto y = Definition::forward(z_j, c_prev[j]);
       LLTM_UNROLL
       for (int k = 0; k < kSaved; ++k) saved[k][j] = y.saved[k];
       c[j] = y.c;
@@ -224,10 +224,10 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
 
 constexpr std::int64_t kRowsAhead = 4;
 
-template <typename Page, typename T, typename G>
+template <typename Definition, typename T, typename G>
 void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   Block<C> in_saved[kSaved], in_dh, in_dh_state, in_dc, out_dz[kSlots], out_c;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* saved[kSaved];
@@ -255,7 +255,7 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
       C saved_j[kSaved];
       LLTM_UNROLL
       for (int k = 0; k < kSaved; ++k) saved_j[k] = saved[k][j];
-      const auto d = backward_of<Page>(saved_j, dh[j] + dh_state[j], dc_next[j]);
+      const auto d = backward_of<Definition>(saved_j, dh[j] + dh_state[j], dc_next[j]);
       LLTM_UNROLL
       for (int k = 0; k < kSlots; ++k) dz[k][j] = d.dz[k];
       dc[j] = d.dc;
@@ -381,20 +381,20 @@ void store_array(const float* x, T* y, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(x[j]);
 }
 
-template <typename Page>
+template <typename Definition>
 constexpr CellKernels kCellKernels = {
-    {forward<Page, double, double>, backward<Page, double, double>},
-    {forward<Page, float, float>, backward<Page, float, float>},
-    {forward<Page, Half, float>, backward<Page, Half, float>},
-    {forward<Page, BFloat16, float>, backward<Page, BFloat16, float>},
-    {forward<Page, BFloat16, BFloat16>, backward<Page, BFloat16, BFloat16>},
-    {forward<Page, float, BFloat16>, backward<Page, float, BFloat16>},
+    {forward<Definition, double, double>, backward<Definition, double, double>},
+    {forward<Definition, float, float>, backward<Definition, float, float>},
+    {forward<Definition, Half, float>, backward<Definition, Half, float>},
+    {forward<Definition, BFloat16, float>, backward<Definition, BFloat16, float>},
+    {forward<Definition, BFloat16, BFloat16>, backward<Definition, BFloat16, BFloat16>},
+    {forward<Definition, float, BFloat16>, backward<Definition, float, BFloat16>},
     {},
     {},
-    {forward<Page, float, Int8>, nullptr},
-    {forward<Page, Half, Int8>, nullptr},
-    {forward<Page, BFloat16, Int8>, nullptr},
-    forward_small_batch<Page>,
+    {forward<Definition, float, Int8>, nullptr},
+    {forward<Definition, Half, Int8>, nullptr},
+    {forward<Definition, BFloat16, Int8>, nullptr},
+    forward_small_batch<Definition>,
 };
 
 constexpr Kernels make_kernels(const char* name) {
@@ -417,7 +417,9 @@ constexpr Kernels make_kernels(const char* name) {
       {load_array<Half>, store_array<Half>},
       {load_array<BFloat16>, store_array<BFloat16>},
   };
-  Cells::for_each([&]<typename Page>(Page) { kernels.cells[Page::kCell.id] = kCellKernels<Page>; });
+  Cells::for_each([&]<typename Definition>(Definition) {
+    kernels.cells[Definition::kCell.id] = kCellKernels<Definition>;
+  });
   return kernels;
 }
 

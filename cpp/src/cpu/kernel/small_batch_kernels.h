@@ -366,8 +366,8 @@ void gemm_in_place(std::int64_t m, const InPlaceGemm<B>& p) {
   }
 }
 
-template <typename Page>
-using SmallBatchNumber = std::conditional_t<Page::kCell.forgets, float, double>;
+template <typename Definition>
+using SmallBatchNumber = std::conditional_t<Definition::kCell.forgets, float, double>;
 
 // n values of kTile, in place or in `buffer`, which is zero.
 LLTM_CELL_INLINE const float* tile_of(const float* x, std::int64_t n, float (&buffer)[kTile]) {
@@ -382,11 +382,11 @@ LLTM_CELL_INLINE const float* tile_of(const float* x, std::int64_t n, float (&bu
 }
 
 // Units [first, first + n) of a row, at most kTile.
-template <typename Page>
+template <typename Definition>
 LLTM_CELL_INLINE void forward_small_batch_tile(
     const SmallBatchArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
-  using Number = SmallBatchNumber<Page>;
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  using Number = SmallBatchNumber<Definition>;
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   const bool save = a.activations.data != nullptr;
   float in_z[kSlots][kTile] = {}, in_bias[kSlots][kTile] = {}, out_saved[kSaved][kTile],
         out_h[kTile];
@@ -415,7 +415,7 @@ LLTM_CELL_INLINE void forward_small_batch_tile(
     Number z_j[kSlots];
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) z_j[k] = Number{z[k][j]} + bias[k][j];
-    const auto y = Page::forward(z_j, static_cast<Number>(c_next[j]));
+    const auto y = Definition::forward(z_j, static_cast<Number>(c_next[j]));
     c_next[j] = y.c;
     h[j] = static_cast<float>(y.h);
     LLTM_UNROLL
@@ -430,11 +430,11 @@ LLTM_CELL_INLINE void forward_small_batch_tile(
   }
 }
 
-template <typename Page>
+template <typename Definition>
 void forward_small_batch(const SmallBatchArgs& a, std::int64_t rows) {
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t first = 0; first < a.hidden; first += kTile) {
-      forward_small_batch_tile<Page>(a, row, first, at_most(a.hidden - first, kTile));
+      forward_small_batch_tile<Definition>(a, row, first, at_most(a.hidden - first, kTile));
     }
   }
 }

@@ -16,27 +16,27 @@
 namespace lltm::cuda {
 namespace {
 
-template <typename Page, int kWidth, typename T>
+template <typename Definition, int kWidth, typename T>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
   const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);
-  if (n < count) forward_at<PageRegisters<Page>, kWidth>(args, wide, n);
+  if (n < count) forward_at<DefinitionRegisters<Definition>, kWidth>(args, wide, n);
 }
 
-template <typename Page, int kWidth, typename T, typename D>
+template <typename Definition, int kWidth, typename T, typename D>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
     const BackwardArgs<T, D> args, const BackwardAccess wide, const std::int64_t count) {
   const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);
-  if (n < count) backward_at<PageRegisters<Page>, kWidth>(args, wide, n);
+  if (n < count) backward_at<DefinitionRegisters<Definition>, kWidth>(args, wide, n);
 }
 
-template <typename Page, int kWidth, typename T>
+template <typename Definition, int kWidth, typename T>
 auto kernel_of(const ForwardArgs<T>& /*args*/) {
-  return lltm_forward<Page, kWidth, T>;
+  return lltm_forward<Definition, kWidth, T>;
 }
-template <typename Page, int kWidth, typename T, typename D>
+template <typename Definition, int kWidth, typename T, typename D>
 auto kernel_of(const BackwardArgs<T, D>& /*args*/) {
-  return lltm_backward<Page, kWidth, T, D>;
+  return lltm_backward<Definition, kWidth, T, D>;
 }
 
 template <typename T>
@@ -66,8 +66,8 @@ void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream
         parameters,
         stream);
   }
-  visit_cell(cell, [&]<typename Page>(Page) {
-    const auto kernel = is_wide ? kernel_of<Page, kWide<T>>(args) : kernel_of<Page, 1>(args);
+  visit_cell(cell, [&]<typename Definition>(Definition) {
+    const auto kernel = is_wide ? kernel_of<Definition, kWide<T>>(args) : kernel_of<Definition, 1>(args);
     kernel<<<
         static_cast<unsigned>(blocks_for(count)),
         kThreads,

@@ -1,5 +1,5 @@
-// One thread's code in an element-wise kernel, for host and device. Cell is PageRegisters (page.h)
-// or, for custom cells, the struct that program_source.cpp prints:
+// One thread's code in an element-wise kernel, for host and device. Cell is DefinitionRegisters
+// (definition.h) or, for custom cells, the struct that program_source.cpp prints:
 //     static constexpr CellInfo kCell
 //     void forward(const V (&in)[], V (&out)[]), void backward(...)    registers as in program.h
 //
@@ -8,7 +8,7 @@
 // without effect on others.
 #pragma once
 
-#include "cell/page.h"
+#include "cell/definition.h"
 #include "cuda/kernel/elementwise.h"
 
 #include <cstdint>

@@ -89,45 +89,46 @@ struct Gpu {
   }
 };
 
-template <typename Page, int kUnitsK, int kTiles, typename T>
+template <typename Definition, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
   Gpu gpu{args.words};
-  run_steps<Page, kUnitsK, kTiles>(args, gpu);
+  run_steps<Definition, kUnitsK, kTiles>(args, gpu);
 }
 
-template <typename Page, int kUnitsK, int kTiles, typename T>
+template <typename Definition, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
   Gpu gpu{args.words};
-  run_steps<Page, kUnitsK, kTiles>(args, gpu);
+  run_steps<Definition, kUnitsK, kTiles>(args, gpu);
 }
 
-template <typename Page, int kUnitsK, int kTiles, typename T>
+template <typename Definition, int kUnitsK, int kTiles, typename T>
 const void* kernel_of(const PersistentForwardArgs<T>* /*args*/) {
-  return reinterpret_cast<const void*>(lltm_persistent_forward<Page, kUnitsK, kTiles, T>);
+  return reinterpret_cast<const void*>(lltm_persistent_forward<Definition, kUnitsK, kTiles, T>);
 }
-template <typename Page, int kUnitsK, int kTiles, typename T>
+template <typename Definition, int kUnitsK, int kTiles, typename T>
 const void* kernel_of(const PersistentBackwardArgs<T>* /*args*/) {
-  return reinterpret_cast<const void*>(lltm_persistent_backward<Page, kUnitsK, kTiles, T>);
+  return reinterpret_cast<const void*>(lltm_persistent_backward<Definition, kUnitsK, kTiles, T>);
 }
 
-template <int kId, typename Page, typename... Others>
-auto page_of(CellList<Page, Others...>) {
-  if constexpr (kId == Page::kCell.id) {
-    return Page{};
+template <int kId, typename Definition, typename... Others>
+auto definition_of(CellList<Definition, Others...>) {
+  if constexpr (kId == Definition::kCell.id) {
+    return Definition{};
   } else {
-    return page_of<kId>(CellList<Others...>());
+    return definition_of<kId>(CellList<Others...>());
   }
 }
 
 template <int kId, typename Args, typename Run>
 auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
-  using Page = decltype(page_of<kId>(PersistentCells()));
+  using Definition = decltype(definition_of<kId>(PersistentCells()));
   decltype(run(nullptr, 0)) result = {};
-  visit_kernel<Page, Args>(hidden, tiles, [&](auto units_k, auto tile_count) {
-    constexpr int kSums = shared_sums<tile_count, kOutputsOf<Page, Args>>();
-    const void* const kernel = kernel_of<Page, units_k, tile_count>(static_cast<Args*>(nullptr));
+  visit_kernel<Definition, Args>(hidden, tiles, [&](auto units_k, auto tile_count) {
+    constexpr int kSums = shared_sums<tile_count, kOutputsOf<Definition, Args>>();
+    const void* const kernel =
+        kernel_of<Definition, units_k, tile_count>(static_cast<Args*>(nullptr));
     result = run(kernel, kSums * sizeof(Sums));
   });
   return result;

@@ -31,10 +31,10 @@ namespace lltm::cuda {
 namespace {
 
 // Pre-activations that depend on h: outputs of forward's recurrent GEMM, blocks in backward's K.
-template <typename Page>
-constexpr int kRecurrent = Page::kCell.h.count();
-template <typename Page, typename Args>
-constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Page> : 1;
+template <typename Definition>
+constexpr int kRecurrent = Definition::kCell.h.count();
+template <typename Definition, typename Args>
+constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Definition> : 1;
 
 // An absent word; a word holds two adjacent units.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
@@ -345,45 +345,47 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
   return (rows - first_row + kTileRows - 1) / kTileRows;
 }
 
-template <typename Page, typename T>
+template <typename Definition, typename T>
 LLTM_CELL_INLINE void load_bias(
-    const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Page::kSlots]) {
-  for_each_index<Page::kSlots>([&](auto slot) {
-    constexpr int k = slot, of_x = Page::kCell.x_blocks[k], of_h = Page::kCell.h_blocks[k];
+    const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Definition::kSlots]) {
+  for_each_index<Definition::kSlots>([&](auto slot) {
+    constexpr int k = slot, of_x = Definition::kCell.x_blocks[k],
+                  of_h = Definition::kCell.h_blocks[k];
     const auto add = [&](const Matrix<const T>& given, int block) {
       float b[1];
       load(given, false, 0, block * a.hidden + unit, b);
       bias[k] += b[0];
     };
-    if constexpr (Page::kCell.x.contains(k)) add(a.bias_ih, of_x);
-    if constexpr (Page::kCell.h.contains(k)) add(a.bias_hh, of_h);
+    if constexpr (Definition::kCell.x.contains(k)) add(a.bias_ih, of_x);
+    if constexpr (Definition::kCell.h.contains(k)) add(a.bias_hh, of_h);
   });
 }
 
-template <typename Page, int kTiles, typename T, typename Machine>
+template <typename Definition, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
     Machine& m,
     const Place& p,
     const StepCursor& step,
     const Sums* sums,
-    const float (&bias)[Page::kSlots],
-    float (&z)[kRowsOfThread<kTiles>][Page::kSlots],
+    const float (&bias)[Definition::kSlots],
+    float (&z)[kRowsOfThread<kTiles>][Definition::kSlots],
     float (&c)[kRowsOfThread<kTiles>],
     float (&h)[kRowsOfThread<kTiles>]) {
-  constexpr int kRows = kRowsOfThread<kTiles>, kSaved = Page::kSaved;
-  StepForward<Page, float> y[kRows];
+  constexpr int kRows = kRowsOfThread<kTiles>, kSaved = Definition::kSaved;
+  StepForward<Definition, float> y[kRows];
   std::uint32_t words[kRows];
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    for_each_index<Page::kSlots>([&](auto slot) {
+    for_each_index<Definition::kSlots>([&](auto slot) {
       constexpr int k = slot;
       z[n][k] += bias[k];
-      if constexpr (Page::kCell.h.contains(k)) {
-        add_sums<kTiles, kRecurrent<Page>>(sums, p, n, k - Page::kCell.h.begin, z[n][k]);
+      if constexpr (Definition::kCell.h.contains(k)) {
+        add_sums<kTiles, kRecurrent<Definition>>(
+            sums, p, n, k - Definition::kCell.h.begin, z[n][k]);
       }
     });
-    y[n] = Page::forward(z[n], c[n]);
+    y[n] = Definition::forward(z[n], c[n]);
     words[n] = word_of<T>(m, y[n].h);
   }
   LLTM_UNROLL
@@ -402,9 +404,9 @@ LLTM_CELL_INLINE void finish_forward(
   }
 }
 
-template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
+template <typename Definition, int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
-  constexpr int kSlots = Page::kSlots, kOutputs = kRecurrent<Page>;
+  constexpr int kSlots = Definition::kSlots, kOutputs = kRecurrent<Definition>;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
@@ -427,7 +429,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     c[n] = static_cast<float>(a.c[p.row(n) * hidden + p.unit]);
     h[n] = static_cast<float>(a.h[p.row(n) * hidden + p.unit]);
   }
-  if (p.is_unit) load_bias<Page>(a, p.unit, bias);
+  if (p.is_unit) load_bias<Definition>(a, p.unit, bias);
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
@@ -436,7 +438,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     LLTM_UNROLL
     for (int n = 0; n < kRows; ++n) {
       if (!p.is_in(step.rows, n)) continue;
-      constexpr int kOfX = Page::kCell.x.end;
+      constexpr int kOfX = Definition::kCell.x.end;
       const float* const gates =
           a.gates + (step.offset + p.row(n) - a.gates_offset) * kOfX * hidden + p.unit;
       LLTM_UNROLL
@@ -457,7 +459,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     m.sync_block();
 
     if (p.warp_is_in(step.rows)) {
-      finish_forward<Page, kTiles>(a, m, p, step, sums, bias, z, c, h);
+      finish_forward<Definition, kTiles>(a, m, p, step, sums, bias, z, c, h);
     }
     // One barrier per step is enough: a warp passes the next before it writes this buffer again.
     buffer = 1 - buffer;
@@ -472,17 +474,19 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
 }
 
 // Inputs that do not depend on other thread blocks.
-template <typename Page, typename T>
+template <typename Definition, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,
     const StepCursor& step,
     std::int64_t row,
     std::int64_t unit,
-    float (&saved)[Page::kSaved],
+    float (&saved)[Definition::kSaved],
     float& grad_output) {
-  const T* const activations = a.activations + (step.offset + row) * Page::kSaved * a.hidden + unit;
+  const T* const activations =
+      a.activations + (step.offset + row) * Definition::kSaved * a.hidden + unit;
   LLTM_UNROLL
-  for (int k = 0; k < Page::kSaved; ++k) saved[k] = static_cast<float>(activations[k * a.hidden]);
+  for (int k = 0; k < Definition::kSaved; ++k)
+    saved[k] = static_cast<float>(activations[k * a.hidden]);
   const StepMatrix<const T>& g = a.grad_output;
   if (g.data == nullptr) return;
   const std::int64_t at = step.time * g.time_stride + step.offset * g.offset_stride +
@@ -491,22 +495,22 @@ LLTM_CELL_INLINE void load_step(
 }
 
 // dz, and the previous time step's dc, from dh.
-template <typename Page, int kTiles, typename T, typename Machine>
+template <typename Definition, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
     Machine& m,
     const Place& p,
     const StepCursor& step,
-    const float (&saved)[kRowsOfThread<kTiles>][Page::kSaved],
+    const float (&saved)[kRowsOfThread<kTiles>][Definition::kSaved],
     const float (&grad_output)[kRowsOfThread<kTiles>],
     const float (&dh)[kRowsOfThread<kTiles>],
     float (&dc)[kRowsOfThread<kTiles>]) {
-  constexpr int kRows = kRowsOfThread<kTiles>, kSlots = Page::kSlots;
+  constexpr int kRows = kRowsOfThread<kTiles>, kSlots = Definition::kSlots;
   float dc_before[kRows];
   std::uint32_t words[kRows][kSlots];
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    const auto d = backward_of<Page>(saved[n], grad_output[n] + dh[n], dc[n]);
+    const auto d = backward_of<Definition>(saved[n], grad_output[n] + dh[n], dc[n]);
     dc_before[n] = d.dc;
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) words[n][k] = word_of<T>(m, d.dz[k]);
@@ -522,16 +526,16 @@ LLTM_CELL_INLINE void finish_backward(
   }
 }
 
-template <typename Page, int kUnitsK, int kTiles, typename T, typename Machine>
+template <typename Definition, int kUnitsK, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
-  constexpr int kSlots = Page::kSlots, kSaved = Page::kSaved;
+  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
   m.begin();
-  const std::int64_t k_size = kRecurrent<Page> * hidden;
+  const std::int64_t k_size = kRecurrent<Definition> * hidden;
 
   Weights<kUnitsK> weights[1];
   weights[0].load(a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
@@ -551,7 +555,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
     LLTM_UNROLL
     for (int n = 0; n < kRows; ++n) {
       if (p.is_in(step.rows, n)) {
-        load_step<Page>(a, step, p.row(n), p.unit, saved[n], grad_output[n]);
+        load_step<Definition>(a, step, p.row(n), p.unit, saved[n], grad_output[n]);
       }
     }
 
@@ -560,7 +564,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
       const auto source = [&](int tile) -> Source<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
         if (row >= step.previous_rows) return {nullptr, /*polled=*/false};
-        const std::int64_t offset = (step.previous_offset + row) * kSlots + Page::kCell.h.begin;
+        const std::int64_t offset =
+            (step.previous_offset + row) * kSlots + Definition::kCell.h.begin;
         return {a.dz + offset * hidden, /*polled=*/true};
       };
       Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, 1>() / 2);
@@ -577,7 +582,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
     }
 
     if (p.warp_is_in(step.rows)) {
-      finish_backward<Page, kTiles>(a, m, p, step, saved, grad_output, dh, dc);
+      finish_backward<Definition, kTiles>(a, m, p, step, saved, grad_output, dh, dc);
     }
   });
 
@@ -592,12 +597,12 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 // Supported K per warp, in units of kWarpUnits. Backward's K is a multiple of H.
 template <int... n>
 std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
-template <typename Page>
-using ForwardUnitsK =
-    decltype(counted_from_1(std::make_integer_sequence<int, most_units_forward(Page::kCell)>()));
-template <typename Page>
+template <typename Definition>
+using ForwardUnitsK = decltype(counted_from_1(
+    std::make_integer_sequence<int, most_units_forward(Definition::kCell)>()));
+template <typename Definition>
 using BackwardUnitsK = std::conditional_t<
-    kRecurrent<Page> == 4,
+    kRecurrent<Definition> == 4,
     std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
     std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
 
@@ -618,10 +623,11 @@ void visit_tiles(int tiles, const Body& body) {
   }(std::make_index_sequence<std::size(kTileCounts)>());
 }
 
-template <typename Page, typename Args, typename Body>
+template <typename Definition, typename Args, typename Body>
 void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  using UnitsK = std::conditional_t<Args::kIsForward, ForwardUnitsK<Page>, BackwardUnitsK<Page>>;
-  const std::int64_t k_size = Args::kIsForward ? hidden : kRecurrent<Page> * hidden;
+  using UnitsK =
+      std::conditional_t<Args::kIsForward, ForwardUnitsK<Definition>, BackwardUnitsK<Definition>>;
+  const std::int64_t k_size = Args::kIsForward ? hidden : kRecurrent<Definition> * hidden;
   visit_units_k(
       UnitsK(), k_size, [&](auto units) { visit_tiles(tiles, [&](auto t) { body(units, t); }); });
 }

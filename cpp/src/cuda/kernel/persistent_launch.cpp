@@ -101,8 +101,8 @@ bool has_persistent_kernels(const CellInfo& cell) {
 template <typename Args>
 std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles) {
   std::int64_t blocks = 0;
-  visit_persistent_cell(cell, [&]<typename Page>(Page) {
-    blocks = PersistentKernels<Page::kCell.id, Args>::resident(hidden, tiles);
+  visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
+    blocks = PersistentKernels<Definition::kCell.id, Args>::resident(hidden, tiles);
   });
   return blocks;
 }
@@ -111,8 +111,8 @@ template <typename Args>
 bool launch_persistent(
     const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream) {
   bool launched = false;
-  visit_persistent_cell(cell, [&]<typename Page>(Page) {
-    launched = PersistentKernels<Page::kCell.id, Args>::launch(args, groups, tiles, stream);
+  visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
+    launched = PersistentKernels<Definition::kCell.id, Args>::launch(args, groups, tiles, stream);
   });
   return launched;
 }

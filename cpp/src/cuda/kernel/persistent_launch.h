@@ -20,9 +20,9 @@ using PersistentCells = CellList<Lltm, Lstm, Gru>;
 template <typename Body>
 bool visit_persistent_cell(const CellInfo& cell, const Body& body) {
   bool found = false;
-  PersistentCells::for_each([&]<typename Page>(Page page) {
-    if (Page::kCell.id != cell.id) return;
-    body(page);
+  PersistentCells::for_each([&]<typename Definition>(Definition definition) {
+    if (Definition::kCell.id != cell.id) return;
+    body(definition);
     found = true;
   });
   return found;

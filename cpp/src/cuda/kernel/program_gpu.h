@@ -39,7 +39,7 @@ struct BFloat16 {
 }  // namespace lltm::cuda
 
 // T of the tensors, D of the state gradients.
-#define LLTM_PROGRAM_KERNELS(Page, T, D, kWidth)                                                  \
+#define LLTM_PROGRAM_KERNELS(Definition, T, D, kWidth)                                            \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
       lltm_forward(                                                                               \
           const lltm::cuda::ForwardArgs<T> args,                                                  \
@@ -47,7 +47,7 @@ struct BFloat16 {
           const std::int64_t count) {                                                             \
     using namespace lltm::cuda;                                                                   \
     const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                                     \
-    if (n < count) forward_at<lltm::Page, kWidth>(args, wide, n);                                 \
+    if (n < count) forward_at<lltm::Definition, kWidth>(args, wide, n);                           \
   }                                                                                               \
   extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
       lltm_backward(                                                                              \
@@ -56,5 +56,5 @@ struct BFloat16 {
           const std::int64_t count) {                                                             \
     using namespace lltm::cuda;                                                                   \
     const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                                     \
-    if (n < count) backward_at<lltm::Page, kWidth>(args, wide, n);                                \
+    if (n < count) backward_at<lltm::Definition, kWidth>(args, wide, n);                          \
   }

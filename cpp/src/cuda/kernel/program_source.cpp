@@ -77,7 +77,7 @@ void print_blocks(std::ostream& to, const char* name, int slots, const int* bloc
 
 }  // namespace
 
-std::string print_page(const CellInfo& cell, const std::string& name) {
+std::string print_definition(const CellInfo& cell, const std::string& name) {
   std::ostringstream to = new_stream();
   to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n"
      << "  static constexpr CellInfo kCell = {\n"
@@ -101,8 +101,8 @@ std::string print_page(const CellInfo& cell, const std::string& name) {
 std::string print_kernels(const CellInfo& cell, const ProgramTypes& types, int width) {
   std::ostringstream to = new_stream();
   to << "#include \"cuda/kernel/program_gpu.h\"\n\n"
-     << print_page(cell, "Page") << "\nLLTM_PROGRAM_KERNELS(Page, " << types.tensor << ", "
-     << types.state << ", " << width << ")\n";
+     << print_definition(cell, "Definition") << "\nLLTM_PROGRAM_KERNELS(Definition, "
+     << types.tensor << ", " << types.state << ", " << width << ")\n";
   return to.str();
 }
 

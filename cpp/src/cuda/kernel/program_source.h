@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 
 // A cell definition for elementwise_kernels.h: struct `name`, in C++ for host and device.
-std::string print_page(const CellInfo& cell, const std::string& name);
+std::string print_definition(const CellInfo& cell, const std::string& name);
 
 struct ProgramTypes {
   std::string tensor;  // as in ForwardArgs and BackwardArgs

@@ -28,9 +28,9 @@ constexpr Isa kIsa = Isa::kDefault;
 #endif
 
 #if defined(__AMX_BF16__)
-template <typename Page, typename T>
+template <typename Definition, typename T>
 constexpr void add_bf16x3(Elementwise<T, BFloat16x3>& cell) {
-  cell = {forward<Page, T, BFloat16x3>, backward<Page, T, BFloat16x3>};
+  cell = {forward<Definition, T, BFloat16x3>, backward<Definition, T, BFloat16x3>};
 }
 #endif
 
@@ -45,9 +45,9 @@ constexpr Kernels make_table() {
   kernels.cells[kProgramId] = kProgramKernels;
 #if defined(__AMX_BF16__)
   if constexpr (isa == Isa::kAmx) {
-    Cells::for_each([&]<typename Page>(Page) {
-      add_bf16x3<Page, float>(kernels.cells[Page::kCell.id]);
-      add_bf16x3<Page, Half>(kernels.cells[Page::kCell.id]);
+    Cells::for_each([&]<typename Definition>(Definition) {
+      add_bf16x3<Definition, float>(kernels.cells[Definition::kCell.id]);
+      add_bf16x3<Definition, Half>(kernels.cells[Definition::kCell.id]);
     });
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;

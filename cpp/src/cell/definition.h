@@ -1,10 +1,10 @@
 // A cell definition (lltm.h, lstm.h, gru.h, rnn.h) has kCell, kSlots, kSaved and the element-wise
 // part of a step:
-//     StepForward<Page, V> forward(z, c)
-//     StepBackward<Page, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
+//     StepForward<Definition, V> forward(z, c)
+//     StepBackward<Definition, V> backward(saved, dh, dc_next)    dh, dc_next: gradients of h', c'
 // If h is the only state, c is h, and backward(saved, dh) gets the complete gradient of h'.
 //
-// V is float or double in kernels, and a recorded value in record_page.h. The functions are
+// V is float or double in kernels, and a recorded value in record_definition.h. The functions are
 // therefore straight-line code with the operations of math.h.
 //
 // Device code: no PyTorch or standard headers.
@@ -15,15 +15,15 @@
 
 namespace lltm {
 
-template <typename Page, typename V>
+template <typename Definition, typename V>
 struct StepForward {
   V h, c;  // h', c'
-  V saved[Page::kSaved];
+  V saved[Definition::kSaved];
 };
 
-template <typename Page, typename V>
+template <typename Definition, typename V>
 struct StepBackward {
-  V dz[Page::kSlots];
+  V dz[Definition::kSlots];
   V dc;  // gradient of c
 };
 
@@ -47,50 +47,50 @@ struct ProgramSizes {
 namespace {
 
 // If h is the only state, dc_next is part of the gradient of h'.
-template <typename Page, typename V>
-LLTM_CELL_INLINE StepBackward<Page, V> backward_of(
-    const V (&saved)[Page::kSaved], const V& dh, const V& dc_next) {
-  if constexpr (Page::kCell.has_c()) {
-    return Page::backward(saved, dh, dc_next);
+template <typename Definition, typename V>
+LLTM_CELL_INLINE StepBackward<Definition, V> backward_of(
+    const V (&saved)[Definition::kSaved], const V& dh, const V& dc_next) {
+  if constexpr (Definition::kCell.has_c()) {
+    return Definition::backward(saved, dh, dc_next);
   } else {
-    return Page::backward(saved, V(dh + dc_next));
+    return Definition::backward(saved, V(dh + dc_next));
   }
 }
 
-template <typename Page>
-struct PageRegisters {
-  static constexpr CellInfo kCell = Page::kCell;
+template <typename Definition>
+struct DefinitionRegisters {
+  static constexpr CellInfo kCell = Definition::kCell;
   static constexpr ProgramSizes kSizes = ProgramSizes(kCell);
 
   template <typename V>
   static LLTM_CELL_INLINE void forward(
       const V (&in)[kSizes.forward_in], V (&out)[kSizes.forward_out]) {
-    V z[Page::kSlots];
+    V z[Definition::kSlots];
     LLTM_UNROLL
-    for (int k = 0; k < Page::kSlots; ++k) z[k] = in[k];
-    const auto y = Page::forward(z, in[Page::kSlots]);
+    for (int k = 0; k < Definition::kSlots; ++k) z[k] = in[k];
+    const auto y = Definition::forward(z, in[Definition::kSlots]);
     out[0] = y.h;
     if constexpr (kCell.has_c()) out[1] = y.c;
     LLTM_UNROLL
-    for (int k = 0; k < Page::kSaved; ++k) out[1 + kCell.states + k] = y.saved[k];
+    for (int k = 0; k < Definition::kSaved; ++k) out[1 + kCell.states + k] = y.saved[k];
   }
 
   template <typename V>
   static LLTM_CELL_INLINE void backward(
       const V (&in)[kSizes.backward_in], V (&out)[kSizes.backward_out]) {
-    V saved[Page::kSaved];
+    V saved[Definition::kSaved];
     LLTM_UNROLL
-    for (int k = 0; k < Page::kSaved; ++k) saved[k] = in[k];
+    for (int k = 0; k < Definition::kSaved; ++k) saved[k] = in[k];
     const auto d = [&] {
       if constexpr (kCell.has_c()) {
-        return Page::backward(saved, in[Page::kSaved], in[Page::kSaved + 1]);
+        return Definition::backward(saved, in[Definition::kSaved], in[Definition::kSaved + 1]);
       } else {
-        return Page::backward(saved, in[Page::kSaved]);
+        return Definition::backward(saved, in[Definition::kSaved]);
       }
     }();
     LLTM_UNROLL
-    for (int k = 0; k < Page::kSlots; ++k) out[k] = d.dz[k];
-    out[Page::kSlots] = d.dc;
+    for (int k = 0; k < Definition::kSlots; ++k) out[k] = d.dz[k];
+    out[Definition::kSlots] = d.dc;
   }
 };
 

@@ -1,8 +1,8 @@
-// Records a cell definition (page.h) as cell programs: calls its functions with recorded values. No
-// PyTorch header.
+// Records a cell definition (definition.h) as cell programs: calls its functions with recorded
+// values. No PyTorch header.
 #pragma once
 
-#include "cell/page.h"
+#include "cell/definition.h"
 #include "cell/stages.h"
 
 #include <initializer_list>
@@ -74,13 +74,13 @@ inline Value operator>(const Value& a, const Value& b) {
 
 }  // namespace recorded
 
-class RecordedPage {
+class RecordedDefinition {
  public:
-  template <typename Page>
-  explicit RecordedPage(Page /*page*/) {
-    constexpr const CellInfo& kCell = Page::kCell;
+  template <typename Definition>
+  explicit RecordedDefinition(Definition /*definition*/) {
+    constexpr const CellInfo& kCell = Definition::kCell;
     static_assert(kCell.state_columns() == 1 && kCell.parameters == 0);
-    using Registers = PageRegisters<Page>;
+    using Registers = DefinitionRegisters<Definition>;
     using enum Place;
     programs_.forward = record(
         Registers::template forward<recorded::Value>,
@@ -95,8 +95,8 @@ class RecordedPage {
     programs_.name = kCell.name;
     programs_.initial_states = &kInitial;
   }
-  RecordedPage(const RecordedPage&) = delete;
-  RecordedPage& operator=(const RecordedPage&) = delete;
+  RecordedDefinition(const RecordedDefinition&) = delete;
+  RecordedDefinition& operator=(const RecordedDefinition&) = delete;
 
   const CellPrograms& programs() const { return programs_; }
 
