@@ -50,14 +50,14 @@ template <typename Definition>
 class DefinitionProgram : public testing::Test {};
 template <typename... Definitions>
 testing::Types<Definitions...> types_of(CellList<Definitions...>);
-struct NameOfPage {
+struct NameOfDefinition {
   template <typename Definition>
   static std::string GetName(int /*number*/) {
     return Definition::kCell.name;
   }
 };
-using AllPages = decltype(types_of(Cells()));
-TYPED_TEST_SUITE(DefinitionProgram, AllPages, NameOfPage);
+using AllDefinitions = decltype(types_of(Cells()));
+TYPED_TEST_SUITE(DefinitionProgram, AllDefinitions, NameOfDefinition);
 
 TYPED_TEST(DefinitionProgram, ComputesTheSameAsTheCell) {
   using Definition = TypeParam;
