@@ -122,7 +122,7 @@ const WrongCall kWrongCalls[] = {
     {"value", Op::kPacked, [](Arguments& a) { a.batch_sizes = *a.batch_sizes + 1; }, kValueError,
      "lltm::sequence: expected batch_sizes to begin with 4, the batch size of h_0, got 5"},
     {"dtype", Op::kCell, [](Arguments& a) { a.weights = a.weights.to(at::kHalf); }, kTypeError,
-     "lltm::step: expected weight_ih of dtype float32, got float16"},
+     "lltm::step: expected input of dtype float16, got float32"},
     {"device", Op::kSequence, [](Arguments& a) { a.c = a.c.to(at::kMeta); }, kRuntimeError,
      "lltm::sequence: expected c_0 on device cpu, got meta"},
     {"input_undefined", Op::kCell, [](Arguments& a) { a.input = at::Tensor(); }, kTypeError,

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -116,92 +115,114 @@ std::string text_of(Shape shape) {
 
 class Sizes {
  public:
-  const SymInt& operator[](Letter letter) const { return values_[letter]; }
-  SymInt& operator[](Letter letter) { return values_[letter]; }
+  // Empty while no argument has stated it.
+  using Value = std::optional<SymInt>;
 
+  const Value& operator[](Letter letter) const { return values_[letter]; }
+  Value& operator[](Letter letter) { return values_[letter]; }
+
+  // True if `actual` agrees with the known symbols. Stores the symbol that it states.
+  bool agree(const Size& size, const SymInt& actual) {
+    Value& value = values_[size.letter];
+    const Value& hidden = values_[kHidden];
+    if (!hidden.has_value() && (size.plus_input || size.given > 0)) return true;  // of no gate
+    if (size.plus_input) return agree({kInput}, actual - *hidden + *hidden * size.given);
+    if (value.has_value()) return equal(actual, of(size));
+    if (size.times == 0) return equal(actual, 0);
+    if (size.given > 0) {
+      value = actual + *hidden * size.given;
+      return true;
+    }
+    if (size.times > 1 && !equal(actual % size.times, 0)) return false;
+    value = size.times > 1 ? actual / size.times : actual;
+    return true;
+  }
+
+  bool knows(const Size& size) const {
+    const bool of_hidden = size.plus_input || size.given > 0;
+    const Letter letter = size.plus_input ? kInput : size.letter;
+    return values_[letter].has_value() && (!of_hidden || values_[kHidden].has_value());
+  }
+  // The symbols are known.
   SymInt of(const Size& size) const {
-    const SymInt& value = values_[size.letter];
-    const SymInt whole = size.plus_input ? value + values_[kInput] : value;
-    if (size.given > 0) return whole - values_[kHidden] * size.given;
-    if (size.plus_input) return whole;
-    return size.times == 1 ? value : value * size.times;
+    const SymInt& symbol = *values_[size.letter];
+    const SymInt value = size.times == 1 ? symbol : symbol * size.times;
+    const SymInt whole = size.plus_input ? value + *values_[kInput] : value;
+    return size.given > 0 ? whole - *values_[kHidden] * size.given : whole;
   }
 
  private:
-  std::array<SymInt, kLetters> values_;
+  std::array<Value, kLetters> values_;
 };
 
 // ---- the arguments of a call -------------------------------------------------
-
-enum Kind {
-  kRequired,
-  kOptional,
-  // Required; determines the sizes of the call.
-  kDecides,
-};
 
 struct Argument {
   const Tensor& tensor;
   const char* name;
   Shape shape;
-  Kind kind = kRequired;
-
-  bool has_rank() const { return tensor.dim() == static_cast<int64_t>(shape.size()); }
+  bool optional = false;
 };
 
-// Returns the majority; on a tie, the first.
-template <typename Value, typename Equal>
-Value most_frequent(const std::vector<Value>& values, const Equal& equal) {
-  const Value* result = nullptr;
-  int64_t most = 0;
-  for (const Value& value : values) {
-    const int64_t count = std::count_if(
-        values.begin(), values.end(), [&](const Value& other) { return equal(other, value); });
-    if (count > most) {
-      most = count;
-      result = &value;
-    }
-  }
-  return *result;
-}
-
-// Checks for strided tensors of the same device and dtype with consistent shapes. An error names an
-// argument that differs from the majority.
+// Checks for strided tensors with the first argument's device and dtype, and for consistent shapes.
+// An error names the first argument that disagrees with the arguments before it.
 class Checker {
  public:
   // `arguments` must outlive the checker.
   Checker(const char* op, std::span<const Argument> arguments) : op_(op), arguments_(arguments) {
-    bool agree = true;
-    const Tensor* first = nullptr;
-    for (const auto& [tensor, name, shape, kind] : arguments) {
+    for (const auto& [tensor, name, shape, optional] : arguments) {
       TORCH_CHECK_TYPE(
-          tensor.defined() || kind == kOptional,
+          tensor.defined() || optional,
           op_,
           ": expected ",
           name,
           " to be a tensor, got an undefined tensor");
+    }
+    const auto known = std::find_if(
+        arguments.begin(), arguments.end(), [](const Argument& a) { return a.tensor.defined(); });
+    const Tensor& first = known->tensor;
+    TORCH_CHECK_TYPE(
+        is_supported(first.scalar_type()),
+        op_,
+        ": expected ",
+        known->name,
+        " of dtype float64, float32, bfloat16 or float16, got ",
+        dtype_text(first.scalar_type()));
+    for (const auto& [tensor, name, shape, optional] : arguments) {
       if (!tensor.defined()) continue;
       check_strided(op_, tensor, name);
-      if (first == nullptr) {
-        first = &tensor;
-        supported(tensor, name);
-      }
-      agree = agree && tensor.scalar_type() == first->scalar_type() &&
-              tensor.device() == first->device();
+      TORCH_CHECK_TYPE(
+          tensor.scalar_type() == first.scalar_type(),
+          op_,
+          ": expected ",
+          name,
+          " of dtype ",
+          dtype_text(first.scalar_type()),
+          ", got ",
+          dtype_text(tensor.scalar_type()));
+      TORCH_CHECK(
+          tensor.device() == first.device(),
+          op_,
+          ": expected ",
+          name,
+          " on device ",
+          first.device(),
+          ", got ",
+          tensor.device());
     }
-    device_ = first->device();
-    if (!agree) report_mismatch();
   }
 
+  // `derive` sets sizes that no argument states, and is called after each argument.
   template <typename Derive>
-  Sizes sizes(const Derive& derive, const Tensor& batch_sizes = {}) const {
+  Sizes sizes(const Derive& derive) const {
     Sizes sizes;
-    read(sizes);
-    derive(sizes);
-    if (misfit(sizes) != nullptr) {
-      settle(sizes, batch_sizes);
+    for (const Argument& a : arguments_) {
+      if (!a.tensor.defined()) continue;
+      const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
+      bool fits = actual.size() == a.shape.size();
+      for (size_t d = 0; fits && d < actual.size(); ++d) fits = sizes.agree(a.shape[d], actual[d]);
+      if (!fits) report_shape(a, sizes);
       derive(sizes);
-      if (const Argument* const wrong = misfit(sizes)) report_shape(*wrong, sizes);
     }
     return sizes;
   }
@@ -209,167 +230,27 @@ class Checker {
     return sizes([](const Sizes&) {});
   }
 
-  void report_shape(const Argument& a, const std::string& expected) const {
+  // With numbers, if all are known.
+  void report_shape(const Argument& a, const Sizes& sizes) const {
+    std::vector<SymInt> expected;
+    for (const Size& size : a.shape) {
+      if (sizes.knows(size)) expected.push_back(sizes.of(size));
+    }
     TORCH_CHECK_VALUE(
         false,
         op_,
         ": expected ",
         a.name,
         " of shape ",
-        expected,
+        expected.size() == a.shape.size() ? shape_text(c10::SymIntArrayRef(expected))
+                                          : text_of(a.shape),
         ", got ",
         shape_text(a.tensor.sym_sizes()));
   }
 
  private:
-  // ---- dtypes, devices, layouts
-
-  void supported(const Tensor& tensor, const char* name) const {
-    TORCH_CHECK_TYPE(
-        is_supported(tensor.scalar_type()),
-        op_,
-        ": expected ",
-        name,
-        " of dtype float64, float32, bfloat16 or float16, got ",
-        dtype_text(tensor.scalar_type()));
-  }
-
-  void report_mismatch() const {
-    std::vector<at::ScalarType> dtypes;
-    std::vector<at::Device> devices;
-    for (const Argument& a : arguments_) {
-      if (!a.tensor.defined()) continue;
-      dtypes.push_back(a.tensor.scalar_type());
-      devices.push_back(a.tensor.device());
-    }
-    const at::ScalarType dtype = most_frequent(dtypes, std::equal_to());
-    const at::Device device = most_frequent(devices, std::equal_to());
-    for (const auto& [tensor, name, shape, kind] : arguments_) {
-      if (!tensor.defined()) continue;
-      TORCH_CHECK_TYPE(
-          tensor.scalar_type() == dtype,
-          op_,
-          ": expected ",
-          name,
-          " of dtype ",
-          dtype_text(dtype),
-          ", got ",
-          dtype_text(tensor.scalar_type()));
-      TORCH_CHECK(
-          tensor.device() == device,
-          op_,
-          ": expected ",
-          name,
-          " on device ",
-          device,
-          ", got ",
-          tensor.device());
-    }
-  }
-
-  // ---- shapes
-
-  void read(Sizes& sizes) const {
-    for (const Argument& a : arguments_) {
-      if (a.kind != kDecides) continue;
-      if (!a.has_rank()) report_shape(a, text_of(a.shape));
-      const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
-      for (size_t d = 0; d < a.shape.size(); ++d) {
-        const auto& [letter, times, plus_input, given] = a.shape[d];
-        if (plus_input || given > 0 || times == 0) continue;
-        if (times > 1 && !equal(actual[d] % times, 0)) report_shape(a, text_of(a.shape));
-        sizes[letter] = times > 1 ? actual[d] / times : actual[d];
-      }
-    }
-  }
-
-  const Argument* misfit(const Sizes& sizes) const {
-    for (const Argument& a : arguments_) {
-      if (!a.tensor.defined()) continue;
-      if (!a.has_rank()) return &a;
-      const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
-      for (size_t d = 0; d < actual.size(); ++d) {
-        if (!equal(actual[d], sizes.of(a.shape[d]))) return &a;
-      }
-    }
-    return nullptr;
-  }
-
-  // By majority vote from the last argument to the first, so that the weights win ties. Arguments
-  // with the wrong H do not vote on other sizes.
-  void settle(Sizes& sizes, const Tensor& batch_sizes) const {
-    for (const Letter letter : {kHidden, kSteps, kBatch, kRows}) {
-      std::vector<SymInt> stated;
-      for (size_t k = arguments_.size(); k-- > 0;) {
-        const Argument& a = arguments_[k];
-        if (!a.tensor.defined() || !a.has_rank()) continue;
-        if (letter != kHidden && !fits(a, kHidden, sizes)) continue;
-        for (size_t d = 0; d < a.shape.size(); ++d) {
-          const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
-          const auto& [of, times, plus_input, given] = a.shape[d];
-          if (of != letter || plus_input || times == 0) continue;
-          if (equal(size % times, 0)) stated.push_back(size / times);
-        }
-      }
-      if (letter == kBatch && has_values(batch_sizes)) {
-        const std::vector<int64_t> values = values_of_batch_sizes(op_, batch_sizes);
-        if (!values.empty()) stated.emplace_back(values[0]);
-      }
-      if (!stated.empty()) sizes[letter] = most_frequent(stated, equal);
-    }
-    settle_input_size(sizes);
-  }
-
-  bool fits(const Argument& a, Letter letter, const Sizes& sizes) const {
-    for (size_t d = 0; d < a.shape.size(); ++d) {
-      const Size& size = a.shape[d];
-      if (size.letter != letter || size.plus_input) continue;
-      if (!equal(a.tensor.sym_size(static_cast<int64_t>(d)), sizes.of(size))) return false;
-    }
-    return true;
-  }
-
-  // Only input and weights have I: no majority. The error names the argument with another wrong
-  // size, otherwise the weights.
-  void settle_input_size(Sizes& sizes) const {
-    for (const Argument& a : arguments_) {
-      if (!a.tensor.defined() || !a.has_rank()) continue;
-      std::optional<SymInt> stated;
-      bool others_fit = true;
-      for (size_t d = 0; d < a.shape.size(); ++d) {
-        const Size& of = a.shape[d];
-        const SymInt size = a.tensor.sym_size(static_cast<int64_t>(d));
-        if (of.plus_input || of.given > 0) {
-          const SymInt given = sizes[kHidden] * of.given;
-          stated = size + given - (of.plus_input ? sizes[of.letter] : 0);
-        } else if (of.letter == kInput) {
-          stated = size;
-        } else {
-          others_fit = others_fit && equal(size, sizes.of(of));
-        }
-      }
-      if (!stated.has_value() || !others_fit) continue;
-      sizes[kInput] = *stated;
-      return;
-    }
-  }
-
-  void report_shape(const Argument& a, const Sizes& sizes) const {
-    std::vector<SymInt> expected;
-    for (const Size& size : a.shape) expected.push_back(sizes.of(size));
-    report_shape(a, shape_text(c10::SymIntArrayRef(expected)));
-  }
-
-  // ---- batch_sizes
-
-  bool has_values(const Tensor& batch_sizes) const {
-    return batch_sizes.defined() && !device_.is_meta() && batch_sizes.device().is_cpu() &&
-           batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1;
-  }
-
   const char* op_;
   std::span<const Argument> arguments_;
-  at::Device device_ = at::kCPU;
 };
 
 Shape input_shape(const SequenceInputs& args) {
@@ -405,7 +286,7 @@ Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh)
   return one.expand_symint({heads * units * cell.h.count(), heads * units});
 }
 
-// Arguments in the order of the schema.
+// The weights come first: calls of a module differ in the other arguments.
 class Arguments {
  public:
   Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}
@@ -414,8 +295,8 @@ class Arguments {
 
   const CellShapes& shapes() const { return shapes_; }
 
-  void add(const Tensor& tensor, const char* name, Shape shape, Kind kind = kRequired) {
-    all_.push_back({tensor, name, shape, kind});
+  void add(const Tensor& tensor, const char* name, Shape shape, bool optional = false) {
+    all_.push_back({tensor, name, shape, optional});
   }
   void add_c(const char* op, const Tensor& c, const char* name) {
     TORCH_CHECK_VALUE(
@@ -426,29 +307,31 @@ class Arguments {
         ", since the cell ",
         cell_.title(),
         " has none, got a tensor");
-    add(c, name, shapes_.c, cell_.has_c() ? kRequired : kOptional);
+    add(c, name, shapes_.c, /*optional=*/!cell_.has_c());
   }
   // A cell without c accepts any gradient, because its c' is empty.
   void add_grad_c(const Tensor& grad, const char* name) {
-    if (cell_.has_c()) add(grad, name, shapes_.c, kOptional);
+    if (cell_.has_c()) add(grad, name, shapes_.c, /*optional=*/true);
   }
   template <typename Inputs>
-  void add_parameters(const char* op, const Inputs& args) {
+  void add_weights(const char* op, const Inputs& args) {
     const bool joined = !args.weight_hh.defined();
     if (joined && !cell_.joined) check_joined(op, args.weight_ih);
-    add(args.weight_ih,
-        "weight_ih",
-        joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih),
-        kDecides);
     dense_ = dense_form(op, cell_, args.weight_hh);
-    add(dense_, "weight_hh", shapes_.weight_hh, kOptional);
-    add_biases(args);
+    if (has_rows(joined)) add_weight_ih(args.weight_ih, joined);
+    add(dense_, "weight_hh", shapes_.weight_hh, /*optional=*/true);
+  }
+  // Follows the states, which then state H.
+  template <typename Inputs>
+  void add_weight_ih_without_rows(const Inputs& args) {
+    const bool joined = !args.weight_hh.defined();
+    if (!has_rows(joined)) add_weight_ih(args.weight_ih, joined);
   }
   // A custom cell's parameters are appended to bias_ih.
   template <typename Inputs>
   void add_biases(const Inputs& args) {
-    add(args.bias_ih, "bias_ih", shapes_.bias_ih, cell_.parameters > 0 ? kRequired : kOptional);
-    add(args.bias_hh, "bias_hh", shapes_.bias_hh, kOptional);
+    add(args.bias_ih, "bias_ih", shapes_.bias_ih, /*optional=*/cell_.parameters == 0);
+    add(args.bias_hh, "bias_hh", shapes_.bias_hh, /*optional=*/true);
   }
 
   operator std::span<const Argument>() const { return {all_.data(), all_.size()}; }
@@ -468,6 +351,14 @@ class Arguments {
         shape_text(weight_ih.sym_sizes()));
   }
 
+  // False if all gates that depend on x are given.
+  bool has_rows(bool joined) const {
+    return (joined ? cell_.joined_blocks() : cell_.x.count()) > 0;
+  }
+  void add_weight_ih(const Tensor& weight_ih, bool joined) {
+    add(weight_ih, "weight_ih", joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih));
+  }
+
   const CellInfo& cell_;
   const CellShapes shapes_;
   Tensor dense_;
@@ -481,35 +372,36 @@ void check_sizes(
     const SequenceInputs& args,
     int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
-  const auto derive = [&](Sizes& sizes) {
-    if (batch_sizes.defined()) {
-      sizes[kSteps] = batch_sizes.sym_numel();
-    } else {
-      sizes[kRows] = sizes[kSteps] * sizes[kBatch];
+  const Sizes sizes = Checker(op, arguments).sizes([&](Sizes& s) {
+    if (batch_sizes.defined()) s[kSteps] = batch_sizes.sym_numel();
+    if (!s[kSteps].has_value()) return;
+    if (!s[kRows].has_value() && s[kBatch].has_value()) s[kRows] = *s[kSteps] * *s[kBatch];
+    if (checkpoint_steps > 0 && !s[kCheckpoints].has_value()) {
+      s[kCheckpoints] = checkpoint_count(*s[kSteps], checkpoint_steps);
     }
-    if (checkpoint_steps > 0) {
-      sizes[kCheckpoints] = checkpoint_count(sizes[kSteps], checkpoint_steps);
-    }
-  };
-  const Sizes sizes = Checker(op, arguments).sizes(derive, batch_sizes);
+  });
   if (batch_sizes.defined()) {
-    check_batch_sizes(op, batch_sizes, sizes[kBatch], sizes[kRows], args.input->device());
+    check_batch_sizes(op, batch_sizes, *sizes[kBatch], *sizes[kRows], args.input->device());
   }
 }
 
 void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
-  arguments.add(args.input, "input", kStepInput, kDecides);
-  const bool has_x = arguments.shapes().weight_ih[0].times > 0;  // weight_ih also has H
-  arguments.add(args.h, "h", kState, has_x ? kRequired : kDecides);
+  arguments.add_weights(op, args);
+  arguments.add(args.input, "input", kStepInput);
+  arguments.add(args.h, "h", kState);
+  arguments.add_weight_ih_without_rows(args);
   arguments.add_c(op, args.c, "c");
-  arguments.add_parameters(op, args);
+  arguments.add_biases(args);
 }
 
 void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& args) {
-  arguments.add(args.input, "input", input_shape(args), kDecides);
-  arguments.add(args.h_0, "h_0", kState, kDecides);
+  if (!args.prepacked()) arguments.add_weights(op, args);
+  arguments.add(args.input, "input", input_shape(args));
+  arguments.add(args.h_0, "h_0", kState);
+  if (!args.prepacked()) arguments.add_weight_ih_without_rows(args);
   arguments.add_c(op, args.c_0, "c_0");
-  arguments.add(args.recurrent_mask, "recurrent_mask", kState, kOptional);
+  arguments.add(args.recurrent_mask, "recurrent_mask", kState, /*optional=*/true);
+  arguments.add_biases(args);
 }
 
 // The backend that packed the weights reads dtype and sizes from their header.
@@ -636,7 +528,7 @@ void check_step_backward(const StepBackwardArgs& args) {
   Arguments arguments(kOp, args.cell);
   add_step(arguments, kOp, args);
   arguments.add(args.activations, "activations", arguments.shapes().activations_of_step);
-  arguments.add(args.grad_h, "grad_h", kState, kOptional);
+  arguments.add(args.grad_h, "grad_h", kState, /*optional=*/true);
   arguments.add_grad_c(args.grad_c, "grad_c");
   Checker(kOp, arguments).sizes();
 }
@@ -645,12 +537,7 @@ void check_sequence(const SequenceArgs& args) {
   constexpr const char* kOp = "lltm::sequence";
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
-  if (args.prepacked()) {
-    check_takes_prepacked(kOp, args);
-    arguments.add_biases(args);
-  } else {
-    arguments.add_parameters(kOp, args);
-  }
+  if (args.prepacked()) check_takes_prepacked(kOp, args);
   check_sizes(kOp, arguments, args);
   check_reset(kOp, args.input, args.reset);
   check_checkpoint_steps(kOp, args.checkpoint_steps);
@@ -661,15 +548,15 @@ void check_sequence_backward(const SequenceBackwardArgs& args) {
   check_checkpoint_steps(kOp, args.checkpoint_steps);
   Arguments arguments(kOp, args.cell);
   add_sequence(arguments, kOp, args);
-  arguments.add_parameters(kOp, args);
   arguments.add(args.output, "output", output_shape(arguments.shapes(), args));
   arguments.add(
       args.saved,
       "saved",
       args.checkpoint_steps > 0 ? Shape(arguments.shapes().checkpoints)
                                 : Shape(arguments.shapes().activations));
-  arguments.add(args.grad_output, "grad_output", output_shape(arguments.shapes(), args), kOptional);
-  arguments.add(args.grad_h_n, "grad_h_n", kState, kOptional);
+  arguments.add(
+      args.grad_output, "grad_output", output_shape(arguments.shapes(), args), /*optional=*/true);
+  arguments.add(args.grad_h_n, "grad_h_n", kState, /*optional=*/true);
   arguments.add_grad_c(args.grad_c_n, "grad_c_n");
   check_sizes(kOp, arguments, args, args.checkpoint_steps);
   check_reset(kOp, args.input, args.reset);
@@ -686,16 +573,14 @@ void check_prepack(
   const bool joined = !weight_hh.defined();
   const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Tensor dense = dense_form(kOp, cell, weight_hh);
-  const Argument arguments[] = {
-      {weight_ih, "weight_ih", shape, kDecides},
-      {dense, "weight_hh", shapes.weight_hh, cell.x.count() > 0 ? kOptional : kDecides}};
+  const Argument matrices[] = {
+      {weight_ih, "weight_ih", shape},
+      {dense, "weight_hh", shapes.weight_hh, /*optional=*/cell.x.count() > 0}};
+  const bool has_rows = joined || cell.x.count() > 0;  // states H
+  const Argument arguments[] = {matrices[has_rows ? 0 : 1], matrices[has_rows ? 1 : 0]};
   const Checker check(kOp, arguments);
-  const Sizes sizes = check.sizes([&](Sizes& s) {
-    if (joined || cell.given > 0) {
-      s[kInput] = weight_ih.sym_size(1) + s[kHidden] * (cell.given - (joined ? 1 : 0));
-    }
-  });
-  if (sizes[kInput] < 0) check.report_shape(arguments[0], text_of(shape));
+  const Sizes sizes = check.sizes();
+  if (sizes[kInput].value_or(0) < 0) check.report_shape(matrices[0], Sizes());
   TORCH_CHECK_TYPE(
       !dtype.has_value() || dtype == at::kQInt8,
       "lltm::prepack: expected dtype to be qint8 or None, got ",
@@ -710,9 +595,9 @@ void check_pair_forward(
     const Tensor& old_cell) {
   const CellShapes shapes(Lltm::kCell);
   const Argument arguments[] = {
-      {input, "input", kStepInput, kDecides},
-      {weights, "weights", shapes.weights, kDecides},
-      {or_undefined(bias), "bias", shapes.bias_ih, kOptional},
+      {weights, "weights", shapes.weights},
+      {input, "input", kStepInput},
+      {or_undefined(bias), "bias", shapes.bias_ih, /*optional=*/true},
       {old_h, "old_h", kState},
       {old_cell, "old_cell", kState}};
   Checker("lltm::forward", arguments).sizes();
@@ -725,8 +610,8 @@ void check_pair_backward(
     const Tensor& weights) {
   const CellShapes shapes(Lltm::kCell);
   const Argument arguments[] = {
-      {weights, "weights", shapes.weights, kDecides},
-      {X, "X", kJoined, kDecides},
+      {weights, "weights", shapes.weights},
+      {X, "X", kJoined},
       {states[0], "grad_h", kState},
       {states[1], "grad_cell", kState},
       {states[2], "new_cell", kState},
@@ -734,9 +619,7 @@ void check_pair_backward(
       {states[4], "output_gate", kState},
       {states[5], "candidate_cell", kState},
       {gate_weights, "gate_weights", shapes.gates_of_step}};
-  Checker("lltm::backward", arguments).sizes([&](Sizes& sizes) {
-    sizes[kInput] = X.sym_size(1) - sizes[kHidden];
-  });
+  Checker("lltm::backward", arguments).sizes();
 }
 
 }  // namespace lltm
