@@ -489,15 +489,22 @@ def hooked(x: Tensor) -> Tensor:
     return y
 
 
+def prehooked(x: Tensor) -> Tensor:
+    y = 2 * x
+    y.grad_fn.register_prehook(lambda grads: (grads[0].clamp(-8, 8),))  # type: ignore[union-attr]
+    return y
+
+
 def halved(x: Tensor) -> Tensor:
     x.register_hook(lambda grad: grad / 2)  # also without a gradient, as in prepacked layers
     return x
 
 
-@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked, halved])
+@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked, prehooked, halved])
 def test_a_custom_gradient_is_not_mistaken_for_the_derivative(applied: Any) -> None:
     """Custom gradients equal the derivative at most points."""
-    cell = lltm.cell(gates=1, name="own")(lambda z, h, c: (tanh(applied(z[0])) + applied(h), c))
+    make = lltm.cell(gates=2, reads={"g1": ("x", "product")}, name="own")
+    cell = make(lambda z, h: tanh(applied(z.g0)) + applied(z.g1(applied(h))))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
     with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):
