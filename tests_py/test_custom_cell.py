@@ -941,6 +941,8 @@ def test_wrong_arguments_of_cells_are_named(arguments: Any, expected: str) -> No
 def test_a_cell_is_not_a_class() -> None:
     with pytest.raises(TypeError, match=r"^lltm::cell: plain: .* plain\.Layer or plain\.Cell"):
         plain(3, 4)
+    with pytest.raises(TypeError, match=r"a function or a bound method, got lltm\.Cell\('plain'"):
+        lltm.cell(gates=1)(plain)
     with pytest.raises(TypeError, match=r"check_cell: expected cell to be an lltm\.Cell, got"):
         check_cell(plain.Layer)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"loop: expected layer to be a plain\.Layer, got lstm"):
@@ -1005,6 +1007,7 @@ def test_names_that_modules_and_z_use_are_rejected() -> None:
             expected = rf"^lltm::cell: two_states: expected {kind} names .*, got '{name}'$"
             with pytest.raises(lltm.ArgumentError, match=expected):
                 lltm.Cell(text)
+    lltm.cell(gates=1, parameters={"self": 1}, name="it")(lambda z, *, self: z[0] * self)
 
 
 def test_initial_values_are_in_the_range_of_the_dtype() -> None:

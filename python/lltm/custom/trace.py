@@ -799,7 +799,7 @@ class _Detaching(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:
             self.tracer.without_grad = not args[0]
-        if func in (torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__):  # type: ignore[attr-defined]
+        if func in (torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__):  # type: ignore[union-attr]
             self.tracer.hook(args[0])
         if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
             result = result.clone()  # to get another address
