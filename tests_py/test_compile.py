@@ -60,6 +60,13 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("sizes", [6, [[2, 2], [1, 1]]], ids=str)
+def test_batch_sizes_of_another_shape_are_named(sizes: Any) -> None:
+    run = torch.compile(lltm.GRU(3, 5), backend="eager")
+    with pytest.raises((ValueError, RuntimeError), match=r": expected batch_sizes of shape \("):
+        run(PackedSequence(torch.randn(6, 3), torch.tensor(sizes)))
+
+
 def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]) -> list[Tensor]:
     torch.manual_seed(1)  # dropout
     module.zero_grad()

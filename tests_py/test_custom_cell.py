@@ -489,15 +489,22 @@ def hooked(x: Tensor) -> Tensor:
     return y
 
 
+def prehooked(x: Tensor) -> Tensor:
+    y = 2 * x
+    y.grad_fn.register_prehook(lambda grads: (grads[0].clamp(-8, 8),))  # type: ignore[union-attr]
+    return y
+
+
 def halved(x: Tensor) -> Tensor:
     x.register_hook(lambda grad: grad / 2)  # also without a gradient, as in prepacked layers
     return x
 
 
-@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked, halved])
+@pytest.mark.parametrize("applied", [Clamped.apply, Windowed.apply, hooked, prehooked, halved])
 def test_a_custom_gradient_is_not_mistaken_for_the_derivative(applied: Any) -> None:
     """Custom gradients equal the derivative at most points."""
-    cell = lltm.cell(gates=1, name="own")(lambda z, h, c: (tanh(applied(z[0])) + applied(h), c))
+    make = lltm.cell(gates=2, reads={"g1": ("x", "product")}, name="own")
+    cell = make(lambda z, h: tanh(applied(z.g0)) + applied(z.g1(applied(h))))
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
     layer = cell.Layer(3, 4)
     with pytest.raises(NotImplementedError, match="defines its own gradient: expected first"):
@@ -934,6 +941,8 @@ def test_wrong_arguments_of_cells_are_named(arguments: Any, expected: str) -> No
 def test_a_cell_is_not_a_class() -> None:
     with pytest.raises(TypeError, match=r"^lltm::cell: plain: .* plain\.Layer or plain\.Cell"):
         plain(3, 4)
+    with pytest.raises(TypeError, match=r"a function or a bound method, got lltm\.Cell\('plain'"):
+        lltm.cell(gates=1)(plain)
     with pytest.raises(TypeError, match=r"check_cell: expected cell to be an lltm\.Cell, got"):
         check_cell(plain.Layer)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"loop: expected layer to be a plain\.Layer, got lstm"):
@@ -998,6 +1007,7 @@ def test_names_that_modules_and_z_use_are_rejected() -> None:
             expected = rf"^lltm::cell: two_states: expected {kind} names .*, got '{name}'$"
             with pytest.raises(lltm.ArgumentError, match=expected):
                 lltm.Cell(text)
+    lltm.cell(gates=1, parameters={"self": 1}, name="it")(lambda z, *, self: z[0] * self)
 
 
 def test_initial_values_are_in_the_range_of_the_dtype() -> None:

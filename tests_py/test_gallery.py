@@ -161,11 +161,14 @@ def test_a_converted_layer_keeps_mode_dtype_and_frozen_parameters() -> None:
 def test_options_that_are_not_converted_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras, ncps = map(importlib.import_module, ("keras", "ncps.torch"))
-    for option, got in {"dropout": 0.5, "return_state": True, "activation": "relu"}.items():
+    for option, got in {"activation": "relu", "stateful": True, "dropout": 0.5}.items():
         module = keras.layers.GRU(3, reset_after=False, return_sequences=True, **{option: got})
-        module.build((None, None, 2))
+        module.build((4, None, 2))
         with pytest.raises(ValueError, match=f"from_keras: .* {option}=.*, got {got!r}"):
             cells.from_keras(module)
+    module.cell.dropout = 0  # as the error says
+    with torch.no_grad():
+        assert cells.from_keras(module).bias_ih_l0.requires_grad
     for option, got in {"backbone_units": 7, "mode": "no_gate", "proj_size": 5}.items():
         with pytest.raises(ValueError, match=f"from_ncps: .* {option}=.*, got {got!r}"):
             cells.from_ncps(ncps.CfC(2, 3, **{"backbone_units": 3, option: got}))

@@ -350,6 +350,16 @@ def test_rejects_values_that_are_no_weight_matrix() -> None:
             lltm.functional.prepack("lltm", torch.zeros(shape))
 
 
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1", "weight_hr_l1_reverse"])
+def test_rejects_a_projection_with_weights_of_other_shapes(name: str) -> None:
+    layer = lltm.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2)
+    layer.prepack()
+    for shape in ((), (7,), (16, 5)):
+        setattr(layer, name, torch.nn.Parameter(torch.ones(shape)))
+        with pytest.raises(ValueError, match=rf"^lltm::prepack: expected {name} of shape \("):
+            layer.prepack()
+
+
 @pytest.mark.parametrize("form", [None, torch.qint8], ids=str)
 def test_rejects_weights_of_another_cell(form: torch.dtype | None) -> None:
     ops = torch.ops.lltm

@@ -433,6 +433,14 @@ class Loop(nn.Module):
         self.weight_hh = nn.Parameter(torch.zeros(4 * H, H))
 
 
+class NotRecurrent(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(I, H)
+        self.weight_hh_scale = nn.Parameter(torch.zeros(H))
+        self.register_parameter("weight_hh", None)
+        self.weight_hh_l0 = nn.UninitializedParameter()
+
+
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "base": (lambda: nn.RNNBase("LSTM", I, H), "lltm has no RNNBase"),
     "subclass": (
@@ -466,7 +474,7 @@ def test_replace_reports_modules_that_it_left_and_the_reasons(name: str) -> None
     make, reason = LEFT[name]
     module = make()
     cls = type(module)
-    model = nn.Sequential(module, nn.GRU(I, H))
+    model = nn.Sequential(module, nn.GRU(I, H), NotRecurrent())
     result = lltm.replace_(model)
     assert type(module) is cls
     assert result.replaced == ["1"]

@@ -656,6 +656,7 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "no matrix multiplications in addition to.*matmul": lambda z: (
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
+    r"hooks only on .*got \[3, 1\]": lambda z: z[0].mean(-1, True).register_hook(tanh) and z[0],
     "aten::bernoulli_": lambda z: F.dropout(z[0]),
     "aten::rand_like": lambda z: z[0] + torch.rand_like(z[0]),
     "aten::randn": lambda z: z[0] + torch.randn(()),
@@ -732,6 +733,8 @@ MISUSED: dict[str, Callable[..., Any]] = {
     r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
     "a value of the step in z.g0.*got a constant": lambda z, h: z.g0(torch.zeros_like(h)),
     "a value of the step in z.g0.*got a parameter": lambda z, p: z.g0(p),
+    "register hooks of parameters on": lambda z, p: p.register_hook(tanh),
+    r"hooks only on .*got \[1\].* parameters": lambda z, p: (2 * p).grad_fn.register_hook(tanh),
     "z.g0.*got a call with no values": lambda z, h: z.g0(),
     "z.g0.*got a call with 2 values": lambda z, h: z.g0(h, h),
     r"dtype of a gate in z.g0\(...\), got z$": lambda z: z.g0(z),

@@ -89,9 +89,15 @@ class Prepacked(Recurrent):
                 continue
             matrices = [given[stem + suffix] for stem in self._MATRICES]
             if self.proj_size > 0:  # as the layer computes it (api/projection.h)
-                weight_hh = matrices[1]
+                hidden, projected, weight_hr = self.hidden_size, self.proj_size, given[others[-1]]
+                later = projected * (2 if self.bidirectional else 1)
+                columns = self.input_size if suffix.startswith("_l0") else later
+                shapes = (4 * hidden, columns), (4 * hidden, projected), (projected, hidden)
+                stems = (*self._MATRICES, "weight_hr")
+                for stem, weight, shape in zip(stems, (*matrices, weight_hr), shapes, strict=True):
+                    _check.shape("prepack", stem + suffix, weight, shape)
                 with torch.autocast("cpu", enabled=False):
-                    matrices = [torch.cat(matrices, 1), weight_hh @ given[others[-1]]]
+                    matrices = [torch.cat(matrices, 1), matrices[1] @ weight_hr]
             self._buffers[packed] = _prepack(self._CELL, matrices, weights)
 
     @property

@@ -204,15 +204,17 @@ def _packed_batch(where: str, packed: PackedSequence) -> int:
     It comes from a shape if possible. A size from the batch_sizes tensor is data-dependent, and
     tracers cannot compare it.
     """
+    sizes = packed.batch_sizes
+    _check.shape(where, "batch_sizes", sizes, (sizes.numel(),))
     if packed.sorted_indices is not None:
         return packed.sorted_indices.shape[0]
-    if packed.batch_sizes.dtype != torch.int64:
+    if sizes.dtype != torch.int64:
         raise TypeError(
-            f"lltm::{where}: expected batch_sizes of dtype int64, got"
-            f" {_check.dtype(packed.batch_sizes.dtype)}; torch.export can't trace"
-            " pack_padded_sequence: pack outside and pass data and batch_sizes"
+            f"lltm::{where}: expected batch_sizes of dtype int64, got {_check.dtype(sizes.dtype)};"
+            " torch.export can't trace pack_padded_sequence: pack outside and pass data and"
+            " batch_sizes"
         )
-    if packed.batch_sizes.shape[0] == 0:
+    if sizes.shape[0] == 0:
         return 0
-    batch: int = packed.batch_sizes[0].item()  # type: ignore[assignment]
+    batch: int = sizes[0].item()  # type: ignore[assignment]
     return batch

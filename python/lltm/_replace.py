@@ -150,7 +150,7 @@ def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
     if isinstance(module, Recurrent):
         return None
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        if any(key.startswith("weight_hh") for key in module._parameters):
+        if any(map(_is_recurrent, module._parameters.items())):
             return f"{cls.__name__} is no torch.nn module; write its step as a custom cell"
         return None
     if getattr(nn, cls.__name__, None) is cls:
@@ -162,6 +162,14 @@ def _for_another_class(module: nn.Module, subclasses: bool) -> Any:
     if not subclasses:
         return f"{cls.__name__} is a subclass, whose forward may differ: pass subclasses=True"
     return _reason_to_leave(module) or _derived(cls)  # type: ignore[arg-type]
+
+
+def _is_recurrent(named: tuple[str, Any]) -> bool:
+    """Returns True for a matrix weight_hh of one or more gates, also if it is transposed."""
+    name, weight = named
+    known = weight is not None and not nn.parameter.is_lazy(weight)
+    sizes = sorted(weight.shape) if known and name.startswith("weight_hh") else ()
+    return len(sizes) == 2 and sizes[0] > 0 and sizes[1] % sizes[0] == 0
 
 
 @functools.cache

@@ -38,8 +38,9 @@ def _check_options(converter: str, module: Any, expected: Mapping[str, Any]) -> 
         got = getattr(module, name, value)
         got = getattr(got, "__name__", type(got).__name__) if callable(got) else got
         if got != value:
+            hint = f"; for inference, set module.cell.{name} = 0" if "dropout" in name else ""
             raise ArgumentError(
-                f"lltm.cells.{converter}: expected module with {name}={value!r}, got {got!r}"
+                f"lltm.cells.{converter}: expected module with {name}={value!r}, got {got!r}{hint}"
             )
 
 
@@ -114,6 +115,7 @@ _TORCHRECURRENT: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "dt", "gamma", "epsilon")
 
 
+@torch.enable_grad()  # joined weights then say if the module learns them
 def from_torchrecurrent(module: Any) -> CustomLayer:
     """Returns a layer with the weights of a layer of torchrecurrent, such as ``MGU``."""
     names = (f"torchrecurrent.{name}" for name in _TORCHRECURRENT)
@@ -130,12 +132,14 @@ def from_torchrecurrent(module: Any) -> CustomLayer:
     return _converted(ours, module, module.hidden_size, tensors, lambda x: same(x)[0], **options)
 
 
+@torch.enable_grad()
 def from_keras(module: Any) -> CustomLayer:
     """Returns a layer with the weights of a GRU of Keras with ``reset_after=False`` and
     ``return_sequences=True``."""
     _check("from_keras", module, "keras.GRU")
     usual: dict[str, Any] = {"built": True, "reset_after": False, "return_sequences": True}
-    usual |= {"return_state": False, "go_backwards": False, "dropout": 0, "recurrent_dropout": 0}
+    usual |= dict.fromkeys(("return_state", "go_backwards", "stateful"), False)
+    usual |= {"dropout": 0, "recurrent_dropout": 0}
     usual |= {"activation": "tanh", "recurrent_activation": "sigmoid"}
     _check_options("from_keras", module, usual)
     numpy = importlib.import_module("keras").ops.convert_to_numpy
@@ -150,6 +154,7 @@ def from_keras(module: Any) -> CustomLayer:
     return _converted("keras_gru", module, module.units, tensors, run, batch_first=True)
 
 
+@torch.enable_grad()
 def from_ncps(module: Any) -> CustomLayer:
     """Returns a layer with the weights of ``ncps.torch.CfC`` with as many backbone units as units.
 
@@ -178,6 +183,7 @@ def from_ncps(module: Any) -> CustomLayer:
     return _converted("cfc", module, hidden, tensors, run, batch_first=module.batch_first)
 
 
+@torch.enable_grad()
 def from_xlstm(module: Any) -> CustomLayer:
     """Returns a layer with the recurrent weights and heads of an ``sLSTMCell`` of xlstm or TiRex.
 

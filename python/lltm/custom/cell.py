@@ -97,6 +97,8 @@ def cell(
         )
 
     def make(function: Callable[..., Any]) -> Cell:
+        if isinstance(function, Cell):
+            raise TypeError(f"lltm::cell: expected a function or a bound method, got {function!r}")
         program = trace(
             function,
             gates=gates,

@@ -508,22 +508,37 @@ class Tracer(TorchDispatchMode):
         operand = self.operand(y)
         return self.keep(y, apply("mean", operand) if isinstance(operand, Value) else None)  # type: ignore[no-any-return]
 
+    def shape_in_a_step(self, value: Value) -> list[int]:
+        """Returns the shape of a value in a step, where parameters have no batch."""
+        sizes = dict(self.parameters)
+        for v in needed([value], sizes):
+            of_args = (sizes[a] for a in v.args if isinstance(a, Value))
+            rows, units = map(max, (0, 0), (0, 0), *of_args) if v.args else self.shape
+            sizes[v] = rows, 1 if v.op == "mean" else units
+        return [size for size in sizes[value] if size]
+
+    def hook(self, x: Tensor) -> None:
+        """Notes a gradient hook. Rejects it on a tensor that a step broadcasts: in the trace, its
+        gradient is not yet summed."""
+        value = self.known.get(x.data_ptr())
+        if isinstance(value, Value):
+            self.own_gradient = True
+            if (shape := self.shape_in_a_step(value)) != [*self.shape]:
+                self.fail(
+                    f"expected gradient hooks only on tensors with the shape of a gate (here"
+                    f" {[*self.shape]}), got {shape}; register hooks of parameters on the layer's"
+                )
+
     def check_call(self, func: Any, args: Any, kwargs: Any) -> None:
         """Calls a function of PyTorch with tensors of the shapes in a step, to check arguments."""
 
         def in_a_step(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 return x
-            if not isinstance(
-                value := self.known.get(x.data_ptr()), Value
-            ):  # a constant, which func may change
+            value = self.known.get(x.data_ptr())
+            if not isinstance(value, Value):  # a constant, which func may change
                 return (x.double() if x.is_floating_point() else x).clone()
-            sizes = dict(self.parameters)
-            for v in needed([value], sizes):
-                of_args = (sizes[a] for a in v.args if isinstance(a, Value))
-                rows, units = map(max, (0, 0), (0, 0), *of_args) if v.args else self.shape
-                sizes[v] = rows, 1 if v.op == "mean" else units
-            shape = [size for size in sizes[value] if size]
+            shape = self.shape_in_a_step(value)
             return torch.zeros(shape, dtype=x.dtype, requires_grad=x.requires_grad)
 
         try:
@@ -533,7 +548,7 @@ class Tracer(TorchDispatchMode):
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             self.fail(str(error).replace("Expected", "expected", 1))
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, and names values after its local variables."""
 
         def on_event(frame: FrameType, event: str, _: Any) -> None:
@@ -784,8 +799,8 @@ class _Detaching(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:
             self.tracer.without_grad = not args[0]
-        if func is torch.Tensor.register_hook:
-            self.tracer.own_gradient = True
+        if func in (torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__):  # type: ignore[union-attr]
+            self.tracer.hook(args[0])
         if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
             result = result.clone()  # to get another address
             if (value := self.tracer.known.get(result.data_ptr())) is not None:
