@@ -288,17 +288,18 @@ def test_if_arguments_disagree_the_error_names_the_first_after_the_weights(name:
         right = tuple(arguments[argument].shape)
         for shape in wrong_shapes_of(argument, right):
             named = argument
+            other_rows = shape[1:] == right[1:]
             if argument in MATRICES:
-                named = r"\w+"  # the first that disagrees with the weights before it
-            elif argument == "input" and shape[1:] == right[1:]:  # other T, B or N
-                if name.startswith("sequence"):
-                    continue  # any T is valid
-                named = "h" if op == "step" else r"\w+"
-            elif argument == "input" and len(shape) == len(right) and shape[-1] == right[-1]:
-                named = "h_0"
+                named = r"\w+"  # another argument disagrees with the weights
+            elif argument == "input" and other_rows and name.startswith("sequence"):
+                continue  # any T is valid
+            elif argument == "input" and name not in ("packed", "packed of lstm"):
+                named = r"\w+"
+            elif argument == "h_0" and other_rows and "packed" in name:
+                named = "c_0"  # packed input does not state B
             expected = rf"{named} of shape \("
-            if argument == "input" and name in ("packed", "packed of lstm"):
-                expected = r"(input of shape \(|batch_sizes with the sum)"
+            if argument == "input" and other_rows and name in ("packed", "packed of lstm"):
+                expected = "batch_sizes with the sum"
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {expected}"):
                 in_torch_ops(op, {**arguments, argument: torch.zeros(shape)})
 
