@@ -176,15 +176,6 @@ inline constexpr const char* kOperations[] = {
     "detach",  "add",           "subtract", "multiply",  "divide", "maximum",  "minimum",
     "greater", "greater_equal", "equal",    "not_equal", "and",    "or",       "where"};
 
-inline int operands_of(lltm::Op op) {
-  constexpr int kCounts[] = {
-#define LLTM_COUNT(op, function, operands) operands,
-      LLTM_OPERATIONS(LLTM_COUNT)
-#undef LLTM_COUNT
-  };
-  return kCounts[static_cast<int>(op)];
-}
-
 // Fused operations round the product first: compile without contraction.
 template <typename Real>
 Real scalar(lltm::Op op, Real a, Real b, Real c) {
@@ -286,7 +277,7 @@ std::vector<Real> run_program(const lltm::Program& program, const std::vector<Re
   }
   for (int k = 0; k < program.size; ++k) {
     const lltm::Instruction& instruction = program.code[k];
-    const int count = operands_of(instruction.op);
+    const int count = lltm::info_of(instruction.op).operands;
     const int of[] = {instruction.a, instruction.b, instruction.c};
     Real operands[3] = {};
     for (int j = 0; j < 3; ++j) {
@@ -368,7 +359,7 @@ inline std::string assignments_of(
         }
         default:
           const std::vector<std::string> operands = {a, b, c};
-          return assign(i.op, {operands.begin(), operands.begin() + operands_of(i.op)}, name);
+          return assign(i.op, {operands.begin(), operands.begin() + lltm::info_of(i.op).operands}, name);
       }
     }();
     known[i.y] = result;

@@ -88,7 +88,7 @@ struct Operation {
   int operands;
 };
 constexpr Operation kOperations[] = {
-#define LLTM_OPERATION(op, function, operands) {#function, Op::op, operands},
+#define LLTM_OPERATION(op, function, operands, ...) {#function, Op::op, operands},
     LLTM_OPERATIONS(LLTM_OPERATION)
 #undef LLTM_OPERATION
 };

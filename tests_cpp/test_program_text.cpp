@@ -296,7 +296,7 @@ TEST(CellText, SupportsEveryOperation) {
   for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
     const std::string operation = lltm_test::kOperations[k];
     const std::string name = "of_" + operation;
-    const int count = lltm_test::operands_of(static_cast<Op>(k));
+    const int count = info_of(static_cast<Op>(k)).operands;
     const char* const more[] = {"", " z.i", " z.i z.n_h"};
     assignments += name + " = " + operation + " " + last + more[count - 1] + "\n";
     all += " " + name;

@@ -32,7 +32,7 @@ std::string assignments(
     const size_t op =
         random.one_in(3) ? random.below(std::size(kOperations)) : random.one_of(often);
     text += target + " = " + kOperations[op];
-    for (int k = lltm_test::operands_of(static_cast<lltm::Op>(op)); k > 0; --k) {
+    for (int k = lltm::info_of(static_cast<lltm::Op>(op)).operands; k > 0; --k) {
       const bool recent = known.size() > 4 && random.one_in(2);
       text += ' ';
       text += known.empty() || random.one_in(8) ? number(random)

@@ -24,48 +24,48 @@
 
 namespace lltm {
 
-// X(op, function in math.h, operands). Serialized cells use operations up to kWhere; the compiler
-// fuses the others. Conditions are 0 or 1. detach(x) has no derivative. NaN propagates as in
-// PyTorch, except through conditions.
-#define LLTM_OPERATIONS(X)                   \
-  X(kCopy, copy, 1)                          \
-  X(kNegate, negate, 1)                      \
-  X(kAbs, abs, 1)                            \
-  X(kSign, sign, 1)                          \
-  X(kSqrt, sqrt, 1)                          \
-  X(kExp, exp, 1)                            \
-  X(kExpm1, expm1, 1)                        \
-  X(kLog, log, 1)                            \
-  X(kLog1p, log1p, 1)                        \
-  X(kSigmoid, sigmoid, 1)                    \
-  X(kTanh, tanh, 1)                          \
-  X(kElu, elu, 1)                            \
-  X(kSoftplus, softplus, 1)                  \
-  X(kNot, logical_not, 1)                    \
-  X(kDetach, detach, 1)                      \
-  X(kAdd, add, 2)                            \
-  X(kSubtract, subtract, 2)                  \
-  X(kMultiply, multiply, 2)                  \
-  X(kDivide, divide, 2)                      \
-  X(kMaximum, maximum, 2)                    \
-  X(kMinimum, minimum, 2)                    \
-  X(kGreater, greater, 2)                    \
-  X(kGreaterEqual, greater_equal, 2)         \
-  X(kEqual, equal, 2)                        \
-  X(kNotEqual, not_equal, 2)                 \
-  X(kAnd, logical_and, 2)                    \
-  X(kOr, logical_or, 2)                      \
-  X(kWhere, where, 3)                        \
-  X(kMultiplyAdd, multiply_add, 3)           \
-  X(kMultiplySubtract, multiply_subtract, 3) \
-  X(kSubtractProduct, subtract_product, 3)   \
-  X(kSigmoidGradient, sigmoid_gradient, 2)   \
-  X(kTanhGradient, tanh_gradient, 2)         \
-  X(kEluGradient, elu_gradient, 2)           \
-  X(kAddTanhGradient, add_tanh_gradient, 3)
+// X(op, function in math.h, operands, word in serialized cells, cost). The compiler fuses
+// operations into those without a word. Conditions are 0 or 1. detach(x) has no derivative. NaN
+// propagates as in PyTorch, except through conditions.
+#define LLTM_OPERATIONS(X)                                    \
+  X(kCopy, copy, 1, "copy", kCheap)                           \
+  X(kNegate, negate, 1, "negate", kCheap)                     \
+  X(kAbs, abs, 1, "abs", kCheap)                              \
+  X(kSign, sign, 1, "sign", kCheap)                           \
+  X(kSqrt, sqrt, 1, "sqrt", kExpensive)                       \
+  X(kExp, exp, 1, "exp", kExpensive)                          \
+  X(kExpm1, expm1, 1, "expm1", kExpensive)                    \
+  X(kLog, log, 1, "log", kExpensive)                          \
+  X(kLog1p, log1p, 1, "log1p", kExpensive)                    \
+  X(kSigmoid, sigmoid, 1, "sigmoid", kExpensive)              \
+  X(kTanh, tanh, 1, "tanh", kExpensive)                       \
+  X(kElu, elu, 1, "elu", kExpensive)                          \
+  X(kSoftplus, softplus, 1, "softplus", kExpensive)           \
+  X(kNot, logical_not, 1, "not", kCheap)                      \
+  X(kDetach, detach, 1, "detach", kCheap)                     \
+  X(kAdd, add, 2, "add", kCheap)                              \
+  X(kSubtract, subtract, 2, "subtract", kCheap)               \
+  X(kMultiply, multiply, 2, "multiply", kCheap)               \
+  X(kDivide, divide, 2, "divide", kExpensive)                 \
+  X(kMaximum, maximum, 2, "maximum", kCheap)                  \
+  X(kMinimum, minimum, 2, "minimum", kCheap)                  \
+  X(kGreater, greater, 2, "greater", kCheap)                  \
+  X(kGreaterEqual, greater_equal, 2, "greater_equal", kCheap) \
+  X(kEqual, equal, 2, "equal", kCheap)                        \
+  X(kNotEqual, not_equal, 2, "not_equal", kCheap)             \
+  X(kAnd, logical_and, 2, "and", kCheap)                      \
+  X(kOr, logical_or, 2, "or", kCheap)                         \
+  X(kWhere, where, 3, "where", kCheap)                        \
+  X(kMultiplyAdd, multiply_add, 3, "", kCheap)                \
+  X(kMultiplySubtract, multiply_subtract, 3, "", kCheap)      \
+  X(kSubtractProduct, subtract_product, 3, "", kCheap)        \
+  X(kSigmoidGradient, sigmoid_gradient, 2, "", kCheap)        \
+  X(kTanhGradient, tanh_gradient, 2, "", kCheap)              \
+  X(kEluGradient, elu_gradient, 2, "", kCheap)                \
+  X(kAddTanhGradient, add_tanh_gradient, 3, "", kCheap)
 
 enum class Op : unsigned char {
-#define LLTM_OP(op, function, operands) op,
+#define LLTM_OP(op, ...) op,
   LLTM_OPERATIONS(LLTM_OP)
 #undef LLTM_OP
 };

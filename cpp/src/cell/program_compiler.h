@@ -8,12 +8,29 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace lltm {
+
+enum OpCost { kCheap, kExpensive };
+struct OpInfo {
+  int operands;
+  std::string_view word;  // empty: only the compiler creates it
+  OpCost cost;
+};
+constexpr OpInfo kOps[] = {
+#define LLTM_OP(op, function, operands, word, cost) {operands, word, cost},
+    LLTM_OPERATIONS(LLTM_OP)
+#undef LLTM_OP
+};
+constexpr const OpInfo& info_of(Op op) {
+  return kOps[static_cast<size_t>(op)];
+}
 
 struct ProgramCode {
   std::vector<Instruction> instructions;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <locale>
 #include <map>
@@ -134,17 +135,10 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
 }
 
 std::optional<Op> op_of(string_view word) {
-  static const std::vector<string_view> names = words_of(  // in the order of Op
-      "copy negate abs sign sqrt exp expm1 log log1p sigmoid tanh elu softplus not detach "
-      "add subtract multiply divide maximum minimum greater greater_equal equal not_equal and or "
-      "where");
-  const auto found = std::find(names.begin(), names.end(), word);
-  if (found == names.end()) return std::nullopt;
-  return static_cast<Op>(found - names.begin());
-}
-
-int operands_of(Op op) {
-  return op < Op::kAdd ? 1 : op < Op::kWhere ? 2 : 3;
+  const auto found = std::find_if(
+      std::begin(kOps), std::end(kOps), [&](const OpInfo& op) { return op.word == word; });
+  if (word.empty() || found == std::end(kOps)) return std::nullopt;
+  return static_cast<Op>(found - std::begin(kOps));
 }
 
 using Names = std::set<string, std::less<>>;
@@ -274,7 +268,7 @@ class Section {
     if (products_ != nullptr && words[2] == "product" && words.size() > 3) return multiply();
     const std::optional<Op> op = op_of(words[2]);
     if (!op) lines_.fail("an operation", words[2]);
-    const size_t count = operands_of(*op);
+    const size_t count = info_of(*op).operands;
     if (words.size() != 3 + count) {
       lines_.fail(
           string(words[2]) + " of " + std::to_string(count) +

@@ -46,7 +46,7 @@ Value record(Op op, const Values&... operands) {
   inline Value function(const Value& a, const Value& b, const Value& c) { \
     return record(Op::op, a, b, c);                                       \
   }
-#define LLTM_RECORD(op, function, operands) LLTM_RECORD_##operands(op, function)
+#define LLTM_RECORD(op, function, operands, ...) LLTM_RECORD_##operands(op, function)
 LLTM_OPERATIONS(LLTM_RECORD)
 #undef LLTM_RECORD
 #undef LLTM_RECORD_3

@@ -8,24 +8,6 @@
 namespace lltm {
 namespace {
 
-bool is_expensive(Op op) {
-  switch (op) {
-    case Op::kDivide:
-    case Op::kSqrt:
-    case Op::kExp:
-    case Op::kExpm1:
-    case Op::kLog:
-    case Op::kLog1p:
-    case Op::kSigmoid:
-    case Op::kTanh:
-    case Op::kElu:
-    case Op::kSoftplus:
-      return true;
-    default:
-      return false;
-  }
-}
-
 constexpr unsigned bit(int stage) {
   return 1u << stage;
 }
@@ -107,7 +89,7 @@ void StageGraph::number_means() {
 
 // Recomputing it costs no more than reading it.
 bool StageGraph::is_free(const Value& value) const {
-  if (is_expensive(value.op)) return false;
+  if (info_of(value.op).cost == kExpensive) return false;
   return std::all_of(value.of.begin(), value.of.end(), [&](int operand) {
     return operand == kNone || values_[operand].kind != kResult;
   });

@@ -114,7 +114,7 @@ __attribute__((noinline)) void execute(
 #define LLTM_PIECES_1 const C* const a = of_a.piece(p)
 #define LLTM_PIECES_2 LLTM_PIECES_1, * const b = of_b.piece(p)
 #define LLTM_PIECES_3 LLTM_PIECES_2, * const c = of_c.piece(p)
-#define LLTM_RUN(op, function, operands)                 \
+#define LLTM_RUN(op, function, operands, ...)            \
   case Op::op:                                           \
     for (std::int64_t p = 0; p < pieces; ++p) {          \
       C* const y = of_y.piece(p);                        \

@@ -15,7 +15,7 @@ struct Operation {
   int operands;
 };
 constexpr Operation kOperations[] = {
-#define LLTM_OPERATION(op, function, operands) {#function, operands},
+#define LLTM_OPERATION(op, function, operands, ...) {#function, operands},
     LLTM_OPERATIONS(LLTM_OPERATION)
 #undef LLTM_OPERATION
 };
