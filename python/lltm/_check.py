@@ -73,13 +73,6 @@ def probability(where: str, name: str, value: Any) -> float:
     return number
 
 
-def no_projection(where: str, value: Any) -> None:
-    if any_integer(where, "proj_size", value) != 0:
-        raise ArgumentError(
-            f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
-        )
-
-
 def tensor(where: str, name: str, value: Any, expected: str = "a tensor") -> Tensor:
     # Reading the shape of a nested tensor would raise an internal error of PyTorch.
     if not isinstance(value, TENSORS) or is_nested(value):
