@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
-from .integrations import fx, sharding
+from .integrations import fx, schema, sharding
 
 Class = TypeVar("Class", bound=type)
 
@@ -140,6 +140,17 @@ def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
             " of torch.nn, without reset and recurrent_dropout; export with dynamo=True"
         )
     return functools.partial(module._TORCH.forward, module)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Returns the module attributes that an operator receives after the parameters."""
+    other = {
+        "dropout": "_dropout_now",
+        "recurrent_dropout": "_recurrent_dropout_now",
+        "prepacked": "_prepacked",
+    }
+    options = schema.options(getattr(torch.ops.lltm, name).default)
+    return tuple(other.get(option, option) for option in options)
 
 
 def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from ._recurrent import (
     layer_of,
     names_of,
     operator,
+    options_of,
     step_of,
     torch_form,
 )
@@ -66,8 +67,7 @@ class Step(Recurrent, Generic[State]):
         dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
     """
 
-    # Attributes passed to the operator `layer_step` in addition to the parameters.
-    _OPTIONS = ("input_size", "hidden_size")
+    _OPTIONS = options_of("layer_step")
 
     def __init__(
         self,
@@ -181,19 +181,7 @@ class Layer(Recurrent, Generic[State]):
     # Parameter names by layer and direction, in the order of h_0. Biases may be None.
     _names: Sequence[str]
 
-    # Attributes passed to the operator `layer` after the parameters.
-    _OPTIONS = (
-        "bias",
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "batch_first",
-        "bidirectional",
-        "_dropout_now",
-        "_recurrent_dropout_now",
-        "checkpoint_steps",
-        "_prepacked",
-    )
+    _OPTIONS = options_of("layer")
 
     _prepacked = False  # True if the weights are packed
 

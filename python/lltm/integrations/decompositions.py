@@ -11,16 +11,17 @@ GEMMs are float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey
-from torch._ops import OperatorBase, OpOverload
+from torch._ops import OperatorBase
+
+from .schema import call, with_arguments
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -48,18 +49,12 @@ def ours() -> Table:
     }
     return {
         **{op: partial(op._op_dk, DispatchKey.CompositeExplicitAutograd) for op in steps},
-        **{op: partial(_with_arguments, op, loop) for op, loop in loops.items()},
+        **{op: partial(with_arguments, op, loop) for op, loop in loops.items()},
     }
 
 
-def _with_arguments(
-    op: OpOverload[..., Any], loop: Callable[[Any], Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Calls `loop` with the arguments of `op` by name."""
-    schema = op._schema.arguments
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given.update(zip((a.name for a in schema), args, strict=False), **kwargs)
-    return loop(SimpleNamespace(**given))
+# Arguments that only their own step reads, and arguments that every step reads.
+_OF_A_STEP, _OF_ALL_STEPS = ("reset",), ("recurrent_mask",)
 
 
 def _sequence(a: Any, training: bool) -> Any:
@@ -82,12 +77,12 @@ def _sequence(a: Any, training: bool) -> Any:
     (h_n, c_n), (output, *activations) = _scan(
         step,
         [_wide(a.h_0), _wide(_state_c(a.cell, a.h_0, a.c_0))],
-        {"z_x": _projected(_wide(a.input), weight_x, bias_x), "reset": a.reset},
+        {"z_x": _projected(_wide(a.input), weight_x, bias_x), **_given(a, _OF_A_STEP)},
         {
             "weight_h": weight_h,
             "bias_h": bias_h,
             "parameters": parameters,
-            "recurrent_mask": a.recurrent_mask,
+            **_given(a, _OF_ALL_STEPS),
         },
         a.reverse,
     )
@@ -126,15 +121,16 @@ def _sequence_backward(a: Any) -> Any:
         {
             "activations": a.saved.view(*a.input.shape[:2], a.saved.shape[1]),
             "grad_output": a.grad_output,
-            "reset": a.reset,
+            **_given(a, _OF_A_STEP),
         },
-        {"weight_h": weight_h, "parameters": parameters, "recurrent_mask": a.recurrent_mask},
+        {"weight_h": weight_h, "parameters": parameters, **_given(a, _OF_ALL_STEPS)},
         not a.reverse,
     )
-    return ops._sequence_gradients(
-        *(a.cell, a.input, a.h_0, a.c_0, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh),
-        *(a.reverse, a.reset, a.recurrent_mask, a.output, a.saved, dz, dh, dc, a.output_mask),
-    )
+    return call(ops._sequence_gradients.default, a, dz=dz, dh=dh, dc=dc)
+
+
+def _given(a: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(a, name) for name in names}
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -147,9 +143,7 @@ def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _operands(a: Any) -> tuple[Tensor, ...]:
     """Returns weight_x, weight_h, bias_x, bias_h and the cell's parameters for the steps."""
-    operands: tuple[Tensor, ...] = torch.ops.lltm._sequence_operands(
-        a.cell, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh
-    )
+    operands: tuple[Tensor, ...] = call(torch.ops.lltm._sequence_operands.default, a)
     return operands
 
 
