@@ -11,7 +11,7 @@ GEMMs are float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OperatorBase
 
-from .schema import call, with_arguments
+from .schema import BATCH_DIMS_OF_SEQUENCE, call, with_arguments
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -53,8 +53,15 @@ def ours() -> Table:
     }
 
 
-# Arguments that only their own step reads, and arguments that every step reads.
-_OF_A_STEP, _OF_ALL_STEPS = ("reset",), ("recurrent_mask",)
+def _read_by_steps(a: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arguments that steps read unchanged: with a row for each step, and others."""
+    rows: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for argument in torch.ops.lltm._sequence_step.default._schema.arguments[1:]:
+        if argument.name in vars(a):
+            into = rows if BATCH_DIMS_OF_SEQUENCE.get(argument.name) == 1 else others
+            into[argument.name] = getattr(a, argument.name)
+    return rows, others
 
 
 def _sequence(a: Any, training: bool) -> Any:
@@ -65,6 +72,7 @@ def _sequence(a: Any, training: bool) -> Any:
         return NotImplemented
     ops, dtype = torch.ops.lltm, a.h_0.dtype
     weight_x, weight_h, bias_x, bias_h, parameters = _operands(a)
+    rows, others = _read_by_steps(a)
 
     def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
         h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **given)
@@ -77,13 +85,8 @@ def _sequence(a: Any, training: bool) -> Any:
     (h_n, c_n), (output, *activations) = _scan(
         step,
         [_wide(a.h_0), _wide(_state_c(a.cell, a.h_0, a.c_0))],
-        {"z_x": _projected(_wide(a.input), weight_x, bias_x), **_given(a, _OF_A_STEP)},
-        {
-            "weight_h": weight_h,
-            "bias_h": bias_h,
-            "parameters": parameters,
-            **_given(a, _OF_ALL_STEPS),
-        },
+        {"z_x": _projected(_wide(a.input), weight_x, bias_x), **rows},
+        {"weight_h": weight_h, "bias_h": bias_h, "parameters": parameters, **others},
         a.reverse,
     )
     h_n, c_n = h_n.to(dtype), c_n.to(dtype)
@@ -99,6 +102,7 @@ def _sequence_backward(a: Any) -> Any:
         return NotImplemented
     ops = torch.ops.lltm
     _, weight_h, _, _, parameters = _operands(a)
+    rows, others = _read_by_steps(a)
     dh = torch.zeros_like(a.h_0) if a.grad_h_n is None else a.grad_h_n
     dc = None
     if a.c_0 is not None:
@@ -121,16 +125,12 @@ def _sequence_backward(a: Any) -> Any:
         {
             "activations": a.saved.view(*a.input.shape[:2], a.saved.shape[1]),
             "grad_output": a.grad_output,
-            **_given(a, _OF_A_STEP),
+            **rows,
         },
-        {"weight_h": weight_h, "parameters": parameters, **_given(a, _OF_ALL_STEPS)},
+        {"weight_h": weight_h, "parameters": parameters, **others},
         not a.reverse,
     )
     return call(ops._sequence_gradients.default, a, dz=dz, dh=dh, dc=dc)
-
-
-def _given(a: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(a, name) for name in names}
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

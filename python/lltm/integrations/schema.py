@@ -10,6 +10,19 @@ from torch._ops import OpOverload
 
 Op = OpOverload[..., Any]
 
+# Batch dimensions of arguments and results, by schema name. Tensors without an entry have none.
+# `saved` holds activations (T * B, A * H), or with checkpoint_steps states (T / n, B, H). Each
+# process has the activations of its own batch. Their concatenation would have another order than
+# on a single process, but is never used.
+BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
+    ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
+)
+BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
+    **dict.fromkeys(("input", "reset", "output", "grad_output"), 1),
+    **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
+    "recurrent_mask": 0,
+}
+
 
 def named(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all arguments of a call in order, including defaults."""

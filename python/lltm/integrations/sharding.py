@@ -18,20 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .schema import named
+from .schema import BATCH_DIMS_OF_SEQUENCE, BATCH_DIMS_OF_STEP, named
 
-# Batch dimensions of arguments and results, by schema name. Tensors without an entry have none.
-# `saved` holds activations (T * B, A * H), or with checkpoint_steps states (T / n, B, H). Each
-# process has the activations of its own batch. Their concatenation would have another order than
-# on a single process, but is never used.
-BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
-    ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
-)
-BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
-    **dict.fromkeys(("input", "reset", "output", "grad_output"), 1),
-    **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
-    "recurrent_mask": 0,
-}
 # By operator: batch dimensions, and names of the results. A gradient has its argument's name.
 GRADIENTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 OPERATORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
