@@ -162,15 +162,18 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
         )
 
 
-def of_operator(error: ValueError) -> ValueError:
-    """Converts an operator's error to ArgumentError.
+def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls an operator, and converts its errors to ArgumentError.
 
-    Up to PyTorch 2.14, the binding has already converted it. From 2.15 on, PyTorch translates C++
+    Up to PyTorch 2.14, the binding has already converted them. From 2.15 on, PyTorch translates C++
     errors first, to a plain ValueError.
     """
-    if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
-        return error
-    return ArgumentError(*error.args)
+    try:
+        return operator(*args, **kwargs)
+    except ValueError as error:
+        if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
+            raise
+        raise ArgumentError(*error.args) from None
 
 
 def dtype(value: torch.dtype) -> str:

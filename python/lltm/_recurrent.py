@@ -166,18 +166,8 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
             sharding.prepare(input)
         named = (getattr(module, name) for name in parameters)
         tensors = [tensor for tensor in named if tensor is not None]
-        try:
-            return getattr(torch.ops.lltm, name)(
-                module._CELL,
-                input,
-                states,
-                tensors,
-                *[getattr(module, name) for name in options],
-                *rest,
-                **named_rest,
-            )
-        except ValueError as error:
-            raise _check.of_operator(error) from None
+        given = [module._CELL, input, states, tensors, *[getattr(module, n) for n in options]]
+        return _check.call(getattr(torch.ops.lltm, name), *given, *rest, **named_rest)
 
     return call
 
@@ -207,17 +197,14 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
         _check.tensor(where, "input", rows)
         if hx is None and torch.compiler.is_compiling():
             hx = module._first_states(rows, _packed_batch(where, input))
-    elif not isinstance(input, _check.TENSORS):
-        raise TypeError(
-            f"lltm::{where}: expected input to be a tensor or a PackedSequence,"
-            f" got {type(input).__name__}"
-        )
     elif _check.is_nested(input):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence, got a nested"
             " tensor; convert it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
             " enforce_sorted=False)"
         )
+    else:
+        _check.tensor(where, "input", input, "a tensor or a PackedSequence")
     _check.optional_tensor(where, "reset", reset)
     last = {} if reset is None else {"reset": reset}
     output, states = run(module, rows, module._states_of(hx), *parts, **last)
