@@ -40,12 +40,12 @@ def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> i
     return int(value)
 
 
-def checkpoint_steps(where: str, value: Any) -> int:
+def checkpoint_steps(where: str, name: str, value: Any) -> int:
     """Checks checkpoint_steps: an integer from 0 (disabled) to the int64 maximum."""
-    steps, largest = any_integer(where, "checkpoint_steps", value), 2**63 - 1
+    steps, largest = any_integer(where, name, value), 2**63 - 1
     if not 0 <= steps <= largest:
         bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
-        raise ArgumentError(f"lltm::{where}: expected checkpoint_steps {bound}, got {value}")
+        raise ArgumentError(f"lltm::{where}: expected {name} {bound}, got {value}")
     return steps
 
 

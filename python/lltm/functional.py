@@ -129,7 +129,7 @@ def sequence(
         recurrent_mask=recurrent_mask,
     )
     _check.boolean("sequence", "reverse", reverse)
-    steps = _check.checkpoint_steps("sequence", checkpoint_steps)
+    steps = _check.checkpoint_steps("sequence", "checkpoint_steps", checkpoint_steps)
     h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states, input)
     _check_parameters("sequence", parameters, bias_ih)
     weights = (weight_ih, weight_hh, bias_ih, bias_hh)

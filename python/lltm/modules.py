@@ -131,6 +131,8 @@ _CHECKS: dict[str, Any] = {
     "batch_first": _check.flag,
     "dropout": _check.probability,
     "bidirectional": _check.flag,
+    "checkpoint_steps": _check.checkpoint_steps,
+    "recurrent_dropout": _check.probability,
 }
 
 
@@ -200,47 +202,32 @@ class Layer(Recurrent, Generic[State]):
         checkpoint_steps: int = 0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
 
-    def _make(
-        self,
-        given: tuple[Any, ...],
-        of_parameters: dict[str, Any],
-        checkpoint_steps: int,
-        recurrent_dropout: float,
-        proj_size: int = 0,
-    ) -> None:
+    def _make(self, device: Any, dtype: Any, *given: Any, proj_size: int = 0) -> None:
         """Constructs the layer. `given` has the values of the arguments in _CHECKS."""
-        where = self._where
         named = zip(_CHECKS.items(), given, strict=True)
-        options: dict[str, Any] = {k: check(where, k, value) for (k, check), value in named}
-        steps = _check.checkpoint_steps(where, checkpoint_steps)
-        dropped = _check.probability(where, "recurrent_dropout", recurrent_dropout)
-        dropout = options.pop("dropout")
-        if dropout > 0 and options["num_layers"] == 1:
+        options = {name: check(self._where, name, value) for (name, check), value in named}
+        ours = {k: options.pop(k) for k in ("dropout", "checkpoint_steps", "recurrent_dropout")}
+        if (dropout := ours["dropout"]) > 0 and options["num_layers"] == 1:
             warnings.warn(  # as torch.nn does, but for the caller's line
                 "dropout option adds dropout after all but last recurrent layer, so non-zero"
                 f" dropout expects num_layers greater than 1, but got {dropout=} and num_layers=1",
                 stacklevel=3,
             )
+        of_parameters = {"device": device, "dtype": dtype}
         if isinstance(self, nn.RNNBase):  # creates the parameters itself
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
-            self.dropout = dropout
         else:
             Recurrent.__init__(self)
-            vars(self).update(options, dropout=dropout)
+            vars(self).update(options)
             self._names = names_of(self._parameter_names, self.num_layers, self.bidirectional)
             for k in range(self._state_shape(0)[0]):
                 columns = self._columns_of_input(k)
                 self._register(self._names_of(k), columns, self.bias, **of_parameters)
             self.reset_parameters()
-        self.checkpoint_steps = steps
-        self.recurrent_dropout = dropped
+        vars(self).update(ours)
 
     @overload
     def forward(
@@ -472,13 +459,8 @@ class _LayerOfPair(Layer[Pair]):
         recurrent_dropout: float = 0.0,
     ) -> None:
         projection = self._check_projection(hidden_size, proj_size, recurrent_dropout)
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-            projection,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout, proj_size=projection)
 
     def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         """Returns the projection size if the layer supports it."""
@@ -868,12 +850,8 @@ class RNN(Layer[Tensor], nn.RNNBase):
     ) -> None:
         self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
         self.mode = f"RNN_{nonlinearity.upper()}"
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
 
     @property
     def _CELL(self) -> str:  # type: ignore[override]

@@ -272,12 +272,8 @@ class CustomLayer(_Custom, Layer[Any]):
                 f" the input, got {num_layers}"
             )
         self._set_heads(hidden_size, heads)
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
 
     def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
         """Returns an inference-only copy of this layer with prepacked weights.
