@@ -35,9 +35,13 @@ GALLERY_CELLS = lltm.cells._NAMES
 
 
 def gallery_module(name: str, inputs: int, hidden: int, kind: str = "Layer", **options: Any) -> Any:
-    """A module of lltm.cells. `inputs` does not count the columns of gates that read the input."""
+    """A module of lltm.cells. `inputs` does not count the columns of gates that read the input.
+
+    With such gates, there is a single layer.
+    """
     cell = getattr(lltm.cells, name)
-    given = len(cell.Layer._HEADER.gates_input)
+    if given := len(cell.Layer._HEADER.gates_input):
+        options.pop("num_layers", None)
     return getattr(cell, kind)(inputs + given * hidden, hidden, **options)
 
 

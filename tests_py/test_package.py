@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -187,6 +188,14 @@ def test_the_rebuild_of_an_editable_install_installs_the_package(tmp_path: Path)
 def test_the_package_is_imported_without_docstrings() -> None:
     code = "import lltm; assert lltm.LSTM.__doc__ is None; print(lltm.LSTM(3, 5))"
     assert support.run_python("-OO", "-c", code).stdout == "LSTM(3, 5)\n"
+
+
+@pytest.mark.parametrize("name", [*lltm.modules.__all__, "CustomLayer", "CustomCell"])
+def test_docstrings_describe_the_constructors_arguments(name: str) -> None:
+    cls = getattr(lltm, name)
+    described = re.findall(r"^ {8}(\w+) \([\w.]+\): ", cls.__doc__, re.MULTILINE)
+    if described or not name.startswith("Prepacked"):  # most refer to PrepackedLSTM
+        assert described == [*inspect.signature(cls).parameters]
 
 
 def test_the_library_links_nothing_of_python() -> None:

@@ -39,14 +39,18 @@ ArgumentError.__module__ = "lltm"
 
 
 def _call(name: str, **arguments: Any) -> list[Tensor]:
-    for key, value in arguments.items():
-        if not isinstance(value, Tensor) and (value is not None or key != "bias"):
-            got = type(value).__name__
-            raise TypeError(f"lltm::{name}: expected {key} to be a tensor, got {got}")
     try:
-        return list(getattr(_ops, f"_pair_{name}")(**arguments))
+        result: list[Tensor] = getattr(_ops, f"_pair_{name}").default(*arguments.values())
     except ValueError as error:
         raise ArgumentError(*error.args) from None
+    except (TypeError, RuntimeError):
+        for key, value in arguments.items():
+            if not isinstance(value, Tensor) and (value is not None or key != "bias"):
+                got = type(value).__name__
+                message = f"lltm::{name}: expected {key} to be a tensor, got {got}"
+                raise TypeError(message) from None
+        raise
+    return result
 
 
 def version() -> str:

@@ -40,12 +40,12 @@ def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> i
     return int(value)
 
 
-def checkpoint_steps(where: str, value: Any) -> int:
+def checkpoint_steps(where: str, name: str, value: Any) -> int:
     """Checks checkpoint_steps: an integer from 0 (disabled) to the int64 maximum."""
-    steps, largest = any_integer(where, "checkpoint_steps", value), 2**63 - 1
+    steps, largest = any_integer(where, name, value), 2**63 - 1
     if not 0 <= steps <= largest:
         bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
-        raise ArgumentError(f"lltm::{where}: expected checkpoint_steps {bound}, got {value}")
+        raise ArgumentError(f"lltm::{where}: expected {name} {bound}, got {value}")
     return steps
 
 
@@ -71,13 +71,6 @@ def probability(where: str, name: str, value: Any) -> float:
     if not 0 <= number <= 1:
         raise ArgumentError(f"lltm::{where}: expected {name} to be in [0, 1], got {value}")
     return number
-
-
-def no_projection(where: str, value: Any) -> None:
-    if any_integer(where, "proj_size", value) != 0:
-        raise ArgumentError(
-            f"lltm::{where}: expected proj_size to be 0, got {value}: an LLTM has no projection"
-        )
 
 
 def tensor(where: str, name: str, value: Any, expected: str = "a tensor") -> Tensor:
@@ -169,15 +162,18 @@ def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
         )
 
 
-def of_operator(error: ValueError) -> ValueError:
-    """Converts an operator's error to ArgumentError.
+def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls an operator, and converts its errors to ArgumentError.
 
-    Up to PyTorch 2.14, the binding has already converted it. From 2.15 on, PyTorch translates C++
+    Up to PyTorch 2.14, the binding has already converted them. From 2.15 on, PyTorch translates C++
     errors first, to a plain ValueError.
     """
-    if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
-        return error
-    return ArgumentError(*error.args)
+    try:
+        return operator(*args, **kwargs)
+    except ValueError as error:
+        if isinstance(error, ArgumentError) or not str(error).startswith("lltm::"):
+            raise
+        raise ArgumentError(*error.args) from None
 
 
 def dtype(value: torch.dtype) -> str:

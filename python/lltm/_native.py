@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .integrations.schema import named
+
 try:
     from . import _built_with
 except ImportError:
@@ -59,13 +61,13 @@ def _import_binding() -> None:
 
 
 def _on_one_device(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Moves batch_sizes, the ninth argument, from the CPU: PyTorch calls no Meta kernel with two
-    fake devices."""
-    input, sizes = args[1], args[8] if len(args) > 8 else None
+    """Moves batch_sizes from the CPU: PyTorch calls no Meta kernel with two fake devices."""
+    given = named(op, args, kwargs)
+    input, sizes = given["input"], given["batch_sizes"]
     if sizes is not None and sizes.is_cpu and not input.is_cpu:
         with mode:
-            sizes = torch.empty(sizes.shape, dtype=sizes.dtype, device=input.device)
-        args = (*args[:8], sizes, *args[9:])
+            given["batch_sizes"] = torch.empty(sizes.shape, dtype=sizes.dtype, device=input.device)
+        args, kwargs = tuple(given.values()), {}
     return mode.__torch_dispatch__(op, types, args, kwargs)
 
 

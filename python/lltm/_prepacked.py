@@ -221,8 +221,5 @@ _warn_in_training._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
     """`matrices` are [W_hh, W_ih], or weight_ih and weight_hh."""
     _check.optional_dtype("prepack", "dtype", dtype)
-    try:
-        packed: Tensor = torch.ops.lltm.prepack(cell, *matrices, dtype=dtype)
-    except ValueError as error:
-        raise _check.of_operator(error) from None
+    packed: Tensor = _check.call(torch.ops.lltm.prepack, cell, *matrices, dtype=dtype)
     return packed

@@ -6,16 +6,44 @@ Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directi
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
-from .integrations import fx, sharding
+from .integrations import fx, schema, sharding
+
+Class = TypeVar("Class", bound=type)
+
+# A docstring's arguments or shapes, and their entries.
+_SECTION = re.compile(r"^    (Args|Shape):(?: \.\.\.)?\n((?: {8,}.*\n)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {8}(?:- )?(\w+).*\n(?: {9,}.*\n)*", re.MULTILINE)
+
+
+def documented(cls: Class) -> Class:
+    """Class decorator that completes the arguments and shapes in the class's docstring.
+
+    In `Args: ...` and `Shape: ...`, the dots stand for the base class's entries. The following
+    entries are added, or replace entries with the same name.
+    """
+    of_bases = (dict(_SECTION.findall(base.__doc__ or "")) for base in cls.__mro__[1:])
+    inherited: dict[str, str] = next(filter(None, of_bases), {})
+
+    def complete(section: re.Match[str]) -> str:
+        name, own = section.groups()
+        entries = {m[1]: m[0] for m in _ENTRY.finditer(inherited[name] + own)}
+        order = inspect.signature(cls).parameters if name == "Args" else entries
+        return f"    {name}:\n{''.join(entries[key] for key in order)}"
+
+    if cls.__doc__:  # None with python -OO
+        cls.__doc__ = _SECTION.sub(complete, cls.__doc__)
+    return cls
 
 
 class Recurrent(nn.Module):
@@ -60,7 +88,7 @@ class Recurrent(nn.Module):
         return outputs, self._returned(states)
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
-        """Parameter shapes of a direction with `columns` input features."""
+        """A direction's parameter shapes with `columns` input features."""
         hidden = self.hidden_size
         x_blocks, h_blocks, *_ = torch.ops.lltm._cell(self._CELL)
         x, h = ((1 + max(blocks)) * hidden for blocks in (x_blocks, h_blocks))
@@ -77,7 +105,7 @@ class Recurrent(nn.Module):
     def _register(
         self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
     ) -> None:
-        """Parameters of a direction. Without `bias`, biases are None."""
+        """Registers a direction's parameters. Without `bias`, biases are None."""
         for name, (stem, shape) in zip(names, self._shapes(columns).items(), strict=True):
             value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             absent = stem in ("bias", "bias_ih", "bias_hh") and not bias
@@ -114,6 +142,17 @@ def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
     return functools.partial(module._TORCH.forward, module)
 
 
+def options_of(name: str) -> tuple[str, ...]:
+    """Returns the module attributes that an operator receives after the parameters."""
+    other = {
+        "dropout": "_dropout_now",
+        "recurrent_dropout": "_recurrent_dropout_now",
+        "prepacked": "_prepacked",
+    }
+    options = schema.options(getattr(torch.ops.lltm, name).default)
+    return tuple(other.get(option, option) for option in options)
+
+
 def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Callable[..., Any]:
     """Returns a function that calls an operator with a module, input, states and other arguments.
 
@@ -127,18 +166,8 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
             sharding.prepare(input)
         named = (getattr(module, name) for name in parameters)
         tensors = [tensor for tensor in named if tensor is not None]
-        try:
-            return getattr(torch.ops.lltm, name)(
-                module._CELL,
-                input,
-                states,
-                tensors,
-                *[getattr(module, name) for name in options],
-                *rest,
-                **named_rest,
-            )
-        except ValueError as error:
-            raise _check.of_operator(error) from None
+        given = [module._CELL, input, states, tensors, *[getattr(module, n) for n in options]]
+        return _check.call(getattr(torch.ops.lltm, name), *given, *rest, **named_rest)
 
     return call
 
@@ -168,17 +197,14 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
         _check.tensor(where, "input", rows)
         if hx is None and torch.compiler.is_compiling():
             hx = module._first_states(rows, _packed_batch(where, input))
-    elif not isinstance(input, _check.TENSORS):
-        raise TypeError(
-            f"lltm::{where}: expected input to be a tensor or a PackedSequence,"
-            f" got {type(input).__name__}"
-        )
     elif _check.is_nested(input):
         raise TypeError(
             f"lltm::{where}: expected input to be a tensor or a PackedSequence, got a nested"
             " tensor; convert it with torch.nn.utils.rnn.pack_sequence(input.unbind(),"
             " enforce_sorted=False)"
         )
+    else:
+        _check.tensor(where, "input", input, "a tensor or a PackedSequence")
     _check.optional_tensor(where, "reset", reset)
     last = {} if reset is None else {"reset": reset}
     output, states = run(module, rows, module._states_of(hx), *parts, **last)

@@ -64,10 +64,8 @@ def step(
     _check_tensors("step", input, weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
     h, c = _joined("step", names, states, input)
     _check_parameters("step", parameters, bias_ih)
-    try:
-        h, c = torch.ops.lltm.step(text, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
-    except ValueError as error:
-        raise _check.of_operator(error) from None
+    weights = (weight_ih, weight_hh, bias_ih, bias_hh)
+    h, c = _check.call(torch.ops.lltm.step, text, input, h, c, *weights)
     return _split(names, h, c)
 
 
@@ -131,27 +129,14 @@ def sequence(
         recurrent_mask=recurrent_mask,
     )
     _check.boolean("sequence", "reverse", reverse)
-    steps = _check.checkpoint_steps("sequence", checkpoint_steps)
+    steps = _check.checkpoint_steps("sequence", "checkpoint_steps", checkpoint_steps)
     h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states, input)
     _check_parameters("sequence", parameters, bias_ih)
-    try:
-        output, h_n, c_n = torch.ops.lltm.sequence(
-            text,
-            input,
-            h_0,
-            c_0,
-            weight_ih,
-            weight_hh,
-            bias_ih,
-            bias_hh,
-            batch_sizes=batch_sizes,
-            reverse=reverse,
-            reset=reset,
-            checkpoint_steps=steps,
-            recurrent_mask=recurrent_mask,
-        )
-    except ValueError as error:
-        raise _check.of_operator(error) from None
+    weights = (weight_ih, weight_hh, bias_ih, bias_hh)
+    options = (batch_sizes, reverse, reset, steps, recurrent_mask)
+    output, h_n, c_n = _check.call(
+        torch.ops.lltm.sequence, text, input, h_0, c_0, *weights, *options
+    )
     return output, _split(names, h_n, c_n)
 
 
@@ -181,10 +166,7 @@ def prepack(
     _check.tensor("prepack", "weight_ih", weight_ih)
     _check.optional_tensor("prepack", "weight_hh", weight_hh)
     _check.optional_dtype("prepack", "dtype", dtype)
-    try:
-        packed: Tensor = torch.ops.lltm.prepack(text, weight_ih, weight_hh, dtype=dtype)
-    except ValueError as error:
-        raise _check.of_operator(error) from None
+    packed: Tensor = _check.call(torch.ops.lltm.prepack, text, weight_ih, weight_hh, dtype=dtype)
     return packed
 
 

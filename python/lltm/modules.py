@@ -24,10 +24,12 @@ from ._prepacked import Prepacked
 from ._recurrent import (
     Recurrent,
     calls_kernels,
+    documented,
     in_older_onnx_export,
     layer_of,
     names_of,
     operator,
+    options_of,
     step_of,
     torch_form,
 )
@@ -55,10 +57,17 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Step(Recurrent, Generic[State]):
-    """Single-step module of a cell."""
+    """Single-step module of a cell.
 
-    # Attributes passed to the operator `layer_step` in addition to the parameters.
-    _OPTIONS = ("input_size", "hidden_size")
+    Args:
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
+        bias (bool): if False, the cell has no biases. Default: True
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+    """
+
+    _OPTIONS = options_of("layer_step")
 
     def __init__(
         self,
@@ -113,7 +122,7 @@ class Step(Recurrent, Generic[State]):
 
 # ---- layers -----------------------------------------------------------------------
 
-# Arguments of every layer in order, with their checks.
+# Every layer's arguments in order, with their checks.
 _CHECKS: dict[str, Any] = {
     "input_size": _check.integer,
     "hidden_size": _check.integer,
@@ -122,11 +131,37 @@ _CHECKS: dict[str, Any] = {
     "batch_first": _check.flag,
     "dropout": _check.probability,
     "bidirectional": _check.flag,
+    "checkpoint_steps": _check.checkpoint_steps,
+    "recurrent_dropout": _check.probability,
 }
 
 
 class Layer(Recurrent, Generic[State]):
-    """Multi-layer module of a cell, over sequences; also its prepacked form."""
+    """Multi-layer module of a cell, over sequences; also its prepacked form.
+
+    Args:
+        input_size (int): input features, I
+        hidden_size (int): hidden units, H
+        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
+        bias (bool): if False, the layer has no biases. Default: True
+        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
+            effect on states, unbatched input and packed sequences. Default: False
+        dropout (float): dropout probability between layers, in training. Default: 0
+        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
+            output is concatenated to the first direction's. Default: False
+        device (torch.device): parameter device. Default: PyTorch's default device
+        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
+            every n-th state instead of all activations, and backward recomputes them. Default: 0
+        recurrent_dropout (float): dropout probability for the h that the next step reads, in
+            training. A call uses the same mask in all steps. Default: 0
+
+    Shape:
+        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
+          unbatched sequence, or a PackedSequence
+        - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
+        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
+    """
 
     num_layers: int
     bias: bool
@@ -148,19 +183,7 @@ class Layer(Recurrent, Generic[State]):
     # Parameter names by layer and direction, in the order of h_0. Biases may be None.
     _names: Sequence[str]
 
-    # Attributes passed to the operator `layer` after the parameters.
-    _OPTIONS = (
-        "bias",
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "batch_first",
-        "bidirectional",
-        "_dropout_now",
-        "_recurrent_dropout_now",
-        "checkpoint_steps",
-        "_prepacked",
-    )
+    _OPTIONS = options_of("layer")
 
     _prepacked = False  # True if the weights are packed
 
@@ -179,47 +202,32 @@ class Layer(Recurrent, Generic[State]):
         checkpoint_steps: int = 0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
 
-    def _make(
-        self,
-        given: tuple[Any, ...],
-        of_parameters: dict[str, Any],
-        checkpoint_steps: int,
-        recurrent_dropout: float,
-        proj_size: int = 0,
-    ) -> None:
+    def _make(self, device: Any, dtype: Any, *given: Any, proj_size: int = 0) -> None:
         """Constructs the layer. `given` has the values of the arguments in _CHECKS."""
-        where = self._where
         named = zip(_CHECKS.items(), given, strict=True)
-        options: dict[str, Any] = {k: check(where, k, value) for (k, check), value in named}
-        steps = _check.checkpoint_steps(where, checkpoint_steps)
-        dropped = _check.probability(where, "recurrent_dropout", recurrent_dropout)
-        dropout = options.pop("dropout")
-        if dropout > 0 and options["num_layers"] == 1:
+        options = {name: check(self._where, name, value) for (name, check), value in named}
+        ours = {k: options.pop(k) for k in ("dropout", "checkpoint_steps", "recurrent_dropout")}
+        if (dropout := ours["dropout"]) > 0 and options["num_layers"] == 1:
             warnings.warn(  # as torch.nn does, but for the caller's line
                 "dropout option adds dropout after all but last recurrent layer, so non-zero"
                 f" dropout expects num_layers greater than 1, but got {dropout=} and num_layers=1",
                 stacklevel=3,
             )
+        of_parameters = {"device": device, "dtype": dtype}
         if isinstance(self, nn.RNNBase):  # creates the parameters itself
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
-            self.dropout = dropout
         else:
             Recurrent.__init__(self)
-            vars(self).update(options, dropout=dropout)
+            vars(self).update(options)
             self._names = names_of(self._parameter_names, self.num_layers, self.bidirectional)
             for k in range(self._state_shape(0)[0]):
                 columns = self._columns_of_input(k)
                 self._register(self._names_of(k), columns, self.bias, **of_parameters)
             self.reset_parameters()
-        self.checkpoint_steps = steps
-        self.recurrent_dropout = dropped
+        vars(self).update(ours)
 
     @overload
     def forward(
@@ -304,7 +312,7 @@ class Layer(Recurrent, Generic[State]):
         return self.recurrent_dropout if applies else 0.0
 
     def _columns_of_input(self, k: int) -> int:
-        """Returns the number of input features of direction k, in the order of h_0."""
+        """Returns direction k's number of input features, in the order of h_0."""
         directions = 2 if self.bidirectional else 1
         return self.input_size if k < directions else directions * self._size_of_h
 
@@ -313,7 +321,7 @@ class Layer(Recurrent, Generic[State]):
         return self.proj_size or self.hidden_size
 
     def _names_of(self, k: int) -> Sequence[str]:
-        """Returns the parameter names of direction k."""
+        """Returns direction k's parameter names."""
         each = len(self._names) // self._state_shape(0)[0]
         return self._names[k * each : (k + 1) * each]
 
@@ -414,15 +422,61 @@ class Layer(Recurrent, Generic[State]):
             ("checkpoint_steps", 0),
             ("recurrent_dropout", 0.0),
             ("heads", 1),
+            ("nonlinearity", "tanh"),
         ):
             if getattr(self, name, default) != default:
                 text += f", {name}={getattr(self, name)}"
         return text
 
 
+@documented
+class _LayerOfPair(Layer[Pair]):
+    """Layer with the states h and c, and torch.nn.LSTM's constructor.
+
+    Args: ...
+        proj_size (int): must be 0. Accepted because torch.nn.LSTM has it. Default: 0
+
+    Shape: ...
+        - state, (h_0, c_0) and (h_n, c_n): each tensor (L*D, B, H), or (L*D, H) for unbatched input
+    """
+
+    _STATES = ("h_0", "c_0")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
+    ) -> None:
+        projection = self._check_projection(hidden_size, proj_size, recurrent_dropout)
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout, proj_size=projection)
+
+    def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
+        """Returns the projection size if the layer supports it."""
+        where = self._where
+        if _check.any_integer(where, "proj_size", proj_size) != 0:
+            raise ArgumentError(
+                f"lltm::{where}: expected proj_size to be 0, got {proj_size}: an {where} has no"
+                " projection"
+            )
+        return 0
+
+
 # ---- the LLTM ---------------------------------------------------------------------
 
 
+@documented
 class LLTMCell(Step[Pair]):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
@@ -434,18 +488,13 @@ class LLTMCell(Step[Pair]):
         c' = c + i * g
         h' = o * tanh(c')
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        bias (bool): if False, the cell has no biases. Default: True
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+    Args: ...
 
     Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
     Parameters, uniform in ±1/sqrt(H)::
 
-        weights  (3H, H+I): the rows of W_i, W_o, W_g; the first H columns multiply h
+        weights  (3H, H+I): stacked W_i, W_o, W_g; the first H columns multiply h
         bias     (3H): b_i, b_o, b_g; None with bias=False
 
     Example::
@@ -466,7 +515,8 @@ class LLTMCell(Step[Pair]):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class LLTM(Layer[Pair]):
+@documented
+class LLTM(_LayerOfPair):
     """A multi-layer LLTM (an LSTM without a forget gate), used like torch.nn.LSTM.
 
     Each layer and direction computes at every time step, from its input x and state h, c::
@@ -477,33 +527,13 @@ class LLTM(Layer[Pair]):
         c' = c + i * g
         h' = o * tanh(c')
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
-        bias (bool): if False, the layer has no biases. Default: True
-        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
-            effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): dropout probability between layers, in training. Default: 0
-        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
-            output is concatenated to the first direction's. Default: False
-        proj_size (int): must be 0. Accepted because torch.nn.LSTM has it. Default: 0
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
-            every n-th state instead of all activations, and backward recomputes them. Default: 0
-        recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. A call uses the same mask in all steps. Default: 0
+    Args: ...
 
-    Shape:
-        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
-          unbatched sequence, or a PackedSequence
-        - state, (h_0, c_0) and (h_n, c_n): each tensor (L*D, B, H), or (L*D, H) for unbatched input
-        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
+    Shape: ...
 
     Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-        weights_l{k}  (3H, H+I): rows of W_i, W_o, W_g; first H columns for h. For k > 0, I is D*H
+        weights_l{k}  (3H, H+I): stacked W_i, W_o, W_g; first H columns for h. For k > 0, I is D*H
         bias_l{k}     (3H): b_i, b_o, b_g, with bias=True
 
     Example::
@@ -514,33 +544,9 @@ class LLTM(Layer[Pair]):
         output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
-    _CELL, _STATES = "lltm", ("h_0", "c_0")
+    _CELL = "lltm"
     _where = mode = "LLTM"
     _parameter_names = ("weights", "bias")
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-        recurrent_dropout: float = 0.0,
-    ) -> None:
-        _check.no_projection("LLTM", proj_size)
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
 
     # Private attributes of torch.nn.LSTM that existing code reads.
 
@@ -588,7 +594,8 @@ class PrepackedLLTM(Prepacked, Layer[Pair]):
 _NAMES_OF_TORCH: Any = property(lambda self: self._flat_weights_names)
 
 
-class LSTM(Layer[Pair], nn.RNNBase):
+@documented
+class LSTM(_LayerOfPair, nn.RNNBase):
     """A multi-layer LSTM, compatible with torch.nn.LSTM (arguments, state_dict, results).
 
     Each layer and direction computes at every time step, from its input x and state h, c::
@@ -600,28 +607,11 @@ class LSTM(Layer[Pair], nn.RNNBase):
         c' = f * c + i * g
         h' = o * tanh(c')                           with proj_size: weight_hr (o * tanh(c'))
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
-        bias (bool): if False, the layer has no biases. Default: True
-        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
-            effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): dropout probability between layers, in training. Default: 0
-        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
-            output is concatenated to the first direction's. Default: False
+    Args: ...
         proj_size (int): if P > 0, projects h to P < H features: h and the output have P features
             instead of H. Cannot be combined with recurrent_dropout. Default: 0
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
-            every n-th state instead of all activations, and backward recomputes them. Default: 0
-        recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. A call uses the same mask in all steps. Default: 0
 
-    Shape:
-        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
-          unbatched sequence, or a PackedSequence
+    Shape: ...
         - state, (h_0, c_0) and (h_n, c_n): each tensor (L*D, B, H), or (L*D, H) for unbatched
           input. With proj_size, h_0 and h_n have P features
         - output: shape and form of the input, with D*H features, or D*P with proj_size. D is 2 if
@@ -629,9 +619,9 @@ class LSTM(Layer[Pair], nn.RNNBase):
 
     Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-        weight_ih_l{k}  (4H, I): the rows of W_ii, W_if, W_ig, W_io. For k > 0, I is D*H,
+        weight_ih_l{k}  (4H, I): stacked W_ii, W_if, W_ig, W_io. For k > 0, I is D*H,
                         or D*P with proj_size
-        weight_hh_l{k}  (4H, H): the rows of W_hi, W_hf, W_hg, W_ho; (4H, P) with proj_size
+        weight_hh_l{k}  (4H, H): stacked W_hi, W_hf, W_hg, W_ho; (4H, P) with proj_size
         bias_ih_l{k}, bias_hh_l{k}  (4H), with bias=True
         weight_hr_l{k}  (P, H), only with proj_size
 
@@ -643,28 +633,13 @@ class LSTM(Layer[Pair], nn.RNNBase):
         output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
-    _CELL, _STATES = "lstm", ("h_0", "c_0")
+    _CELL = "lstm"
     _where = mode = "LSTM"
     _TORCH = nn.LSTM
     _ONNX: ClassVar = {"lstm": ("LSTM", (0, 3, 1, 2), {})}  # input, output, forget, candidate
     _names = _NAMES_OF_TORCH
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        device: torch.types.Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-        recurrent_dropout: float = 0.0,
-    ) -> None:
+    def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         projection = _check.any_integer("LSTM", "proj_size", proj_size)
         if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
             raise ArgumentError(
@@ -675,13 +650,7 @@ class LSTM(Layer[Pair], nn.RNNBase):
                 "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got"
                 f" {recurrent_dropout}"
             )
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-            projection,
-        )
+        return projection
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
         """Returns an inference-only copy of this layer with prepacked weights.
@@ -694,6 +663,7 @@ class LSTM(Layer[Pair], nn.RNNBase):
         return PrepackedLSTM(self, weights)
 
 
+@documented
 class LSTMCell(Step[Pair], nn.RNNCellBase):
     """One step of an LSTM, compatible with torch.nn.LSTMCell (arguments, state_dict, results).
 
@@ -706,19 +676,14 @@ class LSTMCell(Step[Pair], nn.RNNCellBase):
         c' = f * c + i * g
         h' = o * tanh(c')
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        bias (bool): if False, the cell has no biases. Default: True
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+    Args: ...
 
     Shape: input (B, I) or (I); h, c, h' and c' (B, H) or (H).
 
     Parameters, uniform in ±1/sqrt(H)::
 
-        weight_ih  (4H, I): the rows of W_ii, W_if, W_ig, W_io
-        weight_hh  (4H, H): the rows of W_hi, W_hf, W_hg, W_ho
+        weight_ih  (4H, I): stacked W_ii, W_if, W_ig, W_io
+        weight_hh  (4H, H): stacked W_hi, W_hf, W_hg, W_ho
         bias_ih, bias_hh  (4H), or None with bias=False
 
     Example::
@@ -757,6 +722,7 @@ class PrepackedLSTM(Prepacked, Layer[Pair]):
     _where = mode = "LSTM"
 
 
+@documented
 class GRU(Layer[Tensor], nn.RNNBase):
     """A multi-layer GRU, compatible with torch.nn.GRU (arguments, state_dict, results).
 
@@ -767,33 +733,14 @@ class GRU(Layer[Tensor], nn.RNNBase):
         n = tanh(W_in x + b_in + r * (W_hn h + b_hn))  candidate
         h' = (1 - z) * n + z * h
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
-        bias (bool): if False, the layer has no biases. Default: True
-        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
-            effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): dropout probability between layers, in training. Default: 0
-        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
-            output is concatenated to the first direction's. Default: False
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
-            every n-th state instead of all activations, and backward recomputes them. Default: 0
-        recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. A call uses the same mask in all steps. Default: 0
+    Args: ...
 
-    Shape:
-        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
-          unbatched sequence, or a PackedSequence
-        - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
-        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
+    Shape: ...
 
     Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
-        weight_ih_l{k}  (3H, I): the rows of W_ir, W_iz, W_in. For k > 0, I is D*H
-        weight_hh_l{k}  (3H, H): the rows of W_hr, W_hz, W_hn
+        weight_ih_l{k}  (3H, I): stacked W_ir, W_iz, W_in. For k > 0, I is D*H
+        weight_hh_l{k}  (3H, H): stacked W_hr, W_hz, W_hn
         bias_ih_l{k}, bias_hh_l{k}  (3H), with bias=True
 
     Example::
@@ -816,6 +763,7 @@ class GRU(Layer[Tensor], nn.RNNBase):
         return PrepackedGRU(self, weights)
 
 
+@documented
 class GRUCell(Step[Tensor], nn.RNNCellBase):
     """One step of a GRU, compatible with torch.nn.GRUCell (arguments, state_dict, results).
 
@@ -826,19 +774,14 @@ class GRUCell(Step[Tensor], nn.RNNCellBase):
         n = tanh(W_in x + b_in + r * (W_hn h + b_hn))  candidate
         h' = (1 - z) * n + z * h
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        bias (bool): if False, the cell has no biases. Default: True
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+    Args: ...
 
     Shape: input (B, I) or (I); h and h' (B, H) or (H).
 
     Parameters, uniform in ±1/sqrt(H)::
 
-        weight_ih  (3H, I): the rows of W_ir, W_iz, W_in
-        weight_hh  (3H, H): the rows of W_hr, W_hz, W_hn
+        weight_ih  (3H, I): stacked W_ir, W_iz, W_in
+        weight_hh  (3H, H): stacked W_hr, W_hz, W_hn
         bias_ih, bias_hh  (3H), or None with bias=False
     """
 
@@ -853,6 +796,7 @@ class PrepackedGRU(Prepacked, Layer[Tensor]):
     _where = mode = "GRU"
 
 
+@documented
 class RNN(Layer[Tensor], nn.RNNBase):
     """A multi-layer Elman RNN, compatible with torch.nn.RNN (arguments, state_dict, results).
 
@@ -860,29 +804,10 @@ class RNN(Layer[Tensor], nn.RNNBase):
 
         h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        num_layers (int): stacked layers, L; each reads the layer before it. Default: 1
+    Args: ...
         nonlinearity (str): "tanh" or "relu". Default: "tanh"
-        bias (bool): if False, the layer has no biases. Default: True
-        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
-            effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): dropout probability between layers, in training. Default: 0
-        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
-            output is concatenated to the first direction's. Default: False
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
-            every n-th state instead of all activations, and backward recomputes them. Default: 0
-        recurrent_dropout (float): dropout probability for the h that the next step reads, in
-            training. A call uses the same mask in all steps. Default: 0
 
-    Shape:
-        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
-          unbatched sequence, or a PackedSequence
-        - state, h_0 and h_n: (L*D, B, H), or (L*D, H) for unbatched input
-        - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1
+    Shape: ...
 
     Parameters of layer k (suffix ``_reverse``: second direction), uniform in ±1/sqrt(H)::
 
@@ -925,26 +850,19 @@ class RNN(Layer[Tensor], nn.RNNBase):
     ) -> None:
         self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
         self.mode = f"RNN_{nonlinearity.upper()}"
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
 
     @property
     def _CELL(self) -> str:  # type: ignore[override]
         return self.mode.lower()
-
-    def extra_repr(self) -> str:
-        relu = ", nonlinearity=relu" if self._CELL == "rnn_relu" else ""
-        return super().extra_repr() + relu
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedRNN:
         """Returns a copy with prepacked weights, as :meth:`LSTM.prepack` does. int8 needs tanh."""
         return PrepackedRNN(self, weights)
 
 
+@documented
 class RNNCell(Step[Tensor], nn.RNNCellBase):
     """One step of an Elman RNN, compatible with torch.nn.RNNCell (arguments, state_dict, results).
 
@@ -952,13 +870,8 @@ class RNNCell(Step[Tensor], nn.RNNCellBase):
 
         h' = tanh(W_ih x + b_ih + W_hh h + b_hh)  or relu, by nonlinearity
 
-    Args:
-        input_size (int): input features, I
-        hidden_size (int): hidden units, H
-        bias (bool): if False, the cell has no biases. Default: True
+    Args: ...
         nonlinearity (str): "tanh" or "relu". Default: "tanh"
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
 
     Shape: input (B, I) or (I); h and h' (B, H) or (H).
 

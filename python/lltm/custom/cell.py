@@ -152,10 +152,8 @@ class Cell:
             why = "the name of a built-in cell" if text in BUILT_IN else "without 'lltm-cell' first"
             got = f"{reprlib.repr(text)}, {why}"
             raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}")
-        try:  # checks it; the parser rejects the escape of a character that is not ASCII
-            torch.ops.lltm._cell(text.encode("ascii", "backslashreplace").decode())
-        except ValueError as error:
-            raise _check.of_operator(error) from None
+        # Checks it. The parser rejects the escape of a character that is not ASCII.
+        _check.call(torch.ops.lltm._cell, text.encode("ascii", "backslashreplace").decode())
         self.text = text
         self.function = function
         header = Program.read(text)

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from .. import _check
 from .._C import ArgumentError
 from .._prepacked import Prepacked
-from .._recurrent import Recurrent
+from .._recurrent import Recurrent, documented
 from ..integrations import script
 from ..modules import LLTM, Layer, Step
 from .program import Program
 
 
 class Pickled:
-    """A pickled initializer function of a parameter. It is loaded on use: a cell also runs without
+    """A parameter's pickled initializer function. It is loaded on use: a cell also runs without
     its functions."""
 
     def __init__(self, function: Callable[[Tensor], object]) -> None:
@@ -46,7 +46,7 @@ class Pickled:
 
 
 class _Custom(Recurrent):
-    """Base of the modules of custom cells."""
+    """Base of custom cells' modules."""
 
     _HEADER: Program
     _INITIAL: Mapping[str, Any]  # by parameter: an Initial, or a Pickled function
@@ -54,7 +54,7 @@ class _Custom(Recurrent):
     heads = 1
 
     def _shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
-        """Parameter shapes of a direction. Gates that read the input have its last columns."""
+        """A direction's parameter shapes. Gates that read the input have its last columns."""
         gates, shapes = self._HEADER.gates_input, super()._shapes(columns)
         rows, needed = shapes["weight_ih"][0], len(gates) * self.hidden_size
         if columns < needed or (columns > needed and rows == 0):
@@ -103,7 +103,7 @@ class _Custom(Recurrent):
                     parameter.uniform_(-bound, bound)
 
     def _fill(self, stem: str, parameter: Tensor) -> None:
-        """Fills a parameter of the cell with its initial values."""
+        """Fills a cell parameter with its initial values."""
         initial = self._INITIAL[stem]
         if isinstance(initial, Pickled):
             initial = initial.loaded()
@@ -170,15 +170,11 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
+@documented
 class CustomCell(_Custom, Step[Any]):
     """One step of a custom cell, used like torch.nn.LSTMCell. Base of ``cell.Cell``.
 
-    Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
-        bias (bool): if False, the module has no biases. Default: True
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
+    Args: ...
         heads (int): number of heads, as in :class:`CustomLayer`. Default: 1
 
     Shape: input (B, I) or (I); h and the other states (B, H) or (H).
@@ -219,25 +215,13 @@ NAMES_IN_MODULES = {
 }
 
 
+@documented
 class CustomLayer(_Custom, Layer[Any]):
     """A multi-layer custom recurrent network, base of ``cell.Layer``.
 
     It is used like torch.nn.LSTM or, if h is the only state, like torch.nn.GRU.
 
-    Args:
-        input_size (int): number of input features I
-        hidden_size (int): number of hidden units H
-        num_layers (int): number of stacked layers L, each reading the layer before it. Default: 1
-        bias (bool): if False, the layer has no biases. Default: True
-        batch_first (bool): if True, batched input and output are (B, T, ...), not (T, B, ...). No
-            effect on states, unbatched input and packed sequences. Default: False
-        dropout (float): dropout probability between layers, in training. Default: 0
-        bidirectional (bool): if True, adds a second direction, from the last step to the first. Its
-            output is concatenated to the first direction's. Default: False
-        device (torch.device): parameter device. Default: PyTorch's default device
-        dtype (torch.dtype): parameter dtype. Default: PyTorch's default dtype
-        checkpoint_steps (int): activation checkpointing for long sequences. If n > 0, forward saves
-            every n-th state instead of all activations, and backward recomputes them. Default: 0
+    Args: ...
         recurrent_dropout (float): dropout probability for the h that the next step reads, in
             training. All steps of a call use the same mask. Values that products multiply are not
             masked. Default: 0
@@ -245,10 +229,8 @@ class CustomLayer(_Custom, Layer[Any]):
             its own H/heads hidden units, which are consecutive. Fastest if H/heads is a multiple of
             32. Default: 1
 
-    Shape:
-        - input: (T, B, I) for T steps and batch size B, (B, T, I) with batch_first, (T, I) for an
-          unbatched sequence, or a PackedSequence
-        - h and the other states: each tensor (L*D, B, H), or (L*D, H) for unbatched input
+    Shape: ...
+        - state, h and the other states: each tensor (L*D, B, H), or (L*D, H) for unbatched input
         - output: shape and form of the input, with D*H features. D is 2 if bidirectional, else 1.
           For a cell with ``outputs``, a tuple of these
 
@@ -290,12 +272,8 @@ class CustomLayer(_Custom, Layer[Any]):
                 f" the input, got {num_layers}"
             )
         self._set_heads(hidden_size, heads)
-        self._make(
-            (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional),
-            {"device": device, "dtype": dtype},
-            checkpoint_steps,
-            recurrent_dropout,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
 
     def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
         """Returns an inference-only copy of this layer with prepacked weights.

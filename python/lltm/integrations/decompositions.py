@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey
-from torch._ops import OperatorBase, OpOverload
+from torch._ops import OperatorBase
+
+from .schema import BATCH_DIMS_OF_SEQUENCE, call, with_arguments
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -48,18 +49,19 @@ def ours() -> Table:
     }
     return {
         **{op: partial(op._op_dk, DispatchKey.CompositeExplicitAutograd) for op in steps},
-        **{op: partial(_with_arguments, op, loop) for op, loop in loops.items()},
+        **{op: partial(with_arguments, op, loop) for op, loop in loops.items()},
     }
 
 
-def _with_arguments(
-    op: OpOverload[..., Any], loop: Callable[[Any], Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Calls `loop` with the arguments of `op` by name."""
-    schema = op._schema.arguments
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given.update(zip((a.name for a in schema), args, strict=False), **kwargs)
-    return loop(SimpleNamespace(**given))
+def _read_by_steps(a: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arguments that steps read unchanged: with a row for each step, and others."""
+    rows: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for argument in torch.ops.lltm._sequence_step.default._schema.arguments[1:]:
+        if argument.name in vars(a):
+            into = rows if BATCH_DIMS_OF_SEQUENCE.get(argument.name) == 1 else others
+            into[argument.name] = getattr(a, argument.name)
+    return rows, others
 
 
 def _sequence(a: Any, training: bool) -> Any:
@@ -70,6 +72,7 @@ def _sequence(a: Any, training: bool) -> Any:
         return NotImplemented
     ops, dtype = torch.ops.lltm, a.h_0.dtype
     weight_x, weight_h, bias_x, bias_h, parameters = _operands(a)
+    rows, others = _read_by_steps(a)
 
     def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
         h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **given)
@@ -82,13 +85,8 @@ def _sequence(a: Any, training: bool) -> Any:
     (h_n, c_n), (output, *activations) = _scan(
         step,
         [_wide(a.h_0), _wide(_state_c(a.cell, a.h_0, a.c_0))],
-        {"z_x": _projected(_wide(a.input), weight_x, bias_x), "reset": a.reset},
-        {
-            "weight_h": weight_h,
-            "bias_h": bias_h,
-            "parameters": parameters,
-            "recurrent_mask": a.recurrent_mask,
-        },
+        {"z_x": _projected(_wide(a.input), weight_x, bias_x), **rows},
+        {"weight_h": weight_h, "bias_h": bias_h, "parameters": parameters, **others},
         a.reverse,
     )
     h_n, c_n = h_n.to(dtype), c_n.to(dtype)
@@ -104,6 +102,7 @@ def _sequence_backward(a: Any) -> Any:
         return NotImplemented
     ops = torch.ops.lltm
     _, weight_h, _, _, parameters = _operands(a)
+    rows, others = _read_by_steps(a)
     dh = torch.zeros_like(a.h_0) if a.grad_h_n is None else a.grad_h_n
     dc = None
     if a.c_0 is not None:
@@ -126,15 +125,12 @@ def _sequence_backward(a: Any) -> Any:
         {
             "activations": a.saved.view(*a.input.shape[:2], a.saved.shape[1]),
             "grad_output": a.grad_output,
-            "reset": a.reset,
+            **rows,
         },
-        {"weight_h": weight_h, "parameters": parameters, "recurrent_mask": a.recurrent_mask},
+        {"weight_h": weight_h, "parameters": parameters, **others},
         not a.reverse,
     )
-    return ops._sequence_gradients(
-        *(a.cell, a.input, a.h_0, a.c_0, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh),
-        *(a.reverse, a.reset, a.recurrent_mask, a.output, a.saved, dz, dh, dc, a.output_mask),
-    )
+    return call(ops._sequence_gradients.default, a, dz=dz, dh=dh, dc=dc)
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -147,9 +143,7 @@ def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _operands(a: Any) -> tuple[Tensor, ...]:
     """Returns weight_x, weight_h, bias_x, bias_h and the cell's parameters for the steps."""
-    operands: tuple[Tensor, ...] = torch.ops.lltm._sequence_operands(
-        a.cell, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh
-    )
+    operands: tuple[Tensor, ...] = call(torch.ops.lltm._sequence_operands.default, a)
     return operands
 
 

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from .. import modules
 from .decompositions import ours
+from .schema import with_arguments
 
 # ONNX operators by cell, from the classes that have them (Layer._ONNX).
 _OPERATORS = {
@@ -24,6 +25,9 @@ _OPERATORS = {
     for cls in vars(modules).values()
     for cell, operator in getattr(cls, "_ONNX", {}).items()
 }
+# Arguments of a sequence that these operators have or do not need. Any other one must be None.
+_ARGUMENTS = {"cell", "input", "h_0", "c_0", "weight_ih", "weight_hh", "bias_ih", "bias_hh"}
+_ARGUMENTS |= {"reverse", "checkpoint_steps"}
 _OPSET = 14  # the first opset with these operators in this form
 
 
@@ -36,7 +40,8 @@ def register() -> None:
     """
     ops = torch.ops.lltm
     table: dict[Any, Any] = dict(ours())
-    table[ops.sequence.default] = partial(_sequence, table[ops.sequence.default])
+    sequence = ops.sequence.default
+    table[sequence] = partial(with_arguments, sequence, partial(_sequence, table[sequence]))
     for op, decomposition in table.items():
         torch.library.register_torch_dispatch(
             op, ProxyTorchDispatchMode, partial(_trace, decomposition)
@@ -64,69 +69,53 @@ def _trace(
     return result
 
 
-def _sequence(
-    decomposition: Callable[..., Any],
-    cell: str,
-    input: Tensor,
-    h_0: Tensor,
-    c_0: Tensor | None,
-    weight_ih: Tensor,
-    weight_hh: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    bias_hh: Tensor | None = None,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-    reset: Tensor | None = None,
-    checkpoint_steps: int = 0,
-    recurrent_mask: Tensor | None = None,
-) -> Any:
-    if weight_ih.dtype == torch.uint8:
+def _sequence(decomposition: Callable[..., Any], a: Any) -> Any:
+    if a.weight_ih.dtype == torch.uint8:
         raise NotImplementedError(
             "lltm::sequence: only lltm's kernels can read prepacked weights, so they can't be"
             " written in ONNX operators; export the layer itself"
         )
-    if recurrent_mask is not None:
+    if a.recurrent_mask is not None:
         raise NotImplementedError(
             "lltm::sequence: a recurrent mask can't be exported to ONNX, whose tools would fold the"
             " mask of recurrent_dropout into a constant; export the layer in eval mode"
         )
+    others = [value for name, value in vars(a).items() if name not in _ARGUMENTS]
     if (
-        cell not in _OPERATORS
-        or weight_hh is None
-        or batch_sizes is not None
-        or reset is not None
-        or input.dtype != torch.float32
+        a.cell not in _OPERATORS
+        or a.weight_hh is None
+        or a.input.dtype != torch.float32
+        or any(value is not None for value in others)
     ):
-        arguments = (input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes)
-        return decomposition(cell, *arguments, reverse, reset, checkpoint_steps)
-    name, gates, attributes = _OPERATORS[cell]
-    steps, batch = input.shape[:2]
-    hidden = h_0.shape[1]
+        return decomposition(**vars(a))
+    name, gates, attributes = _OPERATORS[a.cell]
+    steps, batch = a.input.shape[:2]
+    hidden = a.h_0.shape[1]
 
     def reordered(rows: Tensor) -> Tensor:
         # Exporters fold slices into constants, but not chunks.
         return torch.cat([rows[g * hidden : (g + 1) * hidden] for g in gates]).unsqueeze(0)
 
     bias = None
-    if bias_ih is not None or bias_hh is not None:
-        zeros = weight_hh.new_zeros(weight_hh.shape[0])
-        both = (reordered(zeros if b is None else b) for b in (bias_ih, bias_hh))
+    if a.bias_ih is not None or a.bias_hh is not None:
+        zeros = a.weight_hh.new_zeros(a.weight_hh.shape[0])
+        both = (reordered(zeros if b is None else b) for b in (a.bias_ih, a.bias_hh))
         bias = torch.cat(list(both), dim=1)
-    states = [h_0] if c_0 is None else [h_0, c_0]
+    states = [a.h_0] if a.c_0 is None else [a.h_0, a.c_0]
     # ONNX has a dimension for directions. None: every sequence has full length.
     output, *last = torch.onnx.ops.symbolic_multi_out(
         name,
         [
-            input,
-            reordered(weight_ih),
-            reordered(weight_hh),
+            a.input,
+            reordered(a.weight_ih),
+            reordered(a.weight_hh),
             bias,
             None,
             *(state.unsqueeze(0) for state in states),
         ],
         {
             "hidden_size": hidden,
-            "direction": "reverse" if reverse else "forward",
+            "direction": "reverse" if a.reverse else "forward",
             **attributes,
         },
         dtypes=[torch.float32] * (1 + len(states)),

@@ -25,16 +25,17 @@ from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-# Types of hx and output in the methods below, which convert them to and from tensor lists.
+from . import schema
+
+# Replaced in the source of the methods below: the types of hx and output, which the methods convert
+# to and from tensor lists, and the arguments of the operator.
 State = Any
 Output = Any
 PackedOutput = Any
+Arguments: Any = None
 
 
 class _Cell:
-    _CELL: str
-    input_size: int
-    hidden_size: int
     forward_in_python: Callable[..., Any]
     scripted_parameters: Callable[[], list[Tensor]]
     states_of: Callable[..., Any]
@@ -43,30 +44,10 @@ class _Cell:
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         if not is_scripting():
             return self.forward_in_python(input, hx)
-        states = torch.ops.lltm.layer_step(
-            self._CELL,
-            input,
-            self.states_of(hx),
-            self.scripted_parameters(),
-            self.input_size,
-            self.hidden_size,
-        )
-        return self.returned(states)
+        return self.returned(torch.ops.lltm.layer_step(Arguments))
 
 
 class _Layer:
-    _CELL: str
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    batch_first: bool
-    dropout: float
-    recurrent_dropout: float
-    bidirectional: bool
-    training: bool
-    checkpoint_steps: int
-    _prepacked: bool
-    bias: bool
     forward_in_python: Callable[..., Any]
     scripted_parameters: Callable[[], list[Tensor]]
     states_of: Callable[..., Any]
@@ -83,26 +64,7 @@ class _Layer:
         unsorted_indices: Tensor | None,
         reset: Tensor | None,
     ) -> tuple[Output, State]:
-        output, states = torch.ops.lltm.layer(
-            self._CELL,
-            input,
-            self.states_of(hx),
-            self.scripted_parameters(),
-            self.bias,
-            self.input_size,
-            self.hidden_size,
-            self.num_layers,
-            self.batch_first,
-            self.bidirectional,
-            self.dropout if self.training else 0.0,
-            self.recurrent_dropout if self.training else 0.0,
-            self.checkpoint_steps,
-            self._prepacked,
-            batch_sizes,
-            sorted_indices,
-            unsorted_indices,
-            reset,
-        )
+        output, states = torch.ops.lltm.layer(Arguments)
         return self.outputs_of(output, states), self.returned(states)
 
     def forward(
@@ -158,16 +120,32 @@ def _methods(form: type, states: int, outputs: int = 0) -> type:
         outputs=f"(output, {''.join(more)})" if outputs else "output",
         packed=f"({packed},)" if outputs else packed,
     )
-    types = {
+    replaced = {
         "State": "Tensor" if states == 1 else several("Tensor", states),
         "Output": several("Tensor", outputs) if outputs else "Tensor",
         "PackedOutput": several("PackedSequence", outputs) if outputs else "PackedSequence",
+        "Arguments": _arguments("layer_step" if form is _Cell else "layer"),
     }
-    for name, kind in types.items():
-        source = re.sub(rf"\b{name}\b", kind, source)
+    for name, text in replaced.items():
+        source = re.sub(rf"\b{name}\b", text, source)
     named = f"{form.__name__} of {states} states, {outputs} outputs"
     made: type = _compiled(named, source)[form.__name__]
     return made
+
+
+def _arguments(name: str) -> str:
+    """Returns a module operator's arguments, as source."""
+    operator: Any = getattr(torch.ops.lltm, name).default
+    values = {
+        "cell": "self._CELL",
+        "states": "self.states_of(hx)",
+        "parameters": "self.scripted_parameters()",
+        **{name: f"self.{name}" for name in schema.options(operator)},
+        "dropout": "self.dropout if self.training else 0.0",
+        "recurrent_dropout": "self.recurrent_dropout if self.training else 0.0",
+        "prepacked": "self._prepacked",
+    }
+    return ", ".join(values.get(a.name, a.name) for a in operator._schema.arguments)
 
 
 def _compiled(name: str, source: str) -> dict[str, Any]:

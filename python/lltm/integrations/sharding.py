@@ -18,18 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Batch dimensions of arguments and results, by schema name. Tensors without an entry have none.
-# `saved` holds activations (T * B, A * H), or with checkpoint_steps states (T / n, B, H). Each
-# process has the activations of its own batch. Their concatenation would have another order than
-# on a single process, but is never used.
-BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
-    ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
-)
-BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
-    **dict.fromkeys(("input", "reset", "output", "grad_output"), 1),
-    **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
-    "recurrent_mask": 0,
-}
+from .schema import BATCH_DIMS_OF_SEQUENCE, BATCH_DIMS_OF_STEP, named
+
 # By operator: batch dimensions, and names of the results. A gradient has its argument's name.
 GRADIENTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 OPERATORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
@@ -70,21 +60,19 @@ def _register() -> None:
     for name, (batch_dims, results) in OPERATORS.items():
         op = getattr(torch.ops.lltm, name).default
         names = [argument.name for argument in op._schema.arguments]
-        mask = names.index("output_mask") if "output_mask" in names else None
 
         def shardings(
             *args: Any,
             batch_dims: dict[str, int] = batch_dims,
             results: tuple[str, ...] = results,
-            names: list[str] = names,
-            mask: int | None = mask,
+            op: Any = op,
             **kwargs: Any,
         ) -> Sequence[tuple[list[Any], list[Any]]]:
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            given = named(op, args, kwargs)
             # An argument has a placement if it is a DTensor.
             tensors = [name for name, value in given.items() if hasattr(value, "placements")]
             # Results that are not required have no placement; PyTorch 2.11 must be told.
-            wanted = [True] * len(results) if mask is None else args[mask]
+            wanted = given.get("output_mask", [True] * len(results))
             dims = batch_dims
             if given.get("checkpoint_steps"):
                 dims = {**dims, "saved": 1}
@@ -111,7 +99,7 @@ def _register() -> None:
         if torch.__version__ < "2.13":
             strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
             strategies[op] = functools.partial(_with_mesh, strategies[op])
-        if mask is not None:
+        if "output_mask" in names:
             # Results depend on the mask, and `saved` on checkpoint_steps. DTensor's cache must
             # distinguish calls by these arguments.
             decides = [k for k, n in enumerate(names) if n in ("checkpoint_steps", "output_mask")]
