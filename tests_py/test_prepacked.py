@@ -404,8 +404,8 @@ def test_rejects_weights_packed_for_other_arguments() -> None:
         with pytest.raises(ValueError, match="lltm::sequence: expected weight"):
             run(lltm.functional.prepack("lltm", torch.zeros(shape)))
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
-            run(lltm.functional.prepack("lltm", a.weights.to(dtype)))
+        with pytest.raises(TypeError, match="lltm::sequence: expected (weight|input of dtype)"):
+            run(lltm.functional.prepack("lltm", a.weights.to(dtype)))  # float64 is not packed
     with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
         run(packed.to(torch.int32))
     with pytest.raises(ValueError, match="lltm::sequence: expected weights from"):
@@ -429,7 +429,5 @@ def test_rejects_arguments_that_packed_weights_do_not_support() -> None:
         torch.ops.lltm.sequence(*operands, a.weights)
     with pytest.raises(NotImplementedError, match=r"expected unpacked weight_ih to compute gradi"):
         torch.ops.lltm.sequence_forward(*operands, *[None] * 4, False, None, 0, None)
-    with pytest.raises(
-        TypeError, match=r"lltm::step: expected weight_ih of dtype float32, got uint8"
-    ):
+    with pytest.raises(TypeError, match=r"lltm::step: expected weight_ih of dtype .*, got uint8"):
         lltm.functional.step("lltm", a.input[0], state, packed)
