@@ -404,7 +404,7 @@ def test_rejects_weights_packed_for_other_arguments() -> None:
         with pytest.raises(ValueError, match="lltm::sequence: expected weight"):
             run(lltm.functional.prepack("lltm", torch.zeros(shape)))
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        with pytest.raises(TypeError, match="lltm::sequence: expected (weight|input of dtype)"):
+        with pytest.raises(TypeError, match=r"lltm::sequence: expected (weight|input of dtype)"):
             run(lltm.functional.prepack("lltm", a.weights.to(dtype)))  # float64 is not packed
     with pytest.raises(TypeError, match="lltm::sequence: expected weight"):
         run(packed.to(torch.int32))
