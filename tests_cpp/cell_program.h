@@ -359,7 +359,8 @@ inline std::string assignments_of(
         }
         default:
           const std::vector<std::string> operands = {a, b, c};
-          return assign(i.op, {operands.begin(), operands.begin() + lltm::info_of(i.op).operands}, name);
+          return assign(
+              i.op, {operands.begin(), operands.begin() + lltm::info_of(i.op).operands}, name);
       }
     }();
     known[i.y] = result;

@@ -67,7 +67,8 @@ void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream
         stream);
   }
   visit_cell(cell, [&]<typename Definition>(Definition) {
-    const auto kernel = is_wide ? kernel_of<Definition, kWide<T>>(args) : kernel_of<Definition, 1>(args);
+    const auto kernel =
+        is_wide ? kernel_of<Definition, kWide<T>>(args) : kernel_of<Definition, 1>(args);
     kernel<<<
         static_cast<unsigned>(blocks_for(count)),
         kThreads,
