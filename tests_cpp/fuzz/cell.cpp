@@ -158,7 +158,6 @@ void run(std::string_view input) {
   }
   const uint64_t most = (1 << 20) + 64 * input.size();
   require(allocations.bytes() <= most, allocations.bytes(), " bytes for a text of ", input.size());
-  ++(cell != nullptr ? taken : refused);
   if (cell == nullptr) return;
   check_ports(cell->info, cell->programs.forward);
   check_ports(cell->info, cell->programs.backward);
