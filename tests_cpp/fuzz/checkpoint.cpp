@@ -170,12 +170,11 @@ void run(std::string_view input) {
     bytes += tensor.nbytes();
   }
   uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, input.data(), valid ? kLengthBytes : 0);
+  if (valid) std::memcpy(&header_bytes, input.data(), kLengthBytes);
   require(!valid || kLengthBytes + header_bytes + bytes == input.size(), "data is missing");
 
   const Tensors targets = tensors_of(module);
-  for (const auto& [name, target] : targets)
-    std::memset(target.mutable_data_ptr(), 0, target.nbytes());
+  for (const auto& [name, target] : targets) target.detach().zero_();
   const bool loaded = succeeds([&] { lltm::load_state_dict(module, file.path()); }, input.size());
   require(valid || !loaded, "an invalid file was loaded");
   for (const auto& [name, target] : targets) {
