@@ -211,7 +211,7 @@ def test_a_function_rejects(
     refuses(lambda: way(name, arguments), error, name, text, value_error)
 
 
-# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator; a majority determines each size.
+# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator.
 LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
 OF_STEP = {"input": "BI", "h": "BH", "c": "BH"}
 DENSE, ROWS = ({"input": letters, "h_0": "BH", "c_0": "BH"} for letters in ("TBI", "NI"))
