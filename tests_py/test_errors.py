@@ -51,6 +51,7 @@ BAD_CELL: list[Row] = [
     ("c", randn(4, 5).half(), TypeError, "c of dtype float32, got float16"),
     ("c", torch.tensor(1.0), ValueError, "c of shape (4, 5), got ()"),
     ("weight_ih", randn(15), ValueError, "weight_ih of shape (3H, H+I), got (15,)"),
+    ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (3H, H+I), got (15, 4)"),
     ("weight_ih", randn(15, 8).bfloat16(), TypeError, "input of dtype bfloat16, got float32"),
     ("weight_ih", randn(15, 8).to(torch.int64), TypeError, f"weight_ih {DTYPES}, got int64"),
     ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),

@@ -126,7 +126,10 @@ class Sizes {
     Value& value = values_[size.letter];
     const Value& hidden = values_[kHidden];
     if (!hidden.has_value() && (size.plus_input || size.given > 0)) return true;  // of no gate
-    if (size.plus_input) return agree({kInput}, actual - *hidden + *hidden * size.given);
+    if (size.plus_input) {
+      const SymInt input = actual - *hidden + *hidden * size.given;
+      return input >= 0 && agree({kInput}, input);
+    }
     if (value.has_value()) return equal(actual, of(size));
     if (size.times == 0) return equal(actual, 0);
     if (size.given > 0) {
@@ -578,9 +581,7 @@ void check_prepack(
       {dense, "weight_hh", shapes.weight_hh, /*optional=*/cell.x.count() > 0}};
   const bool has_rows = joined || cell.x.count() > 0;  // states H
   const Argument arguments[] = {matrices[has_rows ? 0 : 1], matrices[has_rows ? 1 : 0]};
-  const Checker check(kOp, arguments);
-  const Sizes sizes = check.sizes();
-  if (sizes[kInput].value_or(0) < 0) check.report_shape(matrices[0], Sizes());
+  Checker(kOp, arguments).sizes();
   TORCH_CHECK_TYPE(
       !dtype.has_value() || dtype == at::kQInt8,
       "lltm::prepack: expected dtype to be qint8 or None, got ",
