@@ -118,8 +118,9 @@ Tensor entering_h(const SequenceBackwardArgs& args) {
 }
 
 ForwardResults::ForwardResults(const SequenceArgs& args, size_t steps)
-    : hidden(args.h_0->size(1)), every(args.saved_checkpoint_steps()) {
-  const auto options = args.input->options();
+    : options(args.input->options()),
+      hidden(args.h_0->size(1)),
+      every(args.saved_checkpoint_steps()) {
   output = empty_large(output_sizes(args.input, args.cell->output_columns() * hidden), options);
   if (args.saves_activations()) {
     activations = empty_large({flat_size(args.input), args.cell->saved * hidden}, options);

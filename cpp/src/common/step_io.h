@@ -85,6 +85,12 @@ void for_each_given(const CellInfo& cell, int64_t hidden, int64_t width, const B
   }
 }
 
+// The first argument that changes the states between steps, for logs, or null.
+inline const char* changes_states(const SequenceInputs& args) {
+  if (args.reset.defined()) return "reset is given";
+  return args.recurrent_mask.defined() ? "recurrent_mask is given" : nullptr;
+}
+
 // The tensors that forward returns, except h_n and c_n.
 struct ForwardResults {
   ForwardResults(const SequenceArgs& args, size_t steps);
@@ -99,6 +105,7 @@ struct ForwardResults {
   }
   const at::Tensor& saved() const { return every > 0 ? checkpoints : activations; }
 
+  at::TensorOptions options;
   int64_t hidden, every;   // steps between checkpoints, or 0
   at::Tensor output;       // (T, B, (1 + outputs) * H), or packed
   at::Tensor activations;  // (N, saved * H), or undefined

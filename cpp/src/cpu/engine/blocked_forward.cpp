@@ -1,19 +1,26 @@
-// The blocked engine, forward.
+// The blocked engine, forward. In a step, for each block of hidden units:
 //
-// For each block of hidden units, in a step:
-//     z = x W_x^T + h W_h^T      two GEMMs
-//     h', c' from z              element-wise, while z is in its cache
+//     0. c is stored for a checkpoint, and reset      step_io.h
+//     1. z = x W_x^T                                  GEMM, per step or chunk of steps
+//     2. z = z + h W_h^T                              GEMM
+//     3. h', c' and saved values from z + b and c     element-wise, while z is in its cache
+//     4. states of c' are copied to the output        step_io.h
+//
 // A step may have several stages (cell/program.h). z of all blocks is then kept for later stages,
-// which begin with GEMMs of products' operands.
+// which begin with GEMMs of products' operands, instead of 0 to 2.
 //
-// A grid position (schedule.h) has some batch rows and blocks. Threads synchronize after each stage
-// only if they share rows. Out-of-range values stop a bf16x3 run; int8 records the row.
+// A worker (schedule.h) has some batch rows and blocks. Workers synchronize after each stage only
+// if they share rows. Out-of-range values stop a bf16x3 run; int8 records the row.
+//
+// The small-batch engine is the same with other GEMMs and another element-wise kernel
+// (small_batch.h), and c in float64.
 #include "common/memory.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/plan.h"
+#include "cpu/engine/small_batch.h"
 #include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
@@ -35,19 +42,22 @@ using at::Tensor;
 
 template <typename Source>
 Tensor as_source(const Tensor& tensor) {
-  const Tensor source = tensor.to(kDtype<Source>);
+  // Calling to() is noticeable in a short step.
+  const bool is_source = tensor.scalar_type() == kDtype<Source>;
+  const Tensor source = is_source ? tensor : tensor.to(kDtype<Source>);
   return source.stride(-1) == 1 ? source : source.contiguous();
 }
 
-template <typename T, typename Format>
+template <typename T, typename Format, typename Weights = PackedWeights<Format>>
 class BlockedForward {
  public:
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
+  static constexpr bool kSmallBatch = !std::is_same_v<Weights, PackedWeights<Format>>;
+  using C = std::conditional_t<kSmallBatch, double, T>;  // of c
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
-  BlockedForward(
-      const SequenceArgs& args, const ForwardSchedule& schedule, PackedWeights<Format> weights)
+  BlockedForward(const SequenceArgs& args, const ForwardSchedule& schedule, Weights weights)
       : args_(args),
         cell_(*args.cell),
         batch_(args.h_0->size(0)),
@@ -59,7 +69,7 @@ class BlockedForward {
         io_(args, steps_),
         grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
-        between_(cell_.forward(), batch_, hidden_, grid_.workers(), args.input->options()),
+        between_(cell_.forward(), batch_, hidden_, grid_.workers(), io_.options),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
             std::is_same_v<T, Operand> &&
@@ -72,9 +82,15 @@ class BlockedForward {
     // Unlike the input's, a group's rows for a merged projection have no gaps, and no given gates.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
-    const int64_t most_steps = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
-    chunk_steps_ = most_steps;
-    chunks_ = plan_chunks(steps_, most_steps * batch_, most_steps);
+    const int64_t at_most = by_step ? 1 : std::max<int64_t>(1, schedule.chunk_rows / batch_);
+    if constexpr (kSmallBatch) {
+      chunks_ = plan_chunks(steps_, schedule.chunk_rows);
+    } else {
+      chunks_ = plan_chunks(steps_, at_most * batch_, at_most);
+    }
+    for (const Chunk& chunk : chunks_) {
+      chunk_steps_ = std::max(chunk_steps_, static_cast<int64_t>(chunk.last - chunk.first));
+    }
     if (merge_projection_) plan_.count_rows_before(chunks_, args.reverse);
     allocate();
   }
@@ -92,8 +108,7 @@ class BlockedForward {
     const bool in_range =
         parallel_region(grid_.workers(), [&](Team& team) { run_thread(team); }, grid_.columns);
     if (!in_range) return {};
-    return SequenceResult(
-        io_.output, final_states(steps_, args_.h_0, io_.output_h()), c_, io_.saved());
+    return SequenceResult(io_.output, last_h(), last_c(), io_.saved());
   }
 
   std::vector<int64_t> rows_out_of_range() const {
@@ -114,8 +129,7 @@ class BlockedForward {
   };
 
   void allocate() {
-    const auto options = args_.input->options();
-    c_ = at::empty(args_.c_0->sizes(), options).copy_(args_.c_0);
+    const at::TensorOptions& options = io_.options;
     bias_ = slot_bias(args_, hidden_);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
 
@@ -133,12 +147,13 @@ class BlockedForward {
     const int64_t z_columns = cell_.slots * z_units;
     const int64_t z_rows = z_rows_of_block();
     constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
-    z_ = at::empty({grid_.workers(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
+    z_size_ = z_rows * z_columns + kPadding;
+    allocate_workspace();
     if (io_.resets.any()) {
       zero_h_ = allocate_a<Format>(1, hidden_, options);
       const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
       Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
-      zero_products_ = at::empty({grid_.workers(), zero_columns()}, options.dtype(at::kFloat));
+      zero_products_ = at::zeros({grid_.workers(), zero_columns()}, options.dtype(at::kFloat));
     }
     for (int p = 0; p < cell_.operands().count; ++p) {
       operands_.push_back(allocate_a<Format>(batch_, hidden_, options));
@@ -151,9 +166,27 @@ class BlockedForward {
     kernel_args_.gates_padded = true;
     kernel_args_.bias = read_row<float>(bias_);
     kernel_args_.parameters = read_row<float>(parameters_);
-    kernel_args_.c = read<T>(c_);
-    kernel_args_.c_next = write<T>(c_);
+    if constexpr (!kSmallBatch) {
+      kernel_args_.c = as_const(c_rows_);
+      kernel_args_.c_next = c_rows_;
+    }
     kernel_args_.h_factor = read<T>(args_.recurrent_mask);
+  }
+
+  // One allocation for z and a float64 c: allocations are noticeable in a streaming step.
+  void allocate_workspace() {
+    constexpr int64_t kLine = 64 / sizeof(double), kFloats = sizeof(double) / sizeof(float);
+    const int64_t columns = cell_.state_columns() * hidden_;
+    const int64_t c = kSmallBatch ? round_up(batch_ * columns, kLine) : 0;
+    workspace_ = Workspace<double>(c + divide_up(grid_.workers() * z_size_, kFloats));
+    z_ = reinterpret_cast<float*>(workspace_.data() + c);
+    if constexpr (kSmallBatch) {
+      c_rows_ = {workspace_.data(), columns};
+      copy_rows(read<float>(args_.c_0), c_rows_, batch_, columns);
+    } else {
+      c_ = at::empty(args_.c_0->sizes(), io_.options).copy_(args_.c_0);
+      c_rows_ = write<T>(c_);
+    }
   }
 
   void run_thread(Team& team) {
@@ -172,7 +205,9 @@ class BlockedForward {
       for (int stage = 0; stage < between_.count(); ++stage) {
         team.for_each_worker([&](int64_t index) {
           const Worker worker = worker_of(index);
-          if (stage > 0) return later_stage(k, stage, worker);
+          if constexpr (!kSmallBatch) {
+            if (stage > 0) return later_stage(k, stage, worker);
+          }
           if (merge_projection_ && k == chunk.first) project_chunk(chunk, worker);
           return step(chunk, k, worker);
         });
@@ -187,18 +222,14 @@ class BlockedForward {
   int64_t group_rows() const { return plan_.most_rows_in_chunk(); }
 
   Worker worker_of(int64_t index) const {
-    return {
-        plan_.part_of(index),
-        z_.mutable_data_ptr<float>() + index * z_.size(1),
-        notes(index),
-        index};
+    return {plan_.part_of(index), z_ + index * z_size_, notes(index), index};
   }
 
-  int64_t zero_columns() const { return cell_.direct.count() * Format::padded_n(hidden_); }
-  float* zero_product(const Worker& worker, int64_t block) const {
-    if (!io_.resets.any()) return nullptr;
-    return zero_products_.mutable_data_ptr<float>() + worker.index * zero_columns() +
-           cell_.direct.count() * blocks_.begin(block);
+  // As z (1, S * width).
+  int64_t zero_columns() const { return cell_.slots * Format::padded_n(hidden_); }
+  Matrix<float> zero_product(const Worker& worker, int64_t block) const {
+    const auto all = write<float>(zero_products_);
+    return all.from(worker.index, cell_.slots * blocks_.begin(block));
   }
 
   // B of the recurrent GEMM for `slots`.
@@ -212,13 +243,37 @@ class BlockedForward {
   }
 
   bool multiply_zeros(const Worker& worker) const {
-    if (cell_.direct.count() == 0) return true;
     for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
-      const Matrix<float> product = {zero_product(worker, block), weights_.columns(block)};
-      const auto w = weights_h(block, cell_.direct);
-      Format::gemm(1, as_const(zero_h_.rows), w, product, /*accumulate=*/false);
+      recur(1, as_const(zero_h_.rows), block, zero_product(worker, block), 1);
     }
     return true;
+  }
+
+  // z (rows, S * width) = x W_x^T, and zeros in the columns without a term in x.
+  void project(int64_t rows, Matrix<const Operand> x, int64_t block, Matrix<float> z) const {
+    if constexpr (kSmallBatch) {
+      weights_.project(rows, x, block, z);
+    } else if (cell_.x.count() > 0) {
+      Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
+    }
+    clear_slots_of_h(cell_, weights_.slot_columns(block), rows, z);
+  }
+
+  // z += h W_h^T, for `rows` of `all_rows` of a step.
+  void recur(
+      int64_t rows,
+      Matrix<const Operand> h,
+      int64_t block,
+      Matrix<float> z,
+      int64_t all_rows) const {
+    if constexpr (kSmallBatch) {
+      weights_.recur(rows, h, block, z);
+    } else if (cell_.direct.count() > 0) {
+      const auto w = weights_h(block, cell_.direct);
+      const auto to = z.from(0, cell_.direct.begin * weights_.slot_columns(block));
+      const auto a = h.from(0, weights_.first_of_h(block));
+      Format::gemm(rows, a, w, to, /*accumulate=*/true, all_rows);
+    }
   }
 
   // One flag per batch row, separate for threads that share rows.
@@ -270,58 +325,58 @@ class BlockedForward {
     if (rows == 0) return;
     const auto x = input_of(chunk, begin, worker.group);
     for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
-      const auto z = z_of(worker, block, 0);
-      if (cell_.x.count() > 0) {
-        Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
-      }
-      clear_slots_of_h(cell_, weights_.slot_columns(block), rows, z);
+      project(rows, x, block, z_of(worker, block, 0));
     }
   }
 
   bool step(const Chunk& chunk, size_t k, const Worker& worker) const {
-    const Range units = {
-        blocks_.begin(worker.blocks.begin), std::min(blocks_.begin(worker.blocks.end), hidden_)};
-    io_.enter_c(k, kernel_args_.c_next.from(worker.rows.begin, units.begin), worker.rows, units);
-    if (plan_.rows_of_step(k, worker.group).size() == 0) return true;
-    if (grid_.needs_barrier() && k > 0) {
-      const Range carried = intersect(worker.rows, {0, carried_rows(steps_, k)});
-      prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
+    if (io_.changes_c(k)) {
+      const Range units = {
+          blocks_.begin(worker.blocks.begin), std::min(blocks_.begin(worker.blocks.end), hidden_)};
+      const auto c = c_rows_.from(worker.rows.begin, units.begin);
+      io_.enter_c(k, c, worker.rows, units);
+    }
+    const Range rows = plan_.rows_of_step(k, worker.group);
+    if (rows.size() == 0) return true;
+    if constexpr (!kSmallBatch) {
+      if (grid_.needs_barrier() && k > 0) {
+        const Range carried = intersect(rows, {0, carried_rows(steps_, k)});
+        prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
+      }
     }
     bool in_range = true;
     for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
-      in_range &= step_block(chunk, k, worker, block);
+      in_range &= step_block(chunk, k, worker, rows, block);
     }
     return in_range;
   }
 
-  bool step_block(const Chunk& chunk, size_t k, const Worker& worker, int64_t block) const {
+  bool step_block(
+      const Chunk& chunk, size_t k, const Worker& worker, Range rows, int64_t block) const {
     const Step& step = steps_[k];
-    const Range rows = plan_.rows_of_step(k, worker.group);
-    const Matrix<float> z = z_of_step(k, worker, block);
-    const int64_t width = weights_.slot_columns(block);
+    const Matrix<float> z = z_of_step(k, worker, rows, block);
     if (!merge_projection_) {
-      if (cell_.x.count() > 0) {
-        const auto x = input_of(chunk, k, worker.group);
-        Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
-      }
-      clear_slots_of_h(cell_, width, rows.size(), z.from(rows.begin));
+      project(rows.size(), input_of(chunk, k, worker.group), block, z.from(rows.begin));
     }
     if (cell_.given > 0) copy_given(k, rows, block, z.from(rows.begin));
-    const Matrix<float> z_h = z.from(0, cell_.direct.begin * width);
-    const auto add_recurrent = [&](Range part, Matrix<const Operand> h) {
-      if (part.size() == 0 || cell_.direct.count() == 0) return;
-      const auto z_part = z_h.from(part.begin);
-      const auto w = weights_h(block, cell_.direct);
-      const auto a = h.from(part.begin, weights_.first_of_h(block));
-      Format::gemm(part.size(), a, w, z_part, /*accumulate=*/true, step.rows);
+    const auto recur_rows = [&](Range part, Matrix<const Operand> h) {
+      if (part.size() == 0) return;
+      recur(part.size(), h.from(part.begin), block, z.from(part.begin), step.rows);
     };
-    const int64_t columns = cell_.direct.count() * width;
-    io_.enter_z(k, z_h, rows, columns, zero_product(worker, block), [&] {
+    const auto add_recurrent = [&] {
       const int64_t carried = carried_rows(steps_, k);
-      if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
-      add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
-    });
-    return run_stage(k, 0, worker, block, z);
+      if (k > 0) recur_rows(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
+      recur_rows(intersect(rows, {carried, step.rows}), h_0_);
+    };
+    if (io_.resets.any()) {
+      const SlotRange of_h = kSmallBatch ? SlotRange{0, cell_.slots} : cell_.direct;
+      const int64_t width = weights_.slot_columns(block), first = of_h.begin * width;
+      const float* const zeros = zero_product(worker, block).row(0) + first;
+      io_.enter_z(k, z.from(0, first), rows, of_h.count() * width, zeros, add_recurrent);
+    } else {
+      add_recurrent();
+    }
+    return run_stage(k, 0, worker, rows, block, z);
   }
 
   bool later_stage(size_t k, int stage, const Worker& worker) const {
@@ -331,7 +386,7 @@ class BlockedForward {
     between_.average(stage - 1, rows, worker.index);
     bool in_range = true;
     for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
-      const Matrix<float> z = z_of_step(k, worker, block);
+      const Matrix<float> z = z_of_step(k, worker, rows, block);
       for (size_t p = 0; p < operands_.size(); ++p) {
         if ((products >> p & 1) == 0) continue;
         for (const SlotRange slots : cell_.operands()[p].gates) {
@@ -342,7 +397,7 @@ class BlockedForward {
           Format::gemm(rows.size(), v, w, to, /*accumulate=*/true, steps_[k].rows);
         }
       }
-      in_range &= run_stage(k, stage, worker, block, z);
+      in_range &= run_stage(k, stage, worker, rows, block, z);
     }
     return in_range;
   }
@@ -357,10 +412,26 @@ class BlockedForward {
     });
   }
 
-  bool run_stage(size_t k, int stage, const Worker& worker, int64_t block, Matrix<float> z) const {
-    const Range rows = plan_.rows_of_step(k, worker.group);
+  bool run_stage(
+      size_t k, int stage, const Worker& worker, Range rows, int64_t block, Matrix<float> z) const {
     const Range units = blocks_.range(block);
     const int64_t unit = units.begin;
+    if constexpr (kSmallBatch) {
+      SmallBatchArgs args;
+      args.cell = &cell_;
+      args.hidden = args.gates_step = units.size();
+      args.layer_hidden = hidden_;
+      args.gates = as_const(z.from(rows.begin));
+      args.bias = kernel_args_.bias.from(0, unit).data;
+      args.parameters = kernel_args_.parameters.from(0, unit).data;
+      args.c = c_rows_.from(rows.begin, unit);
+      args.h_next = io_.h_next(k, rows, units);
+      args.activations = io_.saved_values(k, rows, units);
+      kernels().cells[cell_.id].small_batch(args, rows.size());
+      io_.leave_c(k, args.c, rows, units);
+      if (!output_is_operand_) io_.leave_h(k, state_of(k).from(rows.begin, unit), rows, units);
+      return true;
+    }
     ForwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.gates = as_const(z.from(rows.begin));
@@ -392,6 +463,27 @@ class BlockedForward {
     return run();
   }
 
+  Tensor last_c() const {
+    if constexpr (kSmallBatch) {
+      // The caller discards the c of a cell without c (states.h).
+      if (!cell_.has_c() && args_.prepacked()) return {};
+      const Tensor c = new_tensor(args_.c_0->sizes(), io_.options);
+      copy_rows(as_const(c_rows_), write<T>(c), batch_, c.size(1));
+      return c;
+    }
+    return c_;
+  }
+
+  Tensor last_h() const {
+    if (steps_.empty() || steps_.back().rows < batch_) {
+      return final_states(steps_, args_.h_0, io_.output_h());
+    }
+    const Tensor h = new_tensor({batch_, hidden_}, io_.options);
+    const auto last = io_.h_next(steps_.size() - 1, {0, batch_}, {0, hidden_});
+    copy_rows(as_const(last), write<T>(h), batch_, hidden_);
+    return h;
+  }
+
   // Groups have separate memory, because some are a chunk ahead.
   Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
@@ -413,21 +505,21 @@ class BlockedForward {
   }
 
   Matrix<float> z_of(const Worker& worker, int64_t block, int64_t row) const {
-    Matrix<float> z = {worker.z, weights_.columns(block)};
+    Matrix<float> z = {worker.z, cell_.slots * weights_.slot_columns(block)};
     if (keeps_z()) z.data += cell_.slots * blocks_.begin(block) * z_rows_of_block();
     return z.from(row);
   }
 
   // From row 0 of the batch on.
-  Matrix<float> z_of_step(size_t k, const Worker& worker, int64_t block) const {
-    const int64_t begin = plan_.rows_of_step(k, worker.group).begin;
-    return z_of(worker, block, merge_projection_ ? plan_.rows_before(k, worker.group) - begin : 0);
+  Matrix<float> z_of_step(size_t k, const Worker& worker, Range rows, int64_t block) const {
+    return z_of(
+        worker, block, merge_projection_ ? plan_.rows_before(k, worker.group) - rows.begin : 0);
   }
 
   const SequenceArgs& args_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_, input_size_;
-  const PackedWeights<Format> weights_;
+  const Weights weights_;
   const Blocks& blocks_;
   const std::vector<Step> steps_;
   const ForwardIO<T> io_;
@@ -437,7 +529,7 @@ class BlockedForward {
   bool merge_projection_, input_in_place_, output_is_operand_;
   // Steps whose input is packed or multiplied together.
   std::vector<Chunk> chunks_;
-  int64_t chunk_steps_;  // maximum per chunk
+  int64_t chunk_steps_ = 0;  // maximum per chunk
 
   Tensor input_;
   StepRows<Source> input_rows_;
@@ -448,9 +540,13 @@ class BlockedForward {
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
   OperandA<Format> zero_h_;  // one row
   std::vector<OperandA<Format>> operands_;  // of products
-  Tensor bias_, parameters_, z_, zero_products_;
+  Tensor bias_, parameters_, zero_products_;
+  Workspace<double> workspace_;
+  float* z_ = nullptr;
+  int64_t z_size_ = 0;             // per worker
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
-  Tensor c_;
+  Tensor c_;                       // unless kSmallBatch
+  Matrix<C> c_rows_;
   ForwardArgs<T, Operand> kernel_args_;
 };
 
@@ -482,6 +578,23 @@ Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule&
   if (dtype == at::kHalf) return int8_forward<Half>(args, schedule);
   return dtype == at::kFloat ? int8_forward<float>(args, schedule)
                              : int8_forward<BFloat16>(args, schedule);
+}
+
+SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule) {
+  const ForwardSchedule as_blocked = {
+      GemmFormat::kF32,
+      schedule.grid,
+      schedule.blocks,
+      /*merge_projection=*/true,
+      schedule.chunk_rows};
+  const auto run = [&]<typename Weights>(Weights weights) {
+    return *BlockedForward<float, F32Format, Weights>(args, as_blocked, std::move(weights)).run();
+  };
+  if (schedule.in_place) return run(SmallBatchWeightsInPlace(args, schedule.blocks));
+  PackedWeights<F32Format> packed =
+      args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)
+                       : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
+  return run(SmallBatchPackedWeights(std::move(packed), args.h_0->size(0)));
 }
 
 std::optional<SequenceResult> blocked_forward(

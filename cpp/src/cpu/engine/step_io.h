@@ -143,6 +143,8 @@ class ForwardIO : public ForwardResults, public RowsIO<T> {
         output_{static_cast<T*>(output.mutable_data_ptr()), cell_.output_columns() * hidden_},
         activations_(write<T>(activations)) {}
 
+  // True if enter_c() may do anything.
+  bool changes_c(size_t k) const { return Rows::resets.any() || has_checkpoint(k, every); }
   // Before a step: stores c, also of sequences that have ended, then resets it.
   template <typename S>
   void enter_c(size_t k, Matrix<S> c, Range rows, Range units) const {

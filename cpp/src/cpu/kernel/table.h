@@ -34,7 +34,7 @@ using PairColumns =
 
 using SumRows = void (*)(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y);
 
-// For small_batch.cpp, which computes in float64, or in float32 if the cell `forgets`. Columns are
+// For small_batch.h, which computes in float64, or in float32 if the cell `forgets`. Columns are
 // contiguous.
 struct SmallBatchArgs {
   const CellInfo* cell;

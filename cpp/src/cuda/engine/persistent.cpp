@@ -4,6 +4,7 @@
 // As in the per-step engine, h, c and dz are rounded to the tensors' dtype at every step; sums and
 // gradients between steps are float32.
 #include "cuda/kernel/persistent.h"
+#include "common/step_io.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
@@ -50,8 +51,7 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   if (dtype != at::kHalf && dtype != at::kBFloat16) return "dtype is float32 or float64";
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
   // The kernels carry the state between steps.
-  if (args.reset.defined()) return "reset is given";
-  if (args.recurrent_mask.defined()) return "recurrent_mask is given";
+  if (const char* const argument = changes_states(args)) return argument;
   if (args.checkpoint_steps > 0) return "checkpoint_steps is given";
   if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
   if (hidden > most_hidden) return "H is too large";

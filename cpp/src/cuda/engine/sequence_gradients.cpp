@@ -49,7 +49,7 @@ WeightGradients weight_gradients(
     const Tensor h_0 = as_operand(args.h_0);
     const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
     const auto add = [&](SplitKGemm& products, const Tensor& dz_h) {
-      if ((args.reset.defined() || args.recurrent_mask.defined()) && !steps.empty()) {
+      if (changes_states(args) != nullptr && !steps.empty()) {
         const Tensor h = as_operand(entering_h(args, steps, 0, steps.size(), dtype));
         products.add(dz_h, 0, h, 0, h.size(0));
         return;

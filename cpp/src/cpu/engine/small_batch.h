@@ -1,0 +1,76 @@
+// The small-batch engine: the blocked engine's forward pass of float32 sequences with
+// has_few_elements, and of short calls, with other GEMMs and another element-wise kernel.
+//
+// c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
+// and z are float32. With packed weights and up to four rows, short chains are accumulated in
+// float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for several rows.
+#pragma once
+
+#include "common/weights.h"
+#include "cpu/dispatch.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/packed_weights.h"
+
+#include <utility>
+
+namespace lltm::cpu {
+
+// z (rows, S * width): project() writes the columns with x, recur() adds h W_h^T.
+struct SmallBatchPackedWeights : PackedWeights<F32Format> {
+  SmallBatchPackedWeights(PackedWeights<F32Format> packed, int64_t batch_size)
+      : PackedWeights(std::move(packed)), batch(batch_size) {}
+
+  void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
+    multiply(rows, a, x(block), z, cell.forgets, /*accumulate=*/false);
+  }
+  void recur(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
+    if (cell.h.count() == 0) return;
+    const auto z_h = z.from(0, cell.h.begin * slot_columns(block));
+    multiply(rows, a, h(block), z_h, cell.forgets && batch > 1, /*accumulate=*/true);
+  }
+
+ private:
+  // Unless `plain`, up to four rows are accumulated in float64: their errors are not averaged out.
+  static void multiply(
+      int64_t rows,
+      Matrix<const float> a,
+      PackedB<const float> b,
+      Matrix<float> c,
+      bool plain,
+      bool accumulate) {
+    constexpr int64_t kChain = 32;
+    const auto small_batch = plain ? kernels().gemm_small_batch_f32 : kernels().gemm_small_batch;
+    if (rows <= kMostProductRows) return small_batch(rows, a, b, c, accumulate);
+    const int64_t chain = plain ? longest_chain(rows) : kChain;
+    gemms_f32<float>().multiply(rows, a, b, c, chain, accumulate);
+  }
+
+  int64_t batch;
+};
+
+// Used for few steps: packing would dominate.
+struct SmallBatchWeightsInPlace {
+  SmallBatchWeightsInPlace(const SequenceArgs& args, const Blocks& b)
+      : ih(with_contiguous_rows(args.weight_ih)),
+        hh(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : at::Tensor()),
+        weights{
+            *args.cell,
+            read_weights<float>(ih, hh, args.h_0->size(1)),
+            args.h_0->size(1),
+            args.input->size(-1)},
+        blocks(b) {}
+
+  int64_t slot_columns(int64_t block) const { return blocks.size(block); }
+  void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
+    weights.multiply(rows, a, {}, blocks.begin(block), blocks.size(block), z);
+  }
+  void recur(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
+    weights.multiply(rows, {}, a, blocks.begin(block), blocks.size(block), z);
+  }
+
+  at::Tensor ih, hh;
+  WeightsInPlace<float> weights;
+  Blocks blocks;
+};
+
+}  // namespace lltm::cpu
