@@ -188,11 +188,12 @@ TEST_P(CudaSequence, OnlyRequestedGradientsAreComputed) {
 
 TEST_P(CudaStep, OnlyRequestedGradientsAreComputed) {
   const CellArguments a = operands(dense({1, 3, 5, 8})(1));
-  const auto [h, c, activations] = lltm::cuda::step_forward({step_inputs(a), /*save=*/true});
+  const auto [output, h, c, activations] =
+      lltm::cuda::step_forward({step_inputs(a), /*save=*/true});
   const Tensors grads = random_like({h, c}, 2);
   check_masks(all_of(a), [&, &activations = activations](const lltm::OutputMask& mask) {
     return as_list(
-        lltm::cuda::step_backward({step_inputs(a), activations, grads[0], grads[1], mask}));
+        lltm::cuda::step_backward({step_inputs(a), {}, activations, {}, grads[0], grads[1], mask}));
   });
 }
 
@@ -241,12 +242,12 @@ TEST_P(CudaStep, AConcatenatedMatrixGivesTheSameResults) {
   std::array<lltm::Gradients, 2> gradients;
   const std::array<CellArguments, 2> both = joined_and_apart(dense({1, 3, 5, 7})(1));
   for (size_t k = 0; k < both.size(); ++k) {
-    const lltm::StepInputs args = step_inputs(both[k]);
+    const lltm::SequenceInputs args = step_inputs(both[k]);
     results[k] = as_list(lltm::cuda::step_forward({args, /*save=*/true}));
     const auto& y = results[k];
     const bool apart = k == 1;
     gradients[k] = lltm::cuda::step_backward(
-        {args, y[2], y[0], y[1], {true, true, true, true, apart, true, false}});
+        {args, {}, y[3], {}, y[1], y[2], {true, true, true, true, apart, true, false}});
   }
   expect_the_same(results, gradients);
 }

@@ -101,8 +101,8 @@ TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
   EXPECT_TRUE(warnings.all.empty());
   fault = GetParam();
   const CellArguments of_cell = operands(a);
-  const auto [h, c, saved] =
-      lltm::aten_fallback::step_forward({step_inputs(of_cell), /*save=*/false});
+  const auto [output, h, c, saved] =
+      lltm::aten_fallback::sequence_forward({step_inputs(of_cell), /*save=*/false});
   EXPECT_TRUE(identical(cell(a), {h, c}));
   EXPECT_EQ(warnings.all.size(), 1);
 }

@@ -110,9 +110,9 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
   }
   JoinedState initial = states.empty() ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
                                        : join(cell, states);
-  StepArgs args = {{cell, input, initial.h, std::move(initial.c), parameters[0]}};
+  StepArgs args = {{{cell, input, initial.h, std::move(initial.c), parameters[0]}}};
   set_parameters(args, has_bias, /*prepacked=*/false, hidden_size, parameters);
-  auto [h, c] = op::step(args);
+  auto [output, h, c] = op::call(args);
   return split(cell, std::move(h), std::move(c));
 }
 
@@ -334,14 +334,14 @@ SequenceOutputs LayerModule::run_projected(
     of_y.weight_ih = std::move(weights.weight_ih);
     of_y.weight_hh = std::move(weights.weight_hh);
   }
-  const auto [y, y_n, c_n] = op::sequence(of_y);
+  const auto [y, y_n, c_n] = op::call(of_y);
   const Tensor output = project_outputs(y, p.back(), plain);
   return {output, ends.last_of(output, h_0), c_n};
 }
 
 SequenceOutputs LayerModule::run_direction(
     int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const {
-  return proj_size() > 0 ? run_projected(k, args, interceptors) : op::sequence(args);
+  return proj_size() > 0 ? run_projected(k, args, interceptors) : op::call(args);
 }
 
 LayerModule::Result LayerModule::run(

@@ -37,8 +37,9 @@ std::vector<Tensor> step(
     const Optional& bias_hh) {
   const CellInfo& info = get_cell("lltm::step", cell);
   JoinedState state = joined(info, "step", input, states, "");
-  auto [h, c] = op::step(
-      {{info, input, state.h, std::move(state.c), weight_ih, weight_hh, bias_ih, bias_hh}});
+  auto [output, h, c] = op::call(
+      StepArgs{
+          {{info, input, state.h, std::move(state.c), weight_ih, weight_hh, bias_ih, bias_hh}}});
   return split(info, std::move(h), std::move(c));
 }
 
@@ -57,20 +58,21 @@ std::tuple<Tensor, std::vector<Tensor>> sequence(
     const Optional& recurrent_mask) {
   const CellInfo& info = get_cell("lltm::sequence", cell);
   JoinedState state = joined(info, "sequence", input, states, "_0");
-  auto [output, h_n, c_n] = op::sequence(
-      {{info,
-        input,
-        state.h,
-        std::move(state.c),
-        weight_ih,
-        weight_hh,
-        bias_ih,
-        bias_hh,
-        batch_sizes,
-        reverse,
-        reset,
-        checkpoint_steps,
-        recurrent_mask}});
+  auto [output, h_n, c_n] = op::call(
+      SequenceArgs{
+          {info,
+           input,
+           state.h,
+           std::move(state.c),
+           weight_ih,
+           weight_hh,
+           bias_ih,
+           bias_hh,
+           batch_sizes,
+           reverse,
+           reset,
+           checkpoint_steps,
+           recurrent_mask}});
   return {std::move(output), split(info, std::move(h_n), std::move(c_n))};
 }
 

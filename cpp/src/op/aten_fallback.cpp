@@ -175,10 +175,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
 }
 
 // h (N, H) as the recurrent GEMMs read it, in the order of input rows.
-Tensor recurrent_rows(const StepBackwardArgs& args) {
-  return widened(args.h);
-}
 Tensor recurrent_rows(const SequenceBackwardArgs& args) {
+  if (args.is_step()) return widened(args.h_0);
   const Tensor& mask = args.recurrent_mask;
   if (!args.batch_sizes.defined()) {
     const Tensor first = args.h_0->unsqueeze(0);
@@ -203,17 +201,8 @@ Tensor recurrent_rows(const SequenceBackwardArgs& args) {
   return at::cat(rows);
 }
 
-// The saved values, which include the operands of products.
-const Tensor& operands_of(const StepBackwardArgs& args) {
-  return args.activations;
-}
-const Tensor& operands_of(const SequenceBackwardArgs& args) {
-  return args.saved;
-}
-
-template <typename Args>
 Gradients gradients_of(
-    const Args& args,
+    const SequenceBackwardArgs& args,
     const Operands& operands,
     const Tensor& dz,
     const Tensor& dh,
@@ -247,7 +236,7 @@ Gradients gradients_of(
     };
     add(cell.direct, recurrent_rows(args));
     for (const Operand& operand : cell.operands()) {
-      const Tensor v = widened(operands_of(args).narrow_symint(1, operand.saved * hidden, hidden));
+      const Tensor v = widened(args.saved->narrow_symint(1, operand.saved * hidden, hidden));
       for (const SlotRange slots : operand.gates) add(slots, v);
     }
     std::sort(
@@ -280,34 +269,15 @@ Gradients gradients_of(
 
 }  // namespace
 
-StepResult step_forward(const StepArgs& args) {
-  const Operands operands(args);
-  return forward_of_step(
-      operands,
-      project_x(operands, args.input),
-      args.h,
-      args.c,
-      /*reset=*/Tensor(),
-      /*recurrent_mask=*/Tensor(),
-      args.save);
-}
-
-Gradients step_backward(const StepBackwardArgs& args) {
-  const Operands operands(args);
-  const auto [dz, dh, dc] = backward_of_step(
-      operands,
-      args.activations,
-      widened_or_zeros(args.grad_h, args.h),
-      widened_or_zeros(args.grad_c, args.c),
-      /*reset=*/Tensor(),
-      /*recurrent_mask=*/Tensor());
-  return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
-}
-
 SequenceResult sequence_forward(const SequenceArgs& args) {
   const Tensor& input = args.input;
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
+  if (args.is_step()) {  // keeps symbolic sizes
+    auto [h, c, activations] =
+        forward_of_step(operands, z_x, args.h_0, args.c_0, Tensor(), Tensor(), args.save);
+    return {Tensor(), h, c, activations};
+  }
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, runs a step without rows: in autograd every result depends on every argument, as
   // in the kernels.
@@ -350,6 +320,16 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Operands operands(args);
+  if (args.is_step()) {
+    const auto [dz, dh, dc] = backward_of_step(
+        operands,
+        args.saved,
+        widened_or_zeros(args.grad_h_n, args.h_0),
+        widened_or_zeros(args.grad_c_n, args.c_0),
+        Tensor(),
+        Tensor());
+    return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
+  }
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
   const Tensor grad_states =
       args.grad_states.defined() ? flat_rows(widened(args.grad_states)) : Tensor();
@@ -383,17 +363,13 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return gradients_of(args, operands, at::cat(dz), dh, dc, dtype);
 }
 
-Gradients step_backward_recomputed(const StepBackwardArgs& args) {
-  StepBackwardArgs recomputed = args;
-  recomputed.activations = std::get<2>(step_forward({args, /*save=*/true}));
-  return step_backward(recomputed);
-}
-
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
   SequenceBackwardArgs recomputed = args;
   recomputed.checkpoint_steps = 0;
   const SequenceResult results = sequence_forward({recomputed, /*save=*/true});
-  recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
+  if (!args.is_step()) {
+    recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
+  }
   recomputed.saved = std::get<3>(results);
   return sequence_backward(recomputed);
 }
@@ -402,10 +378,8 @@ namespace {
 
 struct Composite {
   using DeviceGuard = NoDeviceGuard;
-  static constexpr auto step_forward = aten_fallback::step_forward;
-  static constexpr auto step_backward = aten_fallback::step_backward;
-  static constexpr auto sequence_forward = aten_fallback::sequence_forward;
-  static constexpr auto sequence_backward = aten_fallback::sequence_backward;
+  static constexpr auto forward = aten_fallback::sequence_forward;
+  static constexpr auto backward = aten_fallback::sequence_backward;
 
   static Tensor prepack(
       const CellInfo& cell,
@@ -480,7 +454,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh) {
   const CellName cell(get_cell("lltm::_sequence_operands", name));
-  const Operands of(StepInputs{cell, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh});
+  const Operands of(SequenceInputs{cell, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh});
   return {of.weight_x, of.weight_h, of.bias_x, of.bias_h, of.parameters};
 }
 

@@ -87,14 +87,13 @@ struct CellShapes {
         bias_hh{{kHidden, cell.h.count()}},
         c{{kBatch}, {kHidden, cell.states}},
         gates_of_step{{kBatch}, {kHidden, cell.slots}},
-        activations_of_step{{kBatch}, {kHidden, cell.saved}},
         activations{{kRows}, {kHidden, cell.saved}},
         checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}},
         padded_output{{kSteps}, {kBatch}, {kHidden, cell.output_columns()}},
         packed_output{{kRows}, {kHidden, cell.output_columns()}} {}
 
   Size weights[2], weight_ih[2], weight_hh[2], bias_ih[1], bias_hh[1], c[2];
-  Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
+  Size gates_of_step[2], activations[2], checkpoints[3];
   Size padded_output[3], packed_output[2];
 };
 
@@ -256,7 +255,13 @@ class Checker {
   std::span<const Argument> arguments_;
 };
 
-Shape input_shape(const SequenceInputs& args) {
+template <typename Args>
+bool is_prepacked(const Args& args) {
+  return !kIsStep<Args> && args.prepacked();
+}
+template <typename Args>
+Shape input_shape(const Args& args) {
+  if (kIsStep<Args>) return kStepInput;
   return args.batch_sizes.defined() ? Shape(kPackedInput) : Shape(kPaddedInput);
 }
 Shape output_shape(const CellShapes& shapes, const SequenceInputs& args) {
@@ -316,8 +321,7 @@ class Arguments {
   void add_grad_c(const Tensor& grad, const char* name) {
     if (cell_.has_c()) add(grad, name, shapes_.c, /*optional=*/true);
   }
-  template <typename Inputs>
-  void add_weights(const char* op, const Inputs& args) {
+  void add_weights(const char* op, const SequenceInputs& args) {
     const bool joined = !args.weight_hh.defined();
     if (joined && !cell_.joined) check_joined(op, args.weight_ih);
     dense_ = dense_form(op, cell_, args.weight_hh);
@@ -325,14 +329,12 @@ class Arguments {
     add(dense_, "weight_hh", shapes_.weight_hh, /*optional=*/true);
   }
   // Follows the states, which then state H.
-  template <typename Inputs>
-  void add_weight_ih_without_rows(const Inputs& args) {
+  void add_weight_ih_without_rows(const SequenceInputs& args) {
     const bool joined = !args.weight_hh.defined();
     if (!has_rows(joined)) add_weight_ih(args.weight_ih, joined);
   }
   // A custom cell's parameters are appended to bias_ih.
-  template <typename Inputs>
-  void add_biases(const Inputs& args) {
+  void add_biases(const SequenceInputs& args) {
     add(args.bias_ih, "bias_ih", shapes_.bias_ih, /*optional=*/cell_.parameters == 0);
     add(args.bias_hh, "bias_hh", shapes_.bias_hh, /*optional=*/true);
   }
@@ -368,14 +370,25 @@ class Arguments {
   c10::SmallVector<Argument, 14> all_;
 };
 
+template <typename Args>
+void add_inputs(Arguments& arguments, const char* op, const Args& args) {
+  const bool prepacked = is_prepacked(args);
+  if (!prepacked) arguments.add_weights(op, args);
+  arguments.add(args.input, "input", input_shape(args));
+  arguments.add(args.h_0, kIsStep<Args> ? "h" : "h_0", kState);
+  if (!prepacked) arguments.add_weight_ih_without_rows(args);
+  arguments.add_c(op, args.c_0, kIsStep<Args> ? "c" : "c_0");
+  arguments.add(args.recurrent_mask, "recurrent_mask", kState, /*optional=*/true);
+  arguments.add_biases(args);
+}
+
 // checkpoint_steps: 0 without checkpoints.
+template <typename Args>
 void check_sizes(
-    const char* op,
-    const Arguments& arguments,
-    const SequenceInputs& args,
-    int64_t checkpoint_steps = 0) {
+    const char* op, const Arguments& arguments, const Args& args, int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
   const Sizes sizes = Checker(op, arguments).sizes([&](Sizes& s) {
+    if (kIsStep<Args>) s[kRows] = s[kBatch];
     if (batch_sizes.defined()) s[kSteps] = batch_sizes.sym_numel();
     if (!s[kSteps].has_value()) return;
     if (!s[kRows].has_value() && s[kBatch].has_value()) s[kRows] = *s[kSteps] * *s[kBatch];
@@ -386,25 +399,6 @@ void check_sizes(
   if (batch_sizes.defined()) {
     check_batch_sizes(op, batch_sizes, *sizes[kBatch], *sizes[kRows], args.input->device());
   }
-}
-
-void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
-  arguments.add_weights(op, args);
-  arguments.add(args.input, "input", kStepInput);
-  arguments.add(args.h, "h", kState);
-  arguments.add_weight_ih_without_rows(args);
-  arguments.add_c(op, args.c, "c");
-  arguments.add_biases(args);
-}
-
-void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& args) {
-  if (!args.prepacked()) arguments.add_weights(op, args);
-  arguments.add(args.input, "input", input_shape(args));
-  arguments.add(args.h_0, "h_0", kState);
-  if (!args.prepacked()) arguments.add_weight_ih_without_rows(args);
-  arguments.add_c(op, args.c_0, "c_0");
-  arguments.add(args.recurrent_mask, "recurrent_mask", kState, /*optional=*/true);
-  arguments.add_biases(args);
 }
 
 // The backend that packed the weights reads dtype and sizes from their header.
@@ -430,6 +424,37 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
     TORCH_CHECK_VALUE(
         !tensor->defined(), op, ": expected no ", name, " with prepacked weights, got a tensor");
   }
+}
+
+template <typename Args>
+void check_forward(const char* op, const Args& args) {
+  Arguments arguments(op, args.cell);
+  add_inputs(arguments, op, args);
+  if (is_prepacked(args)) check_takes_prepacked(op, args);
+  check_sizes(op, arguments, args);
+  check_reset(op, args.input, args.reset);
+  check_checkpoint_steps(op, args.checkpoint_steps);
+}
+
+template <typename Args>
+void check_backward(const char* op, const Args& args) {
+  constexpr bool step = kIsStep<Args>;
+  check_checkpoint_steps(op, args.checkpoint_steps);
+  Arguments arguments(op, args.cell);
+  const CellShapes& shapes = arguments.shapes();
+  add_inputs(arguments, op, args);
+  if (!step) arguments.add(args.output, "output", output_shape(shapes, args));
+  arguments.add(
+      args.saved,
+      step ? "activations" : "saved",
+      args.checkpoint_steps > 0 ? Shape(shapes.checkpoints) : Shape(shapes.activations));
+  if (!step) {
+    arguments.add(args.grad_output, "grad_output", output_shape(shapes, args), /*optional=*/true);
+  }
+  arguments.add(args.grad_h_n, step ? "grad_h" : "grad_h_n", kState, /*optional=*/true);
+  arguments.add_grad_c(args.grad_c_n, step ? "grad_c" : "grad_c_n");
+  check_sizes(op, arguments, args, args.checkpoint_steps);
+  check_reset(op, args.input, args.reset);
 }
 
 }  // namespace
@@ -519,50 +544,17 @@ void check_reset(const std::string& op, const Tensor& input, const Tensor& reset
       shape_text(actual));
 }
 
-void check_step(const StepInputs& args) {
-  constexpr const char* kOp = "lltm::step";
-  Arguments arguments(kOp, args.cell);
-  add_step(arguments, kOp, args);
-  Checker(kOp, arguments).sizes();
+void check(const StepArgs& args) {
+  check_forward("lltm::step", args);
 }
-
-void check_step_backward(const StepBackwardArgs& args) {
-  constexpr const char* kOp = "lltm::step_backward";
-  Arguments arguments(kOp, args.cell);
-  add_step(arguments, kOp, args);
-  arguments.add(args.activations, "activations", arguments.shapes().activations_of_step);
-  arguments.add(args.grad_h, "grad_h", kState, /*optional=*/true);
-  arguments.add_grad_c(args.grad_c, "grad_c");
-  Checker(kOp, arguments).sizes();
+void check(const SequenceArgs& args) {
+  check_forward("lltm::sequence", args);
 }
-
-void check_sequence(const SequenceArgs& args) {
-  constexpr const char* kOp = "lltm::sequence";
-  Arguments arguments(kOp, args.cell);
-  add_sequence(arguments, kOp, args);
-  if (args.prepacked()) check_takes_prepacked(kOp, args);
-  check_sizes(kOp, arguments, args);
-  check_reset(kOp, args.input, args.reset);
-  check_checkpoint_steps(kOp, args.checkpoint_steps);
+void check(const StepBackwardArgs& args) {
+  check_backward("lltm::step_backward", args);
 }
-
-void check_sequence_backward(const SequenceBackwardArgs& args) {
-  constexpr const char* kOp = "lltm::sequence_backward";
-  check_checkpoint_steps(kOp, args.checkpoint_steps);
-  Arguments arguments(kOp, args.cell);
-  add_sequence(arguments, kOp, args);
-  arguments.add(args.output, "output", output_shape(arguments.shapes(), args));
-  arguments.add(
-      args.saved,
-      "saved",
-      args.checkpoint_steps > 0 ? Shape(arguments.shapes().checkpoints)
-                                : Shape(arguments.shapes().activations));
-  arguments.add(
-      args.grad_output, "grad_output", output_shape(arguments.shapes(), args), /*optional=*/true);
-  arguments.add(args.grad_h_n, "grad_h_n", kState, /*optional=*/true);
-  arguments.add_grad_c(args.grad_c_n, "grad_c_n");
-  check_sizes(kOp, arguments, args, args.checkpoint_steps);
-  check_reset(kOp, args.input, args.reset);
+void check(const SequenceBackwardArgs& args) {
+  check_backward("lltm::sequence_backward", args);
 }
 
 void check_prepack(

@@ -26,7 +26,8 @@ bool reduces_float32() {
 }
 
 int64_t steps_of(const SequenceInputs& args) {
-  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input->size(0);
+  if (args.batch_sizes.defined()) return args.batch_sizes->size(0);
+  return args.is_step() ? 1 : args.input->size(0);
 }
 
 LayerShape shape_of(const SequenceInputs& args) {
@@ -42,11 +43,17 @@ template <typename Args>
 Call call_of(const Args& args) {
   const CellInfo& cell = *args.cell;
   const at::Tensor &input = args.input, &h_0 = args.h_0, &weight_hh = args.weight_hh;
-  Call call = {shape_of(args), steps_of(args), storage_of(input.scalar_type())};
+  Call call = {};
+  call.step = args.is_step();
+  call.stages = !cell.is_element_wise();
+  call.heads = has_heads(weight_hh);
+  if (call.uses_step_engine()) return call;
+  call.shape = shape_of(args);
+  call.steps = steps_of(args);
+  call.storage = storage_of(input.scalar_type());
   // Given gates have no columns in weight_ih.
   const bool no_columns = cell.x.count() > 0 && input.size(-1) <= cell.given * h_0.size(1);
   call.empty = input.numel() == 0 || h_0.numel() == 0 || no_columns;
-  call.stages = !cell.is_element_wise();
   call.forgets = cell.forgets;
   if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
     call.backward = true;
@@ -57,7 +64,6 @@ Call call_of(const Args& args) {
     call.prepacked = packed_forms(args.weight_ih);
     return call;
   }
-  call.heads = has_heads(weight_hh);
   call.packs_heads = packs_heads(weight_hh);
   call.weights = args.weight_ih->numel();
   call.stride_ih = call.stride_hh = row_stride(args.weight_ih);
@@ -109,9 +115,9 @@ SequenceResult int8_forward(const SequenceArgs& args, const Machine& machine) {
   return std::move(result);
 }
 
-// Mask and reset are applied.
-StepInputs only_step(const SequenceInputs& args) {
-  StepInputs step = {
+// As a step, with mask and reset applied.
+SequenceInputs only_step(const SequenceInputs& args) {
+  SequenceInputs step = {
       args.cell,
       flat_rows(args.input),
       args.h_0,
@@ -120,18 +126,20 @@ StepInputs only_step(const SequenceInputs& args) {
       args.weight_hh,
       args.bias_ih,
       args.bias_hh};
-  if (args.recurrent_mask.defined()) step.h = masked_h(args.h_0, args.recurrent_mask);
+  if (args.recurrent_mask.defined()) step.h_0 = masked_h(args.h_0, args.recurrent_mask);
   if (args.reset.defined()) {
     const at::Tensor reset = args.reset->reshape(-1);
-    step.h = restarted_h(step.h, reset);
-    step.c = restarted_c(*args.cell, step.c, reset);
+    step.h_0 = restarted_h(step.h_0, reset);
+    step.c_0 = restarted_c(*args.cell, step.c_0, reset);
   }
   return step;
 }
 
 // For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args) {
-  auto [h_next, c_next, activations] = step_forward({only_step(args), args.saves_activations()});
+  if (args.is_step()) return step_forward(args);
+  auto [none, h_next, c_next, activations] =
+      step_forward({only_step(args), args.saves_activations()});
   const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
   const at::Tensor rows = with_output_states(*args.cell, h_next, c_next);
   const at::Tensor output = rows.view(output_sizes(args.input, columns));
@@ -142,15 +150,17 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
 }
 
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
-  StepBackwardArgs step = {only_step(args), args.saved};
-  if (args.grad_output.defined()) step.grad_h = flat_rows(args.grad_output);
+  if (args.is_step()) return step_backward(args);
+  SequenceBackwardArgs step = {only_step(args), args.output, args.saved};
+  if (args.grad_output.defined()) step.grad_h_n = flat_rows(args.grad_output);
   if (args.grad_h_n.defined()) {
-    step.grad_h = step.grad_h.defined() ? at::add(step.grad_h, args.grad_h_n) : *args.grad_h_n;
+    step.grad_h_n =
+        step.grad_h_n.defined() ? at::add(step.grad_h_n, args.grad_h_n) : *args.grad_h_n;
   }
-  step.grad_c = args.grad_c_n;
+  step.grad_c_n = args.grad_c_n;
   if (args.grad_states.defined()) {
     const at::Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
-    step.grad_c = add_grad_states(*args.cell, grad_c, flat_rows(args.grad_states));
+    step.grad_c_n = add_grad_states(*args.cell, grad_c, flat_rows(args.grad_states));
   }
   step.output_mask = args.output_mask;
   Gradients gradients = step_backward(step);

@@ -24,7 +24,7 @@ class Linear {
   template <typename Args>
   static Linear with_bias(const Args& args) {
     const Weights weights = weights_of(args);
-    return Linear(*args.cell, weights, slot_bias(args, args.state_h()->size(1)));
+    return Linear(*args.cell, weights, slot_bias(args, args.h_0->size(1)));
   }
   template <typename Args>
   explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
