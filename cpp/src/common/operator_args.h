@@ -29,9 +29,9 @@ using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OutputMask = std::array<bool, 7>;
 
+inline const at::Tensor kUndefined;
 inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
-  static const at::Tensor undefined;
-  return tensor.has_value() ? *tensor : undefined;
+  return tensor.has_value() ? *tensor : kUndefined;
 }
 inline const at::Tensor& or_undefined(const at::Tensor& tensor) {
   return tensor;

@@ -459,10 +459,6 @@ bool has_step_kernel(const Machine& machine, const Call& call) {
 
 Engine choose_engine(const Machine& machine, Call call) {
   Engine engine = {Engine::kPerStep, machine};
-  if (call.uses_step_engine()) {
-    engine.kind = Engine::kOneStep;
-    return engine;
-  }
   const auto has = [&](GemmFormat format) { return (call.prepacked & format_bit(format)) != 0; };
   const bool blocks = machine.f32 && call.storage != Storage::kF64 && !call.empty;
   if (has(GemmFormat::kInt8) && !call.empty) {

@@ -198,7 +198,6 @@ struct Call {
   LayerShape shape;
   int64_t steps;
   Storage storage;
-  bool step = false;  // of lltm::step
   bool backward = false;
   bool segment = false;  // of a sequence with activation checkpoints
   bool empty = false;    // input, state or a matrix has no elements
@@ -209,9 +208,6 @@ struct Call {
   unsigned prepacked = 0;                // formats of prepacked weights
   int64_t weights = 0;                   // elements, if not prepacked
   int64_t stride_ih = 0, stride_hh = 0;  // row strides; 0 if rows are not contiguous
-
-  // For any other values.
-  bool uses_step_engine() const { return step && !stages && !heads; }
 };
 
 struct Engine {

@@ -177,7 +177,11 @@ auto tie(std::span<const Tensor, count> tensors) {
 
 template <typename Tensors>
 void append(Tensors&& results, variable_list& all) {
-  std::apply([&](const auto&... tensors) { (all.push_back(tensors), ...); }, results);
+  std::apply(
+      [&]<typename... Each>(Each&&... tensors) {
+        (all.push_back(std::forward<Each>(tensors)), ...);
+      },
+      std::forward<Tensors>(results));
 }
 
 template <typename Args, size_t calls>

@@ -30,6 +30,9 @@ bool is_supported(at::ScalarType dtype) {
 }
 
 bool equal(const SymInt& a, const SymInt& b) {
+  if (!a.is_heap_allocated() && !b.is_heap_allocated()) {  // numbers
+    return a.as_int_unchecked() == b.as_int_unchecked();
+  }
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
@@ -79,7 +82,8 @@ constexpr Size kState[] = {{kBatch}, {kHidden}};
 constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
 struct CellShapes {
-  explicit CellShapes(const CellInfo& cell)
+  // `rows`: of the input.
+  explicit CellShapes(const CellInfo& cell, Letter rows = kRows)
       : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true, cell.given}},
         weight_ih{{kHidden, cell.x.count()}, {kInput, 1, /*plus_input=*/false, cell.given}},
         weight_hh{{kHidden, cell.h.count()}, {kHidden}},
@@ -87,7 +91,7 @@ struct CellShapes {
         bias_hh{{kHidden, cell.h.count()}},
         c{{kBatch}, {kHidden, cell.states}},
         gates_of_step{{kBatch}, {kHidden, cell.slots}},
-        activations{{kRows}, {kHidden, cell.saved}},
+        activations{{rows}, {kHidden, cell.saved}},
         checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}},
         padded_output{{kSteps}, {kBatch}, {kHidden, cell.output_columns()}},
         packed_output{{kRows}, {kHidden, cell.output_columns()}} {}
@@ -297,7 +301,8 @@ Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh)
 // The weights come first: calls of a module differ in the other arguments.
 class Arguments {
  public:
-  Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}
+  Arguments(const char* op, const CellName& name, Letter rows = kRows)
+      : cell_(get_cell(op, name)), shapes_(cell_, rows) {}
   Arguments(const Arguments&) = delete;  // its arguments refer to its shapes
   Arguments& operator=(const Arguments&) = delete;
 
@@ -378,7 +383,7 @@ void add_inputs(Arguments& arguments, const char* op, const Args& args) {
   arguments.add(args.h_0, kIsStep<Args> ? "h" : "h_0", kState);
   if (!prepacked) arguments.add_weight_ih_without_rows(args);
   arguments.add_c(op, args.c_0, kIsStep<Args> ? "c" : "c_0");
-  arguments.add(args.recurrent_mask, "recurrent_mask", kState, /*optional=*/true);
+  if (args.recurrent_mask.defined()) arguments.add(args.recurrent_mask, "recurrent_mask", kState);
   arguments.add_biases(args);
 }
 
@@ -386,9 +391,12 @@ void add_inputs(Arguments& arguments, const char* op, const Args& args) {
 template <typename Args>
 void check_sizes(
     const char* op, const Arguments& arguments, const Args& args, int64_t checkpoint_steps = 0) {
+  if constexpr (kIsStep<Args>) {
+    Checker(op, arguments).sizes();
+    return;
+  }
   const Tensor& batch_sizes = args.batch_sizes;
   const Sizes sizes = Checker(op, arguments).sizes([&](Sizes& s) {
-    if (kIsStep<Args>) s[kRows] = s[kBatch];
     if (batch_sizes.defined()) s[kSteps] = batch_sizes.sym_numel();
     if (!s[kSteps].has_value()) return;
     if (!s[kRows].has_value() && s[kBatch].has_value()) s[kRows] = *s[kSteps] * *s[kBatch];
@@ -432,6 +440,7 @@ void check_forward(const char* op, const Args& args) {
   add_inputs(arguments, op, args);
   if (is_prepacked(args)) check_takes_prepacked(op, args);
   check_sizes(op, arguments, args);
+  if (kIsStep<Args>) return;
   check_reset(op, args.input, args.reset);
   check_checkpoint_steps(op, args.checkpoint_steps);
 }
@@ -440,7 +449,7 @@ template <typename Args>
 void check_backward(const char* op, const Args& args) {
   constexpr bool step = kIsStep<Args>;
   check_checkpoint_steps(op, args.checkpoint_steps);
-  Arguments arguments(op, args.cell);
+  Arguments arguments(op, args.cell, step ? kBatch : kRows);
   const CellShapes& shapes = arguments.shapes();
   add_inputs(arguments, op, args);
   if (!step) arguments.add(args.output, "output", output_shape(shapes, args));

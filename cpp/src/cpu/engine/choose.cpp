@@ -43,17 +43,11 @@ template <typename Args>
 Call call_of(const Args& args) {
   const CellInfo& cell = *args.cell;
   const at::Tensor &input = args.input, &h_0 = args.h_0, &weight_hh = args.weight_hh;
-  Call call = {};
-  call.step = args.is_step();
-  call.stages = !cell.is_element_wise();
-  call.heads = has_heads(weight_hh);
-  if (call.uses_step_engine()) return call;
-  call.shape = shape_of(args);
-  call.steps = steps_of(args);
-  call.storage = storage_of(input.scalar_type());
+  Call call = {shape_of(args), steps_of(args), storage_of(input.scalar_type())};
   // Given gates have no columns in weight_ih.
   const bool no_columns = cell.x.count() > 0 && input.size(-1) <= cell.given * h_0.size(1);
   call.empty = input.numel() == 0 || h_0.numel() == 0 || no_columns;
+  call.stages = !cell.is_element_wise();
   call.forgets = cell.forgets;
   if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
     call.backward = true;
@@ -64,6 +58,7 @@ Call call_of(const Args& args) {
     call.prepacked = packed_forms(args.weight_ih);
     return call;
   }
+  call.heads = has_heads(weight_hh);
   call.packs_heads = packs_heads(weight_hh);
   call.weights = args.weight_ih->numel();
   call.stride_ih = call.stride_hh = row_stride(args.weight_ih);
@@ -137,7 +132,6 @@ SequenceInputs only_step(const SequenceInputs& args) {
 
 // For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args) {
-  if (args.is_step()) return step_forward(args);
   auto [none, h_next, c_next, activations] =
       step_forward({only_step(args), args.saves_activations()});
   const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
@@ -150,7 +144,6 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
 }
 
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
-  if (args.is_step()) return step_backward(args);
   SequenceBackwardArgs step = {only_step(args), args.output, args.saved};
   if (args.grad_output.defined()) step.grad_h_n = flat_rows(args.grad_output);
   if (args.grad_h_n.defined()) {
@@ -174,6 +167,11 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   }
   if (d_h.defined()) d_h = masked_h(d_h, args.recurrent_mask);
   return gradients;
+}
+
+// True for any machine: choosing an engine would be noticeable in a small step.
+bool has_step_engine(const SequenceInputs& args) {
+  return args.is_step() && args.cell->is_element_wise() && !has_heads(args.weight_hh);
 }
 
 SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
@@ -207,6 +205,7 @@ Gradients run_backward(const SequenceBackwardArgs& args, const Engine& engine) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
+  if (has_step_engine(args)) return step_forward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.unpack && !engine.dense) return run_forward(args, engine);
   SequenceArgs changed = engine.unpack ? with_matrices(args) : args;
@@ -215,6 +214,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
+  if (has_step_engine(args)) return step_backward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.dense) return run_backward(args, engine);
   SequenceBackwardArgs changed = args;
