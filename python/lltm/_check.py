@@ -23,36 +23,40 @@ LARGEST_SIZE = 2**27
 MOST_LAYERS = 2**16
 
 
+def expect(
+    right: bool, where: str, expected: str, got: object, error: type[Exception] = ArgumentError
+) -> None:
+    if not right:
+        raise error(f"lltm::{where}: expected {expected}, got {got}")
+
+
 def any_integer(where: str, name: str, value: Any) -> int:
     if type(value) is int:  # fast path
         return value
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected {name} to be an int, got {_type(value)}")
+    right = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    expect(right, where, f"{name} to be an int", _type(value), TypeError)
     return int(value)
 
 
 def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> int:
     """Checks a size: a positive integer, including NumPy integers."""
-    if any_integer(where, name, value) <= 0:
-        raise ArgumentError(f"lltm::{where}: expected {name} to be positive, got {value}")
-    if int(value) > largest:
-        raise ArgumentError(f"lltm::{where}: expected {name} of at most {largest}, got {value}")
-    return int(value)
+    size = any_integer(where, name, value)
+    expect(size > 0, where, f"{name} to be positive", value)
+    expect(size <= largest, where, f"{name} of at most {largest}", value)
+    return size
 
 
 def checkpoint_steps(where: str, name: str, value: Any) -> int:
     """Checks checkpoint_steps: an integer from 0 (disabled) to the int64 maximum."""
     steps, largest = any_integer(where, name, value), 2**63 - 1
-    if not 0 <= steps <= largest:
-        bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
-        raise ArgumentError(f"lltm::{where}: expected {name} {bound}, got {value}")
+    bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
+    expect(0 <= steps <= largest, where, f"{name} {bound}", value)
     return steps
 
 
 def boolean(where: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected {name} to be a bool, got {_type(value)}")
-    return value
+    expect(isinstance(value, bool), where, f"{name} to be a bool", _type(value), TypeError)
+    return bool(value)
 
 
 def flag(where: str, name: str, value: Any) -> bool:
@@ -65,12 +69,10 @@ def flag(where: str, name: str, value: Any) -> bool:
 
 
 def probability(where: str, name: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected {name} to be a number, got {_type(value)}")
-    number = float(value)
-    if not 0 <= number <= 1:
-        raise ArgumentError(f"lltm::{where}: expected {name} to be in [0, 1], got {value}")
-    return number
+    right = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    expect(right, where, f"{name} to be a number", _type(value), TypeError)
+    expect(0 <= float(value) <= 1, where, f"{name} to be in [0, 1]", value)
+    return float(value)
 
 
 def tensor(where: str, name: str, value: Any, expected: str = "a tensor") -> Tensor:
@@ -91,11 +93,9 @@ def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
 
 
 def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
-    if value is not None and not isinstance(value, torch.dtype):
-        raise TypeError(
-            f"lltm::{where}: expected {name} to be a torch.dtype or None, got {_type(value)}"
-        )
-    return value
+    right = value is None or isinstance(value, torch.dtype)
+    expect(right, where, f"{name} to be a torch.dtype or None", _type(value), TypeError)
+    return value  # type: ignore[no-any-return]
 
 
 def states(where: str, names: Sequence[str], value: Any, argument: str = "state") -> list[Tensor]:

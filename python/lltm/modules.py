@@ -117,7 +117,7 @@ class Step(Recurrent, Generic[State]):
         """Returns the module that torch.jit.script compiles instead of this one."""
         if type(self).forward is not Step.forward:  # already scriptable, or overridden
             return self
-        return script.cell(self, self._parameter_names, len(self._STATES))
+        return script.cell(self)
 
 
 # ---- layers -----------------------------------------------------------------------
@@ -298,7 +298,7 @@ class Layer(Recurrent, Generic[State]):
         return getattr(forward, "__func__", None) is Layer.forward
 
     def _scriptable(self) -> nn.Module:
-        return script.layer(self, self._names, len(self._STATES), len(self._OUTPUTS))
+        return script.layer(self)
 
     @property
     def _dropout_now(self) -> float:
@@ -465,11 +465,9 @@ class _LayerOfPair(Layer[Pair]):
     def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         """Returns the projection size if the layer supports it."""
         where = self._where
-        if _check.any_integer(where, "proj_size", proj_size) != 0:
-            raise ArgumentError(
-                f"lltm::{where}: expected proj_size to be 0, got {proj_size}: an {where} has no"
-                " projection"
-            )
+        right = _check.any_integer(where, "proj_size", proj_size) == 0
+        got = f"{proj_size}: an {where} has no projection"
+        _check.expect(right, where, "proj_size to be 0", got)
         return 0
 
 
@@ -641,15 +639,11 @@ class LSTM(_LayerOfPair, nn.RNNBase):
 
     def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         projection = _check.any_integer("LSTM", "proj_size", proj_size)
-        if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
-            raise ArgumentError(
-                f"lltm::LSTM: expected proj_size to be in [0, hidden_size), got {proj_size}"
-            )
-        if projection > 0 and recurrent_dropout != 0:
-            raise ArgumentError(
-                "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got"
-                f" {recurrent_dropout}"
-            )
+        right = 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size)
+        _check.expect(right, "LSTM", "proj_size to be in [0, hidden_size)", proj_size)
+        right = projection == 0 or recurrent_dropout == 0
+        expected = "recurrent_dropout to be 0 with proj_size"
+        _check.expect(right, "LSTM", expected, recurrent_dropout)
         return projection
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
@@ -907,10 +901,8 @@ class RNNCell(Step[Tensor], nn.RNNCellBase):
 
 
 def _checked_nonlinearity(where: str, given: str) -> str:
-    if given not in ("tanh", "relu"):
-        raise ArgumentError(
-            f"lltm::{where}: expected nonlinearity to be 'tanh' or 'relu', got {given!r}"
-        )
+    expected = "nonlinearity to be 'tanh' or 'relu'"
+    _check.expect(given in ("tanh", "relu"), where, expected, repr(given))
     return given
 
 

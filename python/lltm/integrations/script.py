@@ -157,44 +157,34 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
     return namespace
 
 
-def cell(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
-    """Returns the scriptable form of a single-step module. `states` includes h."""
-    return _sharing(module, _methods(_Cell, states), parameters, ["_CELL"])
+def cell(module: Any) -> nn.Module:
+    """Returns the scriptable form of a single-step module."""
+    form = _methods(_Cell, len(module._STATES))
+    return _sharing(module, form, module._parameter_names, ["_CELL"])
 
 
 _CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
 
 
-def layer(module: nn.Module, parameters: Sequence[str], states: int, outputs: int) -> nn.Module:
-    """Returns the scriptable form of a layer. `parameters` are in the order of h_0."""
-    return _sharing(module, _methods(_Layer, states, outputs), parameters, _CONSTANTS)
+def layer(module: Any, constants: Sequence[str] = (), saved: tuple[Any, ...] = ()) -> nn.Module:
+    """Returns the scriptable form of a layer."""
+    form = _methods(_Layer, len(module._STATES), len(module._OUTPUTS))
+    return _sharing(module, form, module._names, [*_CONSTANTS, *constants], saved)
 
 
-def prepacked(
-    module: Any,
-    parameters: Sequence[str],
-    states: int,
-    outputs: int,
-    buffers: Sequence[tuple[str, Sequence[str]]],
-    matrices: int,
-) -> nn.Module:
-    """Returns the scriptable form of a prepacked layer.
-
-    `buffers` names each direction's packed weights and other buffers. Packed weights are saved as
-    `matrices` matrices.
-    """
-    options = [name for name in vars(module) if name in module._FIXED]
-    given = tuple(
+def prepacked(module: Any) -> nn.Module:
+    """Returns the scriptable form of a prepacked layer."""
+    buffers = tuple(
         (packed, tuple(name for name in others if getattr(module, name) is not None))
-        for packed, others in buffers
+        for packed, _, others in module._directions()
     )
-    forward = _methods(_Layer, states, outputs)
-    return _sharing(module, forward, parameters, _CONSTANTS + options, (given, matrices))
+    options = [name for name in vars(module) if name in module._FIXED]
+    return layer(module, options, (buffers, len(module._saved_matrices)))
 
 
 def _sharing(
     module: nn.Module,
-    forward: type,
+    form: type,
     parameters: Sequence[str],
     constants: list[str],
     saved: tuple[Any, ...] = (),
@@ -204,9 +194,9 @@ def _sharing(
             f"lltm::{module._get_name()}: torch.jit.script can't compile parametrizations;"
             " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
         )
-    base: Any = type(module)
     given = tuple(name for name in parameters if getattr(module, name) is not None)
-    cls = _subclass(base, forward, given, tuple(constants), saved)
+    base: Any = type(module)
+    cls = _subclass(base, form, given, tuple(constants), saved)
     scriptable: nn.Module = cls.__new__(cls)
     object.__setattr__(scriptable, "__dict__", vars(module))
     return scriptable
@@ -220,7 +210,7 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 @functools.cache
 def _subclass(
     base: Any,
-    forward: type,
+    form: type,
     parameters: tuple[str, ...],
     constants: tuple[str, ...],
     saved: tuple[Any, ...],
@@ -252,7 +242,7 @@ def _subclass(
             getstate_in_python=base.__getstate__,
             setstate_in_python=base.__setstate__,
         )
-    return type(base.__name__, (forward, base), namespace)
+    return type(base.__name__, (form, base), namespace)
 
 
 def _plain_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) -> dict[str, Any]:
