@@ -1,4 +1,4 @@
-// The Python module lltm._C: the fast calls of modules, the tutorial's forward and backward, and the
+// The Python module lltm._C: fast calls of modules, the tutorial's forward and backward, and the
 // members of lltm._binding. Importing it loads liblltm, which registers the operators under
 // torch.ops.lltm.
 #include "api/pair.h"

@@ -39,7 +39,7 @@ class ArgumentError(ValueError, RuntimeError):
 ArgumentError.__module__ = "lltm"
 
 
-def _call(name: str, **arguments: Any) -> list[Tensor]:
+def _call(name: str, arguments: dict[str, Any]) -> list[Tensor]:
     try:
         result: list[Tensor] = getattr(_ops, f"_pair_{name}").default(*arguments.values())
     except ValueError as error:
@@ -111,7 +111,7 @@ def forward(
         states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I), and the
         pre-activations gate_weights = X weights^T + bias (B, 3H).
     """
-    return _call("forward", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
+    return _call("forward", locals())
 
 
 def backward(
@@ -141,18 +141,7 @@ def backward(
     Returns:
         [d_old_h, d_input, d_weights, d_bias, d_old_cell], each with the shape of its argument.
     """
-    return _call(
-        "backward",
-        grad_h=grad_h,
-        grad_cell=grad_cell,
-        new_cell=new_cell,
-        input_gate=input_gate,
-        output_gate=output_gate,
-        candidate_cell=candidate_cell,
-        X=X,
-        gate_weights=gate_weights,
-        weights=weights,
-    )
+    return _call("backward", locals())
 
 
 def layer(*arguments: Any) -> None:

@@ -111,28 +111,29 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
 
 
 def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any) -> None:
-    """Checks that states, at least three, have equal shapes and the input's dtype and device.
-
-    Under autocast, dtypes may differ.
-    """
+    """Checks that states, at least three, have equal shapes and the input's dtype and device."""
     if not all(isinstance(value, Tensor) for value in (input, *states)):  # proxies
         return
     # If only h differs, its shape is the wrong one.
     expected = states[states[1].shape == states[2].shape].shape
     for name, state in zip(names, states, strict=True):
-        if state.dtype != input.dtype and not (
-            state.is_floating_point() and torch.is_autocast_enabled(input.device.type)
-        ):
-            raise TypeError(
-                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, the dtype of the"
-                f" input, got {dtype(state.dtype)}"
-            )
-        if state.device != input.device:
-            raise RuntimeError(
-                f"lltm::{where}: expected {name} on device {input.device}, the device of the"
-                f" input, got {state.device}"
-            )
+        like(where, name, state, input, "input")
         shape(where, name, state, tuple(expected))
+
+
+def like(where: str, name: str, value: Tensor, other: Tensor, of: str) -> None:
+    """Checks the device and dtype of a tensor against another. Autocast converts dtypes."""
+    if value.device != other.device:
+        raise RuntimeError(
+            f"lltm::{where}: expected {name} on device {other.device}, the device of the {of}, got"
+            f" {value.device}"
+        )
+    autocast = value.is_floating_point() and torch.is_autocast_enabled(other.device.type)
+    if value.dtype != other.dtype and not autocast:
+        raise TypeError(
+            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, the dtype of the {of},"
+            f" got {dtype(value.dtype)}"
+        )
 
 
 def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
@@ -143,23 +144,6 @@ def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
         )
     result: Tensor = value
     return result
-
-
-def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
-    """Checks dtype and device of the input against a parameter, for a message that names the input.
-
-    Under autocast, dtypes may differ.
-    """
-    if input.device != parameter.device:
-        raise RuntimeError(
-            f"lltm::{where}: expected input on device {parameter.device}, the device of the"
-            f" parameters, got {input.device}"
-        )
-    if input.dtype != parameter.dtype and not torch.is_autocast_enabled(input.device.type):
-        raise TypeError(
-            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, the dtype of"
-            f" the parameters, got {dtype(input.dtype)}"
-        )
 
 
 def call(operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -474,8 +474,24 @@ class _LayerOfPair(Layer[Pair]):
 # ---- the LLTM ---------------------------------------------------------------------
 
 
+class _Concatenated(Recurrent):
+    """Base of the LLTM's modules, with a matrix [W_hh, W_ih] and one bias."""
+
+    _CELL = "lltm"
+    _parameter_names = ("weights", "bias")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Biases saved as (1, 3H), the shape in PyTorch's extension tutorial, are flattened.
+        for name, parameter in self._parameters.items():
+            bias = state_dict.get(prefix + name)
+            expected = None if parameter is None or parameter.dim() > 1 else (1, *parameter.shape)
+            if isinstance(bias, Tensor) and bias.shape == expected:
+                state_dict[prefix + name] = bias.flatten()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 @documented
-class LLTMCell(Step[Pair]):
+class LLTMCell(_Concatenated, Step[Pair]):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
     Computes the next state from the input x and the state h, c::
@@ -505,16 +521,11 @@ class LLTMCell(Step[Pair]):
     weights: nn.Parameter
     bias: nn.Parameter | None
 
-    _CELL, _STATES, _where = "lltm", ("h", "c"), "LLTMCell"
-    _parameter_names = ("weights", "bias")
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        _flatten_biases(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    _STATES, _where = ("h", "c"), "LLTMCell"
 
 
 @documented
-class LLTM(_LayerOfPair):
+class LLTM(_Concatenated, _LayerOfPair):
     """A multi-layer LLTM (an LSTM without a forget gate), used like torch.nn.LSTM.
 
     Each layer and direction computes at every time step, from its input x and state h, c::
@@ -542,9 +553,7 @@ class LLTM(_LayerOfPair):
         output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
-    _CELL = "lltm"
     _where = mode = "LLTM"
-    _parameter_names = ("weights", "bias")
 
     # Private attributes of torch.nn.LSTM that existing code reads.
 
@@ -561,19 +570,6 @@ class LLTM(_LayerOfPair):
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
         """Returns a copy with prepacked weights, as :meth:`LSTM.prepack` does."""
         return PrepackedLLTM(self, weights)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        _flatten_biases(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Flattens biases saved as (1, 3H), the shape in PyTorch's extension tutorial."""
-    for name, parameter in module._parameters.items():
-        bias = state_dict.get(prefix + name)
-        expected = None if parameter is None or parameter.dim() > 1 else (1, *parameter.shape)
-        if isinstance(bias, Tensor) and bias.shape == expected:
-            state_dict[prefix + name] = bias.flatten()
 
 
 class PrepackedLLTM(Prepacked, Layer[Pair]):

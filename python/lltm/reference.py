@@ -306,7 +306,7 @@ for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
     where = module._where
     parameters = [getattr(module, name) for name in module._parameter_names]
-    _check.of_parameters(where, input, parameters[0])
+    _check.like(where, "input", input, parameters[0], "parameters")
     if input.dim() not in (1, 2) or input.shape[-1] != module.input_size:
         size = module.input_size
         raise ArgumentError(
@@ -359,7 +359,7 @@ def _layer(
 ) -> tuple[Tensor, list[Tensor]]:
     """Implements forward of a layer, for a tensor or the parts of a PackedSequence."""
     where = module._where
-    _check.of_parameters(where, input, getattr(module, module._names[0]))
+    _check.like(where, "input", input, getattr(module, module._names[0]), "parameters")
     batched = batch_sizes is not None or input.dim() != 2
     if batched or input.shape[1] != module.input_size:
         module.check_input(input, batch_sizes)

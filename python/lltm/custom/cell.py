@@ -211,7 +211,7 @@ class Cell:
 
     def explain(self) -> str:
         """Returns a report: interface, saved values, instructions, hints and C++ source."""
-        return explanation.explained(self.text, self.gates, self.function)
+        return explanation.explained(self)
 
     @property
     def cpp_source(self) -> str:
