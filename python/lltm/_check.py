@@ -49,13 +49,15 @@ def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> i
 def checkpoint_steps(where: str, name: str, value: Any) -> int:
     """Checks checkpoint_steps: an integer from 0 (disabled) to the int64 maximum."""
     steps, largest = any_integer(where, name, value), 2**63 - 1
-    bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
-    expect(0 <= steps <= largest, where, f"{name} {bound}", value)
+    if not 0 <= steps <= largest:
+        bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
+        expect(False, where, f"{name} {bound}", value)
     return steps
 
 
 def boolean(where: str, name: str, value: Any) -> bool:
-    expect(isinstance(value, bool), where, f"{name} to be a bool", _type(value), TypeError)
+    if not isinstance(value, bool):
+        expect(False, where, f"{name} to be a bool", _type(value), TypeError)
     return bool(value)
 
 

@@ -14,7 +14,6 @@ names the argument, the expected value and the actual one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,9 +60,9 @@ def step(
 
         h, c = lltm.functional.step("lstm", x, (h, c), m.weight_ih, m.weight_hh, m.bias_ih)
     """
-    weights = (weight_ih, weight_hh, bias_ih, bias_hh)
-    text, names, h, c = _checked("step", "", cell, input, states, weights)
-    h, c = _check.call(torch.ops.lltm.step, text, input, h, c, *weights)
+    optional = {"weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh}
+    text, names, h, c = _checked("step", cell, input, states, weight_ih, optional)
+    h, c = _check.call(torch.ops.lltm.step, text, input, h, c, weight_ih, *optional.values())
     return _split(names, h, c)
 
 
@@ -114,13 +113,15 @@ def sequence(
         after the last step of each sequence, in the form of ``states``. T = 0 returns an empty
         output and the initial states, whose gradients of weights and biases are zero.
     """
-    weights = (weight_ih, weight_hh, bias_ih, bias_hh)
-    others = {"batch_sizes": batch_sizes, "reset": reset, "recurrent_mask": recurrent_mask}
     _check.boolean("sequence", "reverse", reverse)
     steps = _check.checkpoint_steps("sequence", "checkpoint_steps", checkpoint_steps)
-    text, names, h_0, c_0 = _checked("sequence", "_0", cell, input, states, weights, **others)
-    given = (*weights, batch_sizes, reverse, reset, steps, recurrent_mask)
-    output, h_n, c_n = _check.call(torch.ops.lltm.sequence, text, input, h_0, c_0, *given)
+    optional = {"weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh}
+    optional |= {"batch_sizes": batch_sizes, "reset": reset, "recurrent_mask": recurrent_mask}
+    text, names, h_0, c_0 = _checked("sequence", cell, input, states, weight_ih, optional)
+    given = (weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse, reset, steps)
+    output, h_n, c_n = _check.call(
+        torch.ops.lltm.sequence, text, input, h_0, c_0, *given, recurrent_mask
+    )
     return output, _split(names, h_n, c_n)
 
 
@@ -185,34 +186,27 @@ _names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _checked(
-    where: str,
-    suffix: str,
-    cell: Any,
-    input: Any,
-    states: Any,
-    weights: Sequence[Any],
-    **others: Any,
+    where: str, cell: Any, input: Any, states: Any, weight_ih: Any, optional: dict[str, Any]
 ) -> tuple[str, tuple[str, ...], Tensor, Tensor | None]:
     """Checks types, for which the dispatcher would raise a RuntimeError. Returns the operators'
     name of the cell, the names of its states, h, and the other states side by side."""
     text, names, parameters = _cell(where, cell)
     _check.tensor(where, "input", input)
-    _check.tensor(where, "weight_ih", weights[0])
-    tensors = dict(zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), weights, strict=True))
-    for name, value in (tensors | others).items():
+    _check.tensor(where, "weight_ih", weight_ih)
+    for name, value in optional.items():
         _check.optional_tensor(where, name, value)
     if type(input) is not Tensor:
         sharding.prepare(input)
     if len(names) == 1:
         h, c = _check.tensor(where, "states", states), None
     else:
-        of_call = tuple(name + suffix for name in names)
+        of_call = names if where == "step" else tuple(f"{name}_0" for name in names)
         h, c, *more = given = _check.states(where, of_call, states, "states")
         if more:
             _check.alike(where, of_call, given, input)
             with torch.autocast(h.device.type, enabled=False):  # of unlike dtypes it promotes
                 c = torch.cat(given[1:], 1)
-    if parameters and tensors["bias_ih"] is None:
+    if parameters and optional["bias_ih"] is None:
         raise TypeError(
             f"lltm::{where}: expected bias_ih to be a tensor of the biases and the cell's"
             f" parameters {', '.join(parameters)}, got None"
