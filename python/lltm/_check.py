@@ -26,6 +26,7 @@ MOST_LAYERS = 2**16
 def expect(
     right: bool, where: str, expected: str, got: object, error: type[Exception] = ArgumentError
 ) -> None:
+    """Raises an error in the form of the operators' errors, unless `right` is true."""
     if not right:
         raise error(f"lltm::{where}: expected {expected}, got {got}")
 

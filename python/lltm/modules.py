@@ -122,7 +122,7 @@ class Step(Recurrent, Generic[State]):
 
 # ---- layers -----------------------------------------------------------------------
 
-# Every layer's arguments in order, with their checks.
+# Every layer's arguments, with their checks.
 _CHECKS: dict[str, Any] = {
     "input_size": _check.integer,
     "hidden_size": _check.integer,
@@ -202,13 +202,11 @@ class Layer(Recurrent, Generic[State]):
         checkpoint_steps: int = 0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
+        self._make(locals())
 
-    def _make(self, device: Any, dtype: Any, *given: Any, proj_size: int = 0) -> None:
-        """Constructs the layer. `given` has the values of the arguments in _CHECKS."""
-        named = zip(_CHECKS.items(), given, strict=True)
-        options = {name: check(self._where, name, value) for (name, check), value in named}
+    def _make(self, given: Mapping[str, Any], proj_size: int = 0) -> None:
+        """Constructs the layer from the arguments of __init__."""
+        options = {name: check(self._where, name, given[name]) for name, check in _CHECKS.items()}
         ours = {k: options.pop(k) for k in ("dropout", "checkpoint_steps", "recurrent_dropout")}
         if (dropout := ours["dropout"]) > 0 and options["num_layers"] == 1:
             warnings.warn(  # as torch.nn does, but for the caller's line
@@ -216,7 +214,7 @@ class Layer(Recurrent, Generic[State]):
                 f" dropout expects num_layers greater than 1, but got {dropout=} and num_layers=1",
                 stacklevel=3,
             )
-        of_parameters = {"device": device, "dtype": dtype}
+        of_parameters = {name: given[name] for name in ("device", "dtype")}
         if isinstance(self, nn.RNNBase):  # creates the parameters itself
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
         else:
@@ -459,8 +457,7 @@ class _LayerOfPair(Layer[Pair]):
         recurrent_dropout: float = 0.0,
     ) -> None:
         projection = self._check_projection(hidden_size, proj_size, recurrent_dropout)
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout, proj_size=projection)
+        self._make(locals(), projection)
 
     def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         """Returns the projection size if the layer supports it."""
@@ -840,8 +837,7 @@ class RNN(Layer[Tensor], nn.RNNBase):
     ) -> None:
         self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
         self.mode = f"RNN_{nonlinearity.upper()}"
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
+        self._make(locals())
 
     @property
     def _CELL(self) -> str:  # type: ignore[override]

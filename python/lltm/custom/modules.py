@@ -83,7 +83,7 @@ class _Custom(Recurrent):
         for name, initial in {**self._HEADER.states, **self._INITIAL}.items():
             if isinstance(initial, (int, float)) and largest < abs(initial) < math.inf:
                 expected = f"an initial value of {name} in the range of {_check.dtype(dtype)}"
-                _check.expect(False, self._where, expected, initial)
+                _check.expect(False, self._where, expected, repr(initial))
         names = getattr(self, "_names", self._parameter_names)
         stems = dict(zip(names, itertools.cycle(self._parameter_names), strict=False))
         with torch.no_grad():
@@ -257,8 +257,7 @@ class CustomLayer(_Custom, Layer[Any]):
         right = num_layers == 1 or not self._HEADER.gates_input
         _check.expect(right, self._where, expected, num_layers)
         self._set_heads(hidden_size, heads)
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
+        self._make(locals())
 
     def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
         """Returns an inference-only copy of this layer with prepacked weights.
