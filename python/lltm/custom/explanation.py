@@ -7,7 +7,7 @@ import itertools
 import textwrap
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from . import cpp_source as source_of
 from .program import EXPENSIVE, assignments, parts
 from .trace import call, plain_torch, trace
 
-if TYPE_CHECKING:
-    from .cell import Cell
+Cell: TypeAlias = Any  # lltm.Cell, whose file imports this one
 
 UNITS = 64
 WIDTH = 79  # line width of prose
