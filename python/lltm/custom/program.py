@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._C import ArgumentError
+from .. import _check
 
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
 MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
@@ -39,14 +39,13 @@ Reads = Mapping[str, str | Sequence[str]]
 
 
 def expect(right: bool, where: str, expected: str, got: object) -> None:
-    if not right:
-        raise ArgumentError(f"lltm::cell: {where}: expected {expected}, got {got}")
+    _check.expect(right, f"cell: {where}", expected, got)
 
 
 def expect_type(value: object, kind: type | tuple[type, ...], where: str, expected: str) -> None:
     """Checks a type. A bool is not accepted as a number."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"lltm::cell: {where}: expected {expected}, got {value!r}")
+    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    _check.expect(right, f"cell: {where}", expected, repr(value), TypeError)
 
 
 # ---- operations -------------------------------------------------------------
@@ -580,51 +579,40 @@ def written(program: Program, made: Expressions) -> Program:
     known = {v: names[v] for v in (*saved, *parameters)}
     known |= {v: name for name, v in made.tangents.items()}
     backward, _ = _assignments(made.gradients, known, (), taken)
+    body = ["forward", *forward, " ".join(["save", *(names[v] for v in saved)])]
+    body += ["backward", *backward, "end\n"]
+    program = replace(program, text="\n".join(body), saved=tuple(names[v] for v in saved))
+    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
+    own = made.own_gradient or _is_another(program, list(made.inputs), list(made.gradients))
     has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
-    needs_second = program.gates_input, program.no_bias, program.outputs, program.scalars
+    optional = {"input": program.gates_input, "no_bias": program.no_bias, "output": program.outputs}
     lines = [
-        f"lltm-cell {2 if has_cuts or any(needs_second) else 1}",
+        f"lltm-cell {2 if has_cuts or program.scalars or any(optional.values()) else 1}",
         f"name {program.name}",
         " ".join(["weight_ih", *program.gates_x]),
         " ".join(["weight_hh", *program.gates_h]),
-        *[" ".join(["input", *program.gates_input])] * bool(program.gates_input),
-        *[" ".join(["no_bias", *program.no_bias])] * bool(program.no_bias),
-        *[" ".join(["output", *program.outputs])] * bool(program.outputs),
+        *(" ".join([key, *values]) for key, values in optional.items() if values),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
+        *["own_gradient"] * own,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
         *(
             f"parameter {k} {math.nan if callable(x) else x!r}" + " scalar" * (k in program.scalars)
             for k, x in program.parameters.items()
         ),
-        "forward",
-        *forward,
-        " ".join(["save", *(names[v] for v in saved)]),
-        "backward",
-        *backward,
-        "end\n",
+        *body,
     ]
     text = "\n".join(lines)
-    for what, number, most in (
+    depth = max(len(parts(x)) - 1 for x in (forward, backward))
+    for counted, number, most in (
         ("values to save", len(saved), MOST_SAVED),
         ("instructions of forward", len(forward), MOST_INSTRUCTIONS),
         ("instructions of backward", len(backward), MOST_INSTRUCTIONS),
         ("bytes in the serialized cell", len(text), MOST_BYTES),
-        (
-            "products and means in a row",
-            max(len(parts(x)) - 1 for x in (forward, backward)),
-            MOST_CUTS,
-        ),
+        ("products and means in a row", depth, MOST_CUTS),
     ):
-        expect(number <= most, program.name, f"at most {most} {what}", number)
-    program = replace(program, text=text, saved=tuple(names[v] for v in saved))
-    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
-    if not made.own_gradient and not _is_another(program, list(made.inputs), list(made.gradients)):
-        return program
-    lines.insert(
-        lines.index("forward") - len(program.states) - len(program.parameters), "own_gradient"
-    )
-    return replace(program, text="\n".join(lines), own_gradient=True)
+        expect(number <= most, program.name, f"at most {most} {counted}", number)
+    return replace(program, text=text, own_gradient=own)
 
 
 def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:
