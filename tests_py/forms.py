@@ -1,10 +1,9 @@
-"""Every form in which a cell is called, with sample arguments; test_properties.py tests them."""
+"""Modules of every built-in cell, with sample arguments; test_properties.py tests them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import support
 import torch
-from support import DTYPES, Arguments
+from support import DTYPES
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -79,15 +78,13 @@ class Sample:
     values: Values
     run: Callable[[Values], list[Tensor]]
     plain: Callable[[Values], list[Tensor]]
-    states: tuple[str, ...] = ("h", "c")
-    # Constructor options, module, and call arguments, if any.
-    options: dict[str, Any] = field(default_factory=dict)
-    module: Any = None
-    arguments: Callable[[Values], tuple[Any, ...]] = lambda values: ()
-    # The same module with other values.
-    fresh: Callable[[], Any] = lambda: None
-    kind: str = "batched"
-    has_reset: bool = False
+    states: tuple[str, ...]
+    options: dict[str, Any]  # of the constructor
+    module: Any
+    arguments: Callable[[Values], tuple[Any, ...]]  # of the call
+    fresh: Callable[[], Any]  # the same module with other values
+    kind: str
+    has_reset: bool
 
     def __str__(self) -> str:
         shapes = {name: tuple(value.shape) for name, value in self.values.items()}
@@ -114,11 +111,11 @@ class Sample:
 class Form:
     name: str
     samples: Callable[[torch.dtype, Sizes], Iterator[Sample]]
+    make: Callable[..., Any]
     dtypes: tuple[torch.dtype, ...] = DTYPES
     trainable: bool = True
     quantized: bool = False
     steps: bool = True
-    make: Callable[..., Any] | None = None
     torch_module: Callable[..., Any] = nn.LSTM
     prepacked: bool = False
     plain: bool = False
@@ -152,52 +149,6 @@ def tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     changed(tree, found.append)
     return found
-
-
-def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
-    def run(implementation: Any, values: dict[str, Any]) -> list[Tensor]:
-        x = values["input"]
-        mask = None if a.recurrent_mask is None else a.recurrent_mask.to(x)
-        reset = None if a.reset is None else a.reset.to(x.device)
-        return list(outputs(implementation, replace(a, **values, recurrent_mask=mask, reset=reset)))
-
-    values = dict(zip(support.NAMES, a.tensors(), strict=False))
-    return Sample(
-        name,
-        values,
-        partial(run, lltm.functional),
-        partial(run, lltm.reference),
-        kind="packed" if a.batch_sizes is not None else "batched",
-        has_reset=a.reset is not None,
-    )
-
-
-def of_cell(dtype: torch.dtype, sizes: Sizes) -> Iterator[Sample]:
-    shape = sizes.batch, sizes.inputs, sizes.hidden
-    for bias in (True, False):
-        a = support.cell_arguments(shape, dtype, bias)
-        yield of_function(support.cell_outputs, "bias" if bias else "no bias", a)
-
-
-def of_sequence(
-    outputs: support.Outputs, dtype: torch.dtype, sizes: Sizes, masks: bool = True
-) -> Iterator[Sample]:
-    shape = sizes.steps, sizes.batch, sizes.inputs, sizes.hidden
-    dense, packed = partial(support.sequence_arguments, shape, dtype), support.packed_arguments
-    yield of_function(outputs, "forward", dense())
-    yield of_function(outputs, "reverse", dense(reverse=True))
-    yield of_function(outputs, "no bias", dense(bias=False))
-    yield of_function(outputs, "reset", support.with_reset(dense()))
-    if masks:
-        a = support.with_recurrent_mask(support.with_reset(dense(reverse=True)))
-        yield of_function(outputs, "reverse, reset, recurrent mask", a)
-    if sizes.batch > 0:
-        for reverse in (False, True):
-            a = packed(lengths(sizes), sizes.inputs, sizes.hidden, dtype, reverse)
-            yield of_function(outputs, "packed, reverse" if reverse else "packed", a)
-            if masks and reverse:
-                a = support.with_recurrent_mask(a)
-            yield of_function(outputs, "packed, reset, or mask in reverse", support.with_reset(a))
 
 
 def lengths(sizes: Sizes) -> list[int]:
@@ -257,15 +208,6 @@ PROJECTIONS = (
     ),
 )
 SOME = {use.name for use in (*SOME_LAYERS, *PROJECTIONS)}
-AS_PYTORCH = tuple(
-    Use(
-        "as PyTorch tests nn.LSTM",
-        {"num_layers": 2, "bias": bias, "batch_first": first, "bidirectional": both},
-        "unbatched",
-        state,
-    )
-    for bias, first, both, state in itertools.product((False, True), repeat=4)
-)
 
 
 def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
@@ -385,26 +327,10 @@ WITH_FLOAT32 = tuple(dtype for dtype in DTYPES if dtype != torch.float64)
 
 
 def forms() -> Iterator[Form]:
-    checkpoints = partial(support.checkpointed_outputs, 2)
-    yield Form("functional.step", of_cell, steps=False, torch_module=nn.LSTMCell)
-    yield Form("functional.sequence", partial(of_sequence, support.sequence_outputs))
-    yield Form("functional.sequence, checkpoints", partial(of_sequence, checkpoints))
-    function = partial(of_sequence, partial(support.prepacked_outputs, None), masks=False)
-    yield Form("functional.sequence, prepacked", function, trainable=False, prepacked=True)
-    function = partial(of_sequence, partial(support.prepacked_outputs, torch.qint8), masks=False)
-    yield Form(
-        "functional.sequence, int8",
-        function,
-        WITH_FLOAT32,
-        trainable=False,
-        quantized=True,
-        prepacked=True,
-    )
     for name, cell in CELLS.items():
         projections = PROJECTIONS if name == "LSTM" else ()
-        as_pytorch = AS_PYTORCH if name == next(iter(CELLS)) else ()
         step = partial(Modules, STEPS)
-        every = partial(Modules, (*LAYERS, *projections, *as_pytorch))
+        every = partial(Modules, (*LAYERS, *projections))
         layer = partial(Modules, (*SOME_LAYERS, *projections))
         of_step: dict[str, Any] = {"steps": False, "torch_module": cell.torch_step}
         of_step.update(dtypes=cell.dtypes)
@@ -430,7 +356,9 @@ def forms() -> Iterator[Form]:
             quantized=True,
             **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
         )
-        # Reference modules, compared in the opposite direction.
+        # Reference modules, compared in the opposite direction: the same code for each cell.
+        if name != next(iter(CELLS)):
+            continue
         of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
         yield Form(
             f"reference.{name}Cell",

@@ -467,11 +467,9 @@ MODES: dict[str, Callable[[], Any]] = {
     "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
         lambda x: x.numpy(), torch.from_numpy
     ),
-    "save_on_cpu": torch.autograd.graph.save_on_cpu,
     "fake": FakeTensorMode,
     "dispatch": Doubled,
     "function": WithTanh,
-    "deterministic": support.deterministic,
     "forward_ad": torch.autograd.forward_ad.dual_level,
 }
 
@@ -563,7 +561,6 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "aten::_softmax": lambda z: torch.softmax(z[0], -1),
     "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
     "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
-    "do not combine hidden units, got aten::linalg_vector_norm": lambda z: z[0] / z[0].norm(),
     "do not combine hidden units, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
     "no matrix multiplications in addition to.*linear": lambda z: F.linear(z[0], torch.ones(7, 7)),
     "lists them.*aten::round": lambda z: torch.round(z[0], decimals=1),
@@ -576,23 +573,18 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "dtype conversions only of conditions.*aten::_to_copy": lambda z: z[0].float(),
-    "aten::div": lambda z: torch.div(z[0], 2, rounding_mode="floor"),
     "torch.where instead of Python's `if`, got aten::all": lambda z: (
         z[0] if (z[0] > 0).all() else -z[0]
     ),
     r"a gate, such as z\[0\] or z.g0, got z, the tuple of all gates": lambda z: torch.tanh(z),
     "got z, the tuple of all gates": lambda z: z * 2,
-    "z.g0, got z, the tuple of all gates": lambda z: 1 - z,
     r"outside tensors with a single real value, got \[7\]": lambda z: z[0] * OUTSIDE,
     "learned tensors in parameters=": lambda z: z[0] * LEARNED,
-    "aten::mul": lambda z: z[0] * 1j,
     "'What the function may do'.*aten::exp2": lambda z: torch.exp2(z[0]),
-    "a multiple of 1/2.*got aten::pow": lambda z: 2 ** z[0],
     "in the derivative": lambda z: BadSpike.apply(z[0]),  # type: ignore[no-untyped-call]
     "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
     "change of a detached tensor, got aten::mul_": lambda z: tanh(z[0]).detach().mul_(2),
     "the function to return only h', got tuple": lambda z: (z[0], z[0]),
-    "the function to return only h', got float": lambda z: 0.5,
     "the function to return only h', got z$": lambda z: z,
     "a function that returns, got StopIteration": lambda z: next(iter(())),
     r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
@@ -618,11 +610,9 @@ MISUSED: dict[str, Callable[..., Any]] = {
     r"dtype of a gate in z.g0\(...\), got float": lambda z, h: z.g0(0.5),
     r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
     "a value of the step in z.g0.*got a constant": lambda z, h: z.g0(torch.zeros_like(h)),
-    "a value of the step in z.g0.*got a parameter": lambda z, p: z.g0(p),
     "register hooks of parameters on": lambda z, p: p.register_hook(tanh),
     r"hooks only on .*got \[1\].* parameters": lambda z, p: (2 * p).grad_fn.register_hook(tanh),
     "z.g0.*got a call with 2 values": lambda z, h: z.g0(h, h),
-    r"dtype of a gate in z.g0\(...\), got z$": lambda z: z.g0(z),
     "only h', got z.g0$": lambda z, h: (z.g0(h), z.g0)[1],
     "one tensor for z.g0.* and z.g1": lambda z, h: z.g0(spike(h)) + z.g1(spike(h).detach() + 0),
 }
@@ -650,17 +640,10 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
         h * (1 + torch.arange(h.shape[1] - 1, -1, -1) * 5e-4).bfloat16()
     ),
     "do not combine hidden units, got aten::slice": lambda z, h: h - h[:, :1],
-    r"outside tensors with a single real value, got \[130\], torch.int64": lambda z, h: (
-        h * torch.arange(h.shape[1])
-    ),
     "aten::div with 1.0, then aten::div with 11.40": lambda z, h: h / h.shape[-1] ** 0.5,
     "aten::mul with 1.0, then aten::mul with 3.0": lambda z, h: h * h.shape[0],
     "aten::tanh, then aten::sigmoid": lambda z, h: sigmoid(h) if len(h) > 1 else tanh(h),
-    "aten::mul with 2.0, then the end of the func": lambda z, h: h * 2 if h.shape[1] == 1 else h,
     "end of the function, then aten::mul with 2.0": lambda z, h: h * 2 if h.shape[1] > 100 else h,
-    r"outside tensors with a single real value, got \[130\], torch.bool": lambda z, h: torch.where(
-        torch.arange(h.shape[1]) < 1, h, z[0]
-    ),
     r"got \[3, 130\], torch.float32": lambda z, h: h * torch.eye(*h.shape),
 }
 
@@ -751,9 +734,7 @@ def unit(z: Any) -> Any:
 WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("gates to be an int or a sequence of names, got 'ifgo'", TypeError, unit, {"gates": "ifgo"}),
     ("1 to 8 gates, got 0", ValueError, unit, {"gates": 0}),
-    ("1 to 8 gates, got 9", ValueError, unit, {"gates": 9}),
     ("a name of .* got 'a-b'", ValueError, unit, {"gates": ["a-b"]}),
-    ("a name of .* got 'inf'", ValueError, unit, {"gates": ["inf"]}),
     ("different names, got 'a'", ValueError, unit, {"gates": ["a", "a"]}),
     ("a name of .* got 'a{65}'", ValueError, unit, {"name": "a" * 65}),
     (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
@@ -761,7 +742,6 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ('"x" or "input" in reads of g0', ValueError, unit, {"reads": {"g0": ("x", "input")}}),
     ('"h" or "product" in reads of g0', ValueError, unit, {"reads": {"g0": ("h", "product")}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
-    ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
     ("a gate that reads x or input, got reads={'g0'", ValueError, unit, {"reads": {"g0": "h"}}),
     ("in z, and states={'x': 0} if x is a state", ValueError, lambda z, x: (x, x), {}),
     ("states={'t': 0} if t is a state, got an argument t", ValueError, lambda z, t: t, {}),
@@ -769,12 +749,10 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("states to be an int or a dict, got True", TypeError, unit, {"states": True}),
     ("in the range of float, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
-    ("got 'h': its arguments are \\(h\\)", ValueError, lambda z, h: h, {"states": {"h": 0}}),
     ("at most 3 states, got 4", ValueError, lambda z, a, b, c, d: (a, a, b, c, d), {}),
     ("named arguments, got \\*c", ValueError, lambda z, *c: c, {}),
     ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
     (r"z, the gates, as the first argument .*, got \(a, z\)", ValueError, lambda a, z: (z, z), {}),
-    (r"z, the gates, as the first .*, got \(z\)", ValueError, lambda *, z: z, {}),
     ("a function or a bound method, got <class '.*Spike'>", TypeError, Spike, {}),
     ("a function of z, h.*, got <.*tanh.* without named arguments", ValueError, torch.tanh, {}),
     ("gate names that are not attributes of z, got '_no'", ValueError, unit, {"gates": ["_no"]}),
@@ -800,7 +778,6 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("bounded to be a bool, got 1", TypeError, unit, {"bounded": 1}),
     ("bias of gates \\(g0\\), got 'a'", ValueError, unit, {"bias": {"a": False}}),
     ("bias of g0 to be a bool, got 0", TypeError, unit, {"bias": {"g0": 0}}),
-    ("bias to be a dict, got False", TypeError, unit, {"bias": False}),
     ("outputs, each once, from h, got 'c'", ValueError, unit, {"outputs": ("h", "c")}),
     ("outputs, each once, from h, c, got 'c'", ValueError, lambda z, c: c, {"outputs": ("c", "c")}),
     ("outputs, each once, from h, got 3", ValueError, unit, {"outputs": 3}),
