@@ -23,42 +23,10 @@ Values = dict[str, Tensor]
 SEED = 1
 
 
-@dataclass(frozen=True)
-class Cell:
-    """lltm's modules, and their reference modules."""
-
-    step: Any
-    layer: Any
-    plain_step: Any
-    plain_layer: Any
-    # Used for strides and repr, which do not depend on the cell.
-    torch_step: Any
-    torch_layer: Any
-    # Dtypes of modules, and of forms without derivatives or tested elsewhere. Only the first cell
-    # tests every dtype.
-    dtypes: tuple[torch.dtype, ...]
-    dtypes_of_others: tuple[torch.dtype, ...]
-
-
-REFERENCE = lltm.reference
-
-
-def cells() -> dict[str, Cell]:
-    """Built-in cells by layer name; the first in every dtype."""
-    names = [name.removesuffix("Cell") for name in REFERENCE.__all__ if name.endswith("Cell")]
-    found: dict[str, Cell] = {}
-    for name in sorted(
-        names, key=lambda name: support.CELLS.index(getattr(lltm, name)(1, 1)._CELL)
-    ):
-        classes = [getattr(m, n) for m in (lltm, REFERENCE) for n in (f"{name}Cell", name)]
-        of_torch = [getattr(nn, f"{name}Cell", nn.LSTMCell), getattr(nn, name, nn.LSTM)]
-        both = (torch.float64, torch.float32)
-        dtypes = (both, both[1:]) if found else (DTYPES, DTYPES)
-        found[name] = Cell(*classes, *of_torch, *dtypes)
-    return found
-
-
-CELLS = cells()
+def layer_names() -> list[str]:
+    """Built-in cells by layer name, in the operators' order."""
+    names = [name for name in lltm.reference.__all__ if f"{name}Cell" in lltm.reference.__all__]
+    return sorted(names, key=lambda name: support.CELLS.index(getattr(lltm, name)(1, 1)._CELL))
 
 
 @dataclass(frozen=True)
@@ -323,23 +291,31 @@ def state_of(values: Values, states: tuple[str, ...]) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-WITH_FLOAT32 = tuple(dtype for dtype in DTYPES if dtype != torch.float64)
-
-
 def forms() -> Iterator[Form]:
-    for name, cell in CELLS.items():
+    for k, name in enumerate(layer_names()):
+        step, ours = getattr(lltm, f"{name}Cell"), getattr(lltm, name)
+        plain_step, plain = getattr(lltm.reference, f"{name}Cell"), getattr(lltm.reference, name)
+        # Only the first cell is tested in every dtype.
+        dtypes = (torch.float64, torch.float32) if k else DTYPES
+        dtypes_of_others = (torch.float32,) if k else DTYPES
         projections = PROJECTIONS if name == "LSTM" else ()
-        step = partial(Modules, STEPS)
+        of_step = partial(Modules, STEPS)
         every = partial(Modules, (*LAYERS, *projections))
         layer = partial(Modules, (*SOME_LAYERS, *projections))
-        of_step: dict[str, Any] = {"steps": False, "torch_module": cell.torch_step}
-        of_step.update(dtypes=cell.dtypes)
-        of_layer: dict[str, Any] = {"torch_module": cell.torch_layer, "dtypes": cell.dtypes}
-        ours, plain = cell.layer, cell.plain_layer
+        # torch.nn's strides and repr do not depend on the cell.
+        torch_step = getattr(nn, f"{name}Cell", nn.LSTMCell)
+        of_layer: dict[str, Any] = {"torch_module": getattr(nn, name, nn.LSTM), "dtypes": dtypes}
         with_checkpoints = partial(ours, checkpoint_steps=2)
-        yield Form(f"{name}Cell", step(cell.step, cell.plain_step), make=cell.step, **of_step)
+        yield Form(
+            f"{name}Cell",
+            of_step(step, plain_step),
+            step,
+            dtypes,
+            steps=False,
+            torch_module=torch_step,
+        )
         yield Form(name, every(ours, plain), make=ours, **of_layer)
-        of_layer.update(dtypes=cell.dtypes_of_others)
+        of_layer.update(dtypes=dtypes_of_others)
         yield Form(
             f"{name}, checkpoints",
             layer(with_checkpoints, plain),
@@ -354,20 +330,15 @@ def forms() -> Iterator[Form]:
             f"Prepacked{name}, int8",
             layer(ours, plain, finish=int8),
             quantized=True,
-            **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
+            **{**of_layer, "dtypes": tuple(d for d in dtypes_of_others if d != torch.float64)},
         )
         # Reference modules, compared in the opposite direction: the same code for each cell.
-        if name != next(iter(CELLS)):
-            continue
-        of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
-        yield Form(
-            f"reference.{name}Cell",
-            step(cell.plain_step, cell.step),
-            make=cell.plain_step,
-            steps=False,
-            **of_plain,
-        )
-        yield Form(f"reference.{name}", layer(plain, ours), make=plain, **of_plain)
+        if k == 0:
+            of_plain: dict[str, Any] = {"plain": True, "dtypes": dtypes_of_others}
+            plain_steps = of_step(plain_step, step)
+            name = f"reference.{name}"
+            yield Form(f"{name}Cell", plain_steps, plain_step, steps=False, **of_plain)
+            yield Form(name, layer(plain, ours), plain, **of_plain)
 
 
 FORMS = tuple(forms())

@@ -199,49 +199,33 @@ def test_a_function_rejects(
     refuses(lambda: way(name, arguments), error, name, text, value_error)
 
 
-# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator.
-LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
-OF_STEP = {"input": "BI", "h": "BH", "c": "BH"}
-DENSE, ROWS = ({"input": letters, "h_0": "BH", "c_0": "BH"} for letters in ("TBI", "NI"))
-JOINED = {"weight_ih": "GX", "bias_ih": "G"}
-APART = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
-# Operator, shapes; then backward's saved values, output and checkpoint_steps.
-SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
-    "step": ("step", OF_STEP | JOINED, ()),
-    "sequence of lstm": ("sequence", DENSE | APART, ()),
-    "packed of lstm": ("sequence", ROWS | APART, ()),
-    "sequence": ("sequence", DENSE | JOINED, ()),
-    "packed": ("sequence", ROWS | JOINED, ()),
-    "backward": ("sequence_backward", DENSE | JOINED, ("RS", "TBH", 0)),
-    "packed backward": ("sequence_backward", ROWS | JOINED, ("NS", "NH", 0)),
-    "checkpointed backward": ("sequence_backward", DENSE | JOINED, ("KBH", "TBH", 3)),
-}
+# T = 6, B = 4, I = 3, H = 5; N = 9 if packed. LLTM cells have one matrix, LSTM cells two.
+CALLS = (
+    *("step", "sequence", "packed", "sequence of lstm", "packed of lstm"),
+    *("backward", "packed backward", "checkpointed backward"),
+)
 
 
-def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
-    op, letters, rest = SHAPES[name]
-    arguments: dict[str, Any] = {
-        argument: torch.zeros([LETTERS[letter] for letter in letters_of])
-        for argument, letters_of in letters.items()
-    }
-    if "lstm" in name.split():
-        arguments["cell"] = "lstm"
-        if op == "sequence":
-            arguments["batch_sizes"] = None
-    if "packed" in name.split():
-        arguments["batch_sizes"] = torch.tensor([4, 3, 2])
-    if op.endswith("_backward"):
-        absent = {"weight_hh": None, "bias_hh": None}
-        arguments.update(absent, output_mask=[True] * 4 + [False, True, False])
-    if op == "sequence_backward":
-        saved, output, checkpoint_steps = rest
-        arguments.setdefault("batch_sizes", None)
-        arguments.update(reverse=False, reset=None, recurrent_mask=None)
-        arguments.update(checkpoint_steps=checkpoint_steps)
-        shapes = {"saved": saved, "output": output, "grad_output": output}
-        for argument, letters_of in {**shapes, "grad_h_n": "BH", "grad_c_n": "BH"}.items():
-            arguments[argument] = torch.zeros([LETTERS[letter] for letter in letters_of])
-    return op, arguments
+def call_of(name: str) -> tuple[str, dict[str, Any]]:
+    """An operator and its valid arguments, by name."""
+    ops, words = torch.ops.lltm, name.split()
+    if name == "step":
+        op, values = "step", support.cell_arguments((4, 3, 5)).operands()
+    else:
+        a = (
+            support.packed_arguments((3, 3, 2, 1), 3, 5)
+            if "packed" in words
+            else support.sequence_arguments((6, 4, 3, 5))
+        )
+        a = support.of_cell("lstm" if "lstm" in words else "lltm", a)
+        checkpoint_steps = 3 if "checkpointed" in words else 0
+        op, values = "sequence", (*a.operands(), a.batch_sizes, False, None, checkpoint_steps, None)
+        if "backward" in words:
+            output, h_n, c_n, saved = ops.sequence_forward(*values)
+            values = (*values, output, saved, output, h_n, c_n, a.wanted())
+            op = "sequence_backward"
+    names = [argument.name for argument in getattr(ops, op).default._schema.arguments]
+    return op, dict(zip(names, values, strict=False))
 
 
 MATRICES = ("weight_ih", "weight_ih", "weight_hh")
@@ -262,9 +246,9 @@ def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ..
     return wrong
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CALLS)
 def test_if_arguments_disagree_the_error_names_the_first_after_the_weights(name: str) -> None:
-    op, arguments = call_of_shapes(name)
+    op, arguments = call_of(name)
     in_torch_ops(op, arguments)
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
     for argument in (key for key in tensors if key != "batch_sizes"):

@@ -6,6 +6,7 @@ tests_cpp/test_cells.cpp covers more sizes, cells and engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,20 @@ def test_agrees_with_the_reference_when_packed(
     support.check_accuracy(
         support.sequence_outputs, lambda: packed_arguments(case, dtype=dtype, reverse=reverse)
     )
+
+
+@each_direction
+def test_resets_and_masks_as_the_reference_does(reverse: bool) -> None:
+    a = sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
+    reset, mask = torch.rand(6, 4) < 0.4, torch.rand(4, 5)
+    for change in ({"reset": reset}, {"recurrent_mask": mask}):
+        changed = replace(a, **change)  # type: ignore[arg-type]
+        ours, expected = (
+            support.sequence_outputs(implementation, changed)
+            for implementation in (lltm.functional, lltm.reference)
+        )
+        torch.testing.assert_close(ours, expected)
+        assert not torch.allclose(ours[0], support.sequence_outputs(lltm.functional, a)[0])
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
