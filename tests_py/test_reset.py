@@ -317,7 +317,8 @@ def test_derivatives(cell: str) -> None:
         return tuple(y for y in results if y.numel() > 0)
 
     drawn = torch.randn(2, 2, dtype=torch.float64).requires_grad_()
-    for mask in (None, drawn):
+    masks: tuple[Any, ...] = (None, drawn)
+    for mask in masks:
         assert torch.autograd.gradcheck(run, (mask, *given), check_forward_ad=True)
         assert torch.autograd.gradgradcheck(run, (mask, *given), fast_mode=True)
 

@@ -49,7 +49,7 @@ def test_agrees_with_the_reference_when_packed(
 @each_direction
 def test_resets_and_masks_as_the_reference_does(reverse: bool) -> None:
     a = sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
-    reset, mask = torch.rand(6, 4) < 0.4, torch.rand(4, 5)
+    reset, mask = torch.rand(6, 4) < 0.4, torch.rand(4, 5, dtype=torch.float64)
     for change in ({"reset": reset}, {"recurrent_mask": mask}):
         changed = replace(a, **change)  # type: ignore[arg-type]
         ours, expected = (
