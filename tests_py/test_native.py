@@ -144,10 +144,12 @@ class TestImport:
             assert binding.parent == prefix
 
     def test_an_import_error_names_every_supported_torch(self, sites: Path) -> None:
-        assert error(sites / "built_with_others").startswith(
+        message = error(sites / "built_with_others")
+        assert message.startswith(
             "ImportError: lltm was built against torch 2.98, 2.99.1 and cannot be loaded with"
             f" torch {torch.__version__}: install torch==2.99.*"
         )
+        assert "pip install --no-build-isolation" in message
 
     def test_an_import_error_names_a_library_that_cannot_be_loaded(self, sites: Path) -> None:
         library, message = sites / "damaged/lltm/lib/liblltm.so", error(sites / "damaged")
