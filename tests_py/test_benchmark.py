@@ -17,7 +17,7 @@ import torch
 
 from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case, Shape
-from lltm.benchmark.contenders import OURS, Layer, contenders
+from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
 from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model, function

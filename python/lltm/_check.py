@@ -131,8 +131,9 @@ def like(where: str, name: str, value: Tensor, other: Tensor, of: str) -> None:
             f"lltm::{where}: expected {name} on device {other.device}, the device of the {of}, got"
             f" {value.device}"
         )
-    autocast = value.is_floating_point() and torch.is_autocast_enabled(other.device.type)
-    if value.dtype != other.dtype and not autocast:
+    if value.dtype != other.dtype and not (
+        value.is_floating_point() and torch.is_autocast_enabled(other.device.type)
+    ):
         raise TypeError(
             f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, the dtype of the {of},"
             f" got {dtype(value.dtype)}"
