@@ -485,12 +485,14 @@ const MalformedFile kMalformedFiles[] = {
     {"SizeOfText", of_shape("[\"1\"]"), kNotASize + "the string \"1\""},
     {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
      "expected a shape below 2^63 of tensor \"x\", got 9223372036854775808"},
-    // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0. The last shape is empty
+    // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0, and 4 * 2^61 is negative. The last shape is empty
     // but has a stride of 2^64.
     {"ShapeWhoseProductIsZero", contents(header_of("F32", "[4294967296,4294967296]", "[0,0]")),
      kTooLarge + "(4294967296, 4294967296)"},
     {"ShapeWhoseBytesAreZero", contents(header_of("F32", "[4611686018427387904]", "[0,0]")),
      kTooLarge + "(4611686018427387904,)"},
+    {"ShapeWhoseBytesAreNegative", contents(header_of("F32", "[2305843009213693952]", "[0,0]")),
+     kTooLarge + "(2305843009213693952,)"},
     {"ShapeWhoseStridesOverflow", contents(header_of("F32", "[0,4294967296,4294967296]", "[0,0]")),
      kTooLarge + "(0, 4294967296, 4294967296)"},
     {"ShapeOfManyDimensions", of_shape("[1" + repeated(64, ",1") + "]"),
