@@ -41,7 +41,8 @@ TestMatrix<T> uniform(int64_t rows, int64_t columns, unsigned seed) {
 
 template <typename T>
 struct AlignedArray {
-  explicit AlignedArray(int64_t size) : memory(size * sizeof(T) + 64) {}
+  explicit AlignedArray(int64_t size, unsigned char byte = 0)
+      : memory(size * sizeof(T) + 64, byte) {}
   T* data() {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
     return reinterpret_cast<T*>((begin + 63) / 64 * 64);
@@ -83,7 +84,9 @@ void check_gemm(Format format, int64_t m, int64_t n, int64_t k, bool transposed,
   const auto a = uniform<Source>(m, k, 1), b = uniform<Source>(k, n, 2);
   const int64_t padded_k = Format::padded_k(k), padded_n = Format::padded_n(n);
   const int64_t a_stride = Format::a_stride(k);
-  AlignedArray<Operand> a_memory(m * a_stride), b_memory(padded_k * padded_n);
+  // pack_a_transposed writes the padding: NaN before. pack_a keeps it.
+  AlignedArray<Operand> a_memory(m * a_stride, transposed && !kInt8 ? 0xFF : 0);
+  AlignedArray<Operand> b_memory(padded_k * padded_n);
   const Matrix<Operand> a_packed = {a_memory.data(), a_stride};
   const PackedB<Operand> b_packed = {b_memory.data(), padded_k, padded_n, padded_n};
   if constexpr (!kInt8) {
