@@ -10,9 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -20,57 +18,20 @@
 namespace lltm_test {
 namespace {
 
-Evaluation by_aten_fallback(const Function& function, const Arguments& a, const Tensors& grads) {
-  has_nvrtc = false;
-  Evaluation evaluation = evaluate(function, a, grads);
-  has_nvrtc = true;
-  return evaluation;
-}
-
-// Like check_all (testing.h). The oracle is the ATen fallback in float64, the baseline the ATen
-// fallback in the dtype.
+// The baseline is the ATen fallback, the oracle the ATen fallback in float64.
 void check_kernels(const Function& ours, const Problem& problem) {
-  const auto matrix = [](const at::Tensor& tensor) {
-    const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
-    reference::Matrix<> matrix(1, values.numel());
-    std::copy_n(values.const_data_ptr<double>(), values.numel(), matrix.data.begin());
-    return matrix;
+  const Evaluator fallback = [&](const Arguments& a, const Tensors& grads) {
+    has_nvrtc = false;
+    Evaluation evaluation = evaluate(ours, a, grads);
+    has_nvrtc = true;
+    return evaluation;
   };
-  const auto in_float64 = [](Tensors tensors) {
-    for (at::Tensor& tensor : tensors) tensor = tensor.to(at::kDouble);
-    return tensors;
-  };
-  const auto results = [](Evaluation evaluation) {
-    Tensors all = std::move(evaluation.outputs);
-    all.insert(all.end(), evaluation.gradients.begin(), evaluation.gradients.end());
-    return all;
-  };
-  std::vector<Comparison> comparisons;
-  int64_t elements = 0;
-  for (uint64_t seed = 1; seed <= 3 || elements < 200; ++seed) {
-    const Arguments a = problem(seed);
-    const Tensors grads = random_like(ours(a), seed + 1000);
-    Arguments a64 = with(a, in_float64(differentiable(a)));
+  const Evaluator oracle = [&](const Arguments& a, const Tensors& grads) {
+    Arguments a64 = with(a, in_double(differentiable(a)));
     if (a.recurrent_mask) a64.recurrent_mask = a.recurrent_mask->to(at::kDouble);
-    const Tensors mine = results(evaluate(ours, a, grads));
-    const Tensors baseline = results(by_aten_fallback(ours, a, grads));
-    const Tensors exact = results(by_aten_fallback(ours, a64, in_float64(grads)));
-    ASSERT_EQ(mine.size(), exact.size());
-    comparisons.resize(exact.size());
-    int64_t fewest = std::numeric_limits<int64_t>::max();
-    for (size_t k = 0; k < exact.size(); ++k) {
-      comparisons[k].add(mine[k], baseline[k], matrix(exact[k]));
-      if (exact[k].numel() > 0) fewest = std::min(fewest, exact[k].numel());
-    }
-    elements += fewest;
-  }
-  const std::vector<const char*> names = argument_names(problem(1));
-  const size_t outputs = comparisons.size() - names.size();
-  for (size_t k = 0; k < comparisons.size(); ++k) {
-    EXPECT_TRUE(comparisons[k].result())
-        << (k < outputs ? "output " + std::to_string(k)
-                        : std::string("gradient of ") + names[k - outputs]);
-  }
+    return fallback(a64, in_double(grads));
+  };
+  check(ours, fallback, oracle, problem);
 }
 
 // Serialized cell, dtype, reverse.

@@ -109,8 +109,6 @@ TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
 
 // Gradients are correct with either fallback.
 TEST_P(CudaSelfCheck, TrainingContinues) {
-  const Arguments a = problem("gru", at::kDouble);
-  const Tensors gradients = random_like(eager_sequence(a), 2);
   Warnings warnings;
   fault = GetParam();
   check(sequence, eager_sequence, [](uint64_t) { return problem("gru", at::kDouble); });
