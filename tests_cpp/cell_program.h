@@ -170,11 +170,14 @@ inline const std::string kEveryText =
 
 inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
 
-inline constexpr const char* kOperations[] = {
-    "copy",    "negate",        "abs",      "sign",      "sqrt",   "exp",      "expm1",
-    "log",     "log1p",         "sigmoid",  "tanh",      "elu",    "softplus", "not",
-    "detach",  "add",           "subtract", "multiply",  "divide", "maximum",  "minimum",
-    "greater", "greater_equal", "equal",    "not_equal", "and",    "or",       "where"};
+// The words of serialized cells, in the order of Op.
+inline const std::vector<std::string> kOperations = [] {
+  std::vector<std::string> words;
+  for (const lltm::OpInfo& op : lltm::kOps) {
+    if (!op.word.empty()) words.emplace_back(op.word);
+  }
+  return words;
+}();
 
 // Fused operations round the product first: compile without contraction.
 template <typename Real>
@@ -424,9 +427,9 @@ inline void run_text(const std::string& text, const std::string& section, Values
       const auto found = values.find(word);
       operands[k] = found != values.end() ? found->second : std::strtod(word.c_str(), nullptr);
     }
-    const auto op = std::find(std::begin(kOperations), std::end(kOperations), operation);
+    const auto op = std::find(kOperations.begin(), kOperations.end(), operation);
     values[name] = scalar(
-        static_cast<lltm::Op>(op - std::begin(kOperations)), operands[0], operands[1], operands[2]);
+        static_cast<lltm::Op>(op - kOperations.begin()), operands[0], operands[1], operands[2]);
   }
 }
 

@@ -293,8 +293,8 @@ TEST(CellText, WithoutStatesReadsH) {
 TEST(CellText, SupportsEveryOperation) {
   // Each operation uses the last result and two others.
   std::string assignments = "v = copy z.n_x\n", last = "v", all;
-  for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
-    const std::string operation = lltm_test::kOperations[k];
+  for (size_t k = 0; k < lltm_test::kOperations.size(); ++k) {
+    const std::string& operation = lltm_test::kOperations[k];
     const std::string name = "of_" + operation;
     const int count = info_of(static_cast<Op>(k)).operands;
     const char* const more[] = {"", " z.i", " z.i z.n_h"};
