@@ -123,6 +123,7 @@ inline const std::string kEveryText =
     "s = sign c\n"
     "r = sqrt q\n"
     "e = exp n\n"
+    "e2 = exp2 z.b\n"
     "m = expm1 z.b\n"
     "q_half = add q 0.5\n"
     "l = log q_half\n"
@@ -155,10 +156,11 @@ inline const std::string kEveryText =
     "sums = add sum d_sr\n"
     "c' = tanh sums\n"
     "h' = multiply c' g\n"
-    "save n q s e m p t v both any wh dv gtu rrl veg d c\n"
+    "save n q s e e2 m p t v both any wh dv gtu rrl veg d c\n"
     "backward\n"
     "ab = multiply t d.h'\n"
-    "de = multiply e wh\n"
+    "e_e2 = multiply e e2\n"
+    "de = multiply e_e2 wh\n"
     "sum = add ab de\n"
     "d.z.a = add sum d.c'\n"
     "dq = multiply q dv\n"
@@ -197,6 +199,8 @@ Real scalar(lltm::Op op, Real a, Real b, Real c) {
       return std::sqrt(a);
     case Op::kExp:
       return std::exp(a);
+    case Op::kExp2:
+      return std::exp2(a);
     case Op::kExpm1:
       return std::expm1(a);
     case Op::kLog:

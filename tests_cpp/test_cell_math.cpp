@@ -160,6 +160,7 @@ std::vector<MathFunction<T>> math_functions() {
   using Wide = typename Traits<T>::Wide;
   return {
       {"exp", Op::kExp, [](Wide x) { return std::exp(x); }, 2},
+      {"exp2", Op::kExp2, [](Wide x) { return std::exp2(x); }, 2},
       {"expm1", Op::kExpm1, [](Wide x) { return std::expm1(x); }, 2},
       {"log", Op::kLog, [](Wide x) { return std::log(x); }, 1},
       {"log1p", Op::kLog1p, [](Wide x) { return std::log1p(x); }, 2},
@@ -307,6 +308,14 @@ std::vector<T> special_values() {
         T(744.4400719213812),
         T(745.1332191019411),
         T(746),
+        T(126),
+        T(128),
+        T(149.5),
+        T(150),
+        T(1022),
+        T(1024),
+        T(1074.5),
+        T(1075),
         T(1e4),
         Limits::max(),
         Limits::infinity(),
@@ -366,6 +375,10 @@ void check_limits(const Kernels& kernels) {
   const Limit limits[] = {
       {Op::kExp, infinity, infinity},
       {Op::kExp, -infinity, 0},
+      {Op::kExp2, infinity, infinity},
+      {Op::kExp2, -infinity, 0},
+      {Op::kExp2, 10, 1024},
+      {Op::kExp2, std::numeric_limits<T>::max_exponent, infinity},
       {Op::kExpm1, infinity, infinity},
       {Op::kExpm1, -infinity, -1},
       {Op::kExpm1, -T(0), -T(0)},

@@ -402,7 +402,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "powers": lambda a, b: a**3 + (b * b + 1) ** -2 + torch.square(a) + (a * a + 1) ** -0.5,
     "roots": lambda a, b: (a * a + 1).sqrt() + (b * b + 1).rsqrt() + (a * a + 2) ** 0.5,
     "reciprocal": lambda a, b: torch.reciprocal(a * a + 1) + b**2,
-    "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b),
+    "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b) + torch.special.exp2(a * b),
     "logarithms": lambda a, b: torch.log(a * a + 1) + torch.log1p(b.abs()),
     "elu": lambda a, b: F.elu(a, 0.5) + F.selu(b) + torch.nn.ELU(2.0)(b),
     "celu": lambda a, b: F.celu(a, 0.5) + F.celu(b, 2.0) * F.celu_(a * b),
@@ -695,7 +695,7 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     r"outside tensors with a single real value, got \[7\]": lambda z: z[0] * OUTSIDE,
     "learned tensors in parameters=": lambda z: z[0] * LEARNED,
     "aten::mul": lambda z: z[0] * 1j,
-    "'What the function may do'.*aten::exp2": lambda z: torch.exp2(z[0]),
+    "'What the function may do'.*aten::log2": lambda z: torch.log2(z[0]),
     "a multiple of 1/2.*got aten::pow": lambda z: 2 ** z[0],
     "in the derivative": lambda z: BadSpike.apply(z[0]),  # type: ignore[no-untyped-call]
     "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
