@@ -128,6 +128,9 @@ inline const std::string kEveryText =
     "q_half = add q 0.5\n"
     "l = log q_half\n"
     "p = log1p q\n"
+    "si = sin z.a\n"
+    "co = cos z.b\n"
+    "ef = erf c\n"
     "g = sigmoid z.a\n"
     "t = tanh z.b\n"
     "u = elu z.a\n"
@@ -156,9 +159,12 @@ inline const std::string kEveryText =
     "sums = add sum d_sr\n"
     "c' = tanh sums\n"
     "h' = multiply c' g\n"
-    "save n q s e e2 m p t v both any wh dv gtu rrl veg d c\n"
+    "save n q s e e2 m p si co ef t v both any wh dv gtu rrl veg d c\n"
     "backward\n"
-    "ab = multiply t d.h'\n"
+    "sico = multiply si co\n"
+    "fe = add sico ef\n"
+    "ft = multiply fe t\n"
+    "ab = multiply ft d.h'\n"
     "e_e2 = multiply e e2\n"
     "de = multiply e_e2 wh\n"
     "sum = add ab de\n"
@@ -207,6 +213,12 @@ Real scalar(lltm::Op op, Real a, Real b, Real c) {
       return std::log(a);
     case Op::kLog1p:
       return std::log1p(a);
+    case Op::kSin:
+      return std::sin(a);
+    case Op::kCos:
+      return std::cos(a);
+    case Op::kErf:
+      return std::erf(a);
     case Op::kSigmoid:
       return 1 / (1 + std::exp(-a));
     case Op::kTanh:

@@ -169,6 +169,9 @@ TEST(CellText, AStateForgetsIfAFactorBoundsIt) {
   EXPECT_TRUE(forgets(gate + "a = multiply f c\nw = greater z.i 0.0\n", "where w a c"))
       << "at times it is kept";
   EXPECT_TRUE(forgets("m = minimum z.i 1.0\nn = maximum m -1.0\n", "multiply n c"));
+  for (const char* bounded : {"sin", "cos", "erf"}) {
+    EXPECT_TRUE(forgets(std::string("a = ") + bounded + " z.i\n", "multiply a c")) << bounded;
+  }
   EXPECT_TRUE(forgets("a = elu z.i\nm = minimum a 1.0\n", "multiply m c"));
   EXPECT_TRUE(forgets("a = abs z.i\nb = negate a\nm = maximum b -1.0\n", "multiply c m"));
 }
@@ -182,6 +185,7 @@ TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   EXPECT_FALSE(forgets("", "multiply p c"));
   EXPECT_FALSE(forgets("", "multiply c 1.1"));
   EXPECT_FALSE(forgets("e = exp z.i\n", "multiply e c"));
+  EXPECT_FALSE(forgets("e = exp2 z.i\n", "multiply e c"));
   EXPECT_FALSE(forgets("e = elu z.i\n", "multiply e c"));
   EXPECT_FALSE(forgets("", "tanh c")) << "not linear";
   EXPECT_FALSE(forgets("s = sign z.i\n", "multiply s c")) << "of the same size for ever";

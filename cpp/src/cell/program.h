@@ -43,6 +43,9 @@ namespace lltm {
   X(kExpm1, expm1, 1, "expm1", kExpensive, at_least(-1), at::expm1(a()))                      \
   X(kLog, log, 1, "log", kExpensive, {}, at::log(a()))                                        \
   X(kLog1p, log1p, 1, "log1p", kExpensive, {}, at::log1p(a()))                                \
+  X(kSin, sin, 1, "sin", kExpensive, within(-1, 1), at::sin(a()))                             \
+  X(kCos, cos, 1, "cos", kExpensive, within(-1, 1), at::cos(a()))                             \
+  X(kErf, erf, 1, "erf", kExpensive, within(-1, 1), at::erf(a()))                             \
   X(kSigmoid, sigmoid, 1, "sigmoid", kExpensive, within(0, 1), at::sigmoid(a()))              \
   X(kTanh, tanh, 1, "tanh", kExpensive, within(-1, 1), at::tanh(a()))                         \
   X(kElu, elu, 1, "elu", kExpensive, at_least(-1), at::elu(a()))                              \
