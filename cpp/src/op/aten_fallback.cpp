@@ -1,5 +1,6 @@
 #include "op/aten_fallback.h"
 
+#include "cell/program_compiler.h"
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/steps.h"
@@ -15,6 +16,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -447,6 +449,16 @@ std::tuple<int64_t, int64_t> instructions(std::string_view name) {
   return {size(programs_of(cell).forward), size(programs_of(cell).backward)};
 }
 
+std::tuple<std::vector<std::string>, std::vector<std::string>> operations() {
+  std::vector<std::string> words, functions;
+  for (const OpInfo& op : kOps) {
+    if (op.word.empty()) continue;
+    words.emplace_back(op.word);
+    if (op.cost == kExpensive && op.operands == 1) functions.emplace_back(op.word);
+  }
+  return {std::move(words), std::move(functions)};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     std::string_view name,
     const Tensor& weight_ih,
@@ -542,6 +554,7 @@ Gradients sequence_gradients(
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_cell", TORCH_FN(describe));
   m.impl("_instructions", TORCH_FN(instructions));
+  m.impl("_operations", TORCH_FN(operations));
   m.impl("_sequence_operands", TORCH_FN(sequence_operands));
   m.impl("_sequence_step", TORCH_FN(sequence_step));
   m.impl("_sequence_step_backward", TORCH_FN(sequence_step_backward));

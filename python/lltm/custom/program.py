@@ -50,27 +50,22 @@ def expect_type(value: object, kind: type | tuple[type, ...], where: str, expect
 
 # ---- operations -------------------------------------------------------------
 
-# PyTorch equivalents. Conditions are the numbers 0 and 1.
+# Of the table in cpp/src/cell/program.h: the words, and expensive functions of one operand.
+_WORDS, _FUNCTIONS = torch.ops.lltm._operations()
+# PyTorch equivalents: functions of the same name, except these. Conditions are the numbers 0 and 1.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    **{word: getattr(torch, word) for word in _WORDS if hasattr(torch, word)},
     "copy": torch.clone,
     "negate": torch.neg,
-    **{f.__name__: f for f in (torch.abs, torch.sign, torch.sqrt, torch.exp, torch.expm1)},
-    **{f.__name__: f for f in (torch.log, torch.log1p, torch.sigmoid, torch.tanh)},
     "elu": F.elu,
     "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "not": torch.logical_not,
-    "detach": torch.detach,
-    **{f.__name__: f for f in (torch.add, torch.subtract, torch.multiply, torch.divide)},
-    **{f.__name__: f for f in (torch.maximum, torch.minimum)},
-    "greater": torch.gt,
-    "greater_equal": torch.ge,
     "equal": torch.eq,
-    "not_equal": torch.ne,
     "and": torch.logical_and,
     "or": torch.logical_or,
     "where": lambda condition, a, b: torch.where(condition != 0, a, b),
 }
-EXPENSIVE = {"sqrt", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "elu", "softplus"}
+EXPENSIVE = frozenset(_FUNCTIONS)
 COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "and", "or"}
 COMPARISONS = {"greater", "greater_equal", "equal", "not_equal"}
 CONDITIONS = COMPARISONS | {"and", "or", "not"}
