@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +17,9 @@ inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& opt
   return at::Tensor(at::detail::empty_cpu(sizes, options));
 }
 
+// On any device.
 inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) return at::empty(sizes, options);
   return with_huge_pages(new_tensor(sizes, options));
 }
 

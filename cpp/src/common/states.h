@@ -2,7 +2,7 @@
 // never begins with h.
 #pragma once
 
-#include "common/output_states.h"
+#include "common/step_io.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
@@ -11,26 +11,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <utility>
-#include <vector>
 
 namespace lltm {
-
-// Resets rows with a true `mask` (rows) to initial values, in h (rows, H) and the engines' c.
-inline at::Tensor restarted_h(const at::Tensor& h, const at::Tensor& mask) {
-  return h.masked_fill(mask.unsqueeze(1), 0);
-}
-inline at::Tensor restarted_c(const CellInfo& cell, const at::Tensor& c, const at::Tensor& mask) {
-  std::vector<at::Tensor> states = c.chunk(cell.state_columns(), 1);
-  for (int k = 0; k < cell.state_columns(); ++k) {
-    states[k] = states[k].masked_fill(mask.unsqueeze(1), first_value(cell, k));
-  }
-  return states.size() == 1 ? states.front() : at::cat(states, 1);
-}
-
-// Masks h (rows, H) before the recurrent GEMM, or the gradient of its operand.
-inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask) {
-  return recurrent_mask.defined() ? h * recurrent_mask.narrow_symint(0, 0, h.sym_size(0)) : h;
-}
 
 inline void join_states(SequenceInputs& args) {
   if (!args.cell->reads_h) return;

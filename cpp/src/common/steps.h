@@ -1,14 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/index_fill.h>
-#include <ATen/ops/masked_fill.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/nonzero.h>
 
 #include <algorithm>
 #include <limits>
@@ -166,43 +160,6 @@ inline at::Tensor final_states(
   }
   h_n.slice(0, done).copy_(h_0.slice(0, done));
   return h_n;
-}
-
-// h (rows, H) as the steps' GEMMs read it: reset and masked, in the order of input rows.
-template <typename BackwardArgs>
-at::Tensor initial_states(
-    const BackwardArgs& args,
-    const std::vector<Step>& steps,
-    size_t first,
-    size_t last,
-    at::ScalarType dtype) {
-  const at::Tensor& h_0 = args.h_0;
-  const at::Tensor& reset = args.reset;
-  const at::Tensor& recurrent_mask = args.recurrent_mask;
-  const at::Tensor output_rows = flat_rows(args.output);
-  std::vector<at::Tensor> pieces;
-  for (const auto [row, source, count, initial] : states_before(steps, first, last)) {
-    pieces.push_back((initial ? h_0 : output_rows).narrow(0, source, count));
-  }
-  at::Tensor states = (pieces.size() == 1 ? pieces[0] : at::cat(pieces)).to(dtype);
-  const int64_t begin = std::min(steps[first].offset, steps[last - 1].offset);
-  if (recurrent_mask.defined()) {
-    const at::Tensor masked = at::empty_like(states);
-    for (size_t k = first; k < last; ++k) {
-      const auto rows = [&](const at::Tensor& t) {
-        return t.narrow(0, steps[k].offset - begin, steps[k].rows);
-      };
-      at::Tensor to = rows(masked);
-      at::mul_out(to, rows(states), recurrent_mask.narrow(0, 0, steps[k].rows));
-    }
-    states = masked;
-  }
-  if (!reset.defined()) return states;
-  const at::Tensor mask = reset.reshape(-1).narrow(0, begin, states.size(0));
-  // Fills only the rare reset rows. On another device, finding them would synchronize.
-  if (!states.is_cpu()) return states.masked_fill(mask.unsqueeze(1), 0);
-  const at::Tensor rows = mask.nonzero().squeeze(1);
-  return rows.numel() == 0 ? states : states.index_fill(0, rows, 0);
 }
 
 }  // namespace lltm

@@ -3,6 +3,7 @@
 #include "cell/program_compiler.h"
 #include "common/checkpoints.h"
 #include "common/states.h"
+#include "common/step_io.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
@@ -136,24 +137,18 @@ Tensor reset_of(const Tensor& reset, const Step& step) {
   return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
 }
 
-Tensor cut(const Tensor& gradient, const Tensor& reset) {
-  return reset.defined() ? restarted_h(gradient, reset) : gradient;
-}
-
 StepResult forward_of_step(
     const Operands& operands,
     const Tensor& z_x,
-    Tensor h,
-    Tensor c,
+    const Tensor& h,
+    const Tensor& c,
     const Tensor& reset,
     const Tensor& recurrent_mask,
     bool save) {
-  if (reset.defined()) {
-    h = restarted_h(h, reset);
-    c = restarted_c(operands.cell, c, reset);
-  }
-  const Tensor z = pre_activations(operands, z_x, masked_h(widened(h), recurrent_mask));
-  return run_forward(operands.cell, z, c, operands.parameters, operands.weight_h, save);
+  const StepIO io(operands.cell, reset, recurrent_mask);
+  const Tensor z = pre_activations(operands, z_x, io.enter_h(widened(h)));
+  const Tensor& parameters = operands.parameters;
+  return run_forward(operands.cell, z, io.enter_c(c), parameters, operands.weight_h, save);
 }
 
 // Gradients of pre-activations and parameters, (rows, (S + P) * H), and of the previous h and c,
@@ -172,35 +167,13 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
   const c10::SymInt hidden = operands.weight_h.sym_size(1);
   const Tensor weight_h = operands.weight_h.narrow_symint(
       0, (cell.direct.begin - cell.h.begin) * hidden, cell.direct.count() * hidden);
-  const Tensor dh_before = masked_h(at::matmul(dz_h, weight_h), recurrent_mask);
-  return {dz, cut(dh_before, reset), cut(dc_before, reset)};
+  const StepIO io(cell, reset, recurrent_mask);
+  return {dz, io.enter_h(at::matmul(dz_h, weight_h)), io.enter_backward_c(dc_before)};
 }
 
 // h (N, H) as the recurrent GEMMs read it, in the order of input rows.
 Tensor recurrent_rows(const SequenceBackwardArgs& args) {
-  if (args.is_step()) return widened(args.h_0);
-  const Tensor& mask = args.recurrent_mask;
-  if (!args.batch_sizes.defined()) {
-    const Tensor first = args.h_0->unsqueeze(0);
-    const Tensor h = args.reverse ? at::cat({args.output->slice(0, 1), first})
-                                  : at::cat({first, args.output->slice(0, 0, -1)});
-    // Without steps, this also removes h_0.
-    Tensor read = widened(h.slice_symint(0, 0, args.output->sym_size(0)));
-    if (mask.defined()) read = read * mask;
-    if (args.reset.defined()) read = read.masked_fill(args.reset->unsqueeze(-1), 0);
-    return flat_rows(read);
-  }
-  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  std::vector<Tensor> rows = {widened(args.output->narrow(0, 0, 0))};
-  for (size_t k = 0; k < steps.size(); ++k) {
-    const Tensor initial = args.h_0->narrow(0, 0, steps[k].rows);
-    const int64_t carried = carried_rows(steps, k);
-    const Tensor h =
-        k == 0 ? initial : with_rows(args.output->narrow(0, steps[k - 1].offset, carried), initial);
-    rows.push_back(masked_h(widened(cut(h, reset_of(args.reset, steps[k]))), mask));
-  }
-  if (args.reverse) std::reverse(rows.begin(), rows.end());
-  return at::cat(rows);
+  return args.is_step() ? widened(args.h_0) : entering_h(args);
 }
 
 Gradients gradients_of(
@@ -302,7 +275,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
         reset_of(args.reset, steps[k]),
         args.recurrent_mask,
         args.saves_activations());
-    outputs.push_back(with_output_states(*args.cell, h_next, c_next));
+    outputs.push_back(StepIO(args, steps[k]).leave(h_next, c_next));
     activations.push_back(saved);
     h = with_rows(h_next, h);
     c = with_rows(c_next, c);
@@ -346,10 +319,10 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         operands,
         args.saved->narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
-        add_grad_states(
-            *args.cell,
-            dc.narrow(0, 0, rows),
-            grad_states.defined() ? grad_states.narrow(0, offset, rows) : grad_states),
+        StepIO(args, steps[k])
+            .leave_backward(
+                dc.narrow(0, 0, rows),
+                grad_states.defined() ? grad_states.narrow(0, offset, rows) : grad_states),
         reset_of(args.reset, steps[k]),
         args.recurrent_mask);
     dz.push_back(dz_of_step);

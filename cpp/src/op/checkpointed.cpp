@@ -1,5 +1,6 @@
 #include "op/checkpointed.h"
 
+#include "common/step_io.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
 
@@ -39,7 +40,6 @@ class Segments {
 
   // The segment's part of the input, the output, its gradient, or reset.
   Tensor rows(const Tensor& tensor, size_t s) const {
-    if (!tensor.defined()) return tensor;
     if (args_.batch_sizes.defined()) return tensor.narrow(0, chunks_[s].begin, chunks_[s].rows);
     return tensor.narrow(0, first_time(s), length(s));
   }
@@ -125,21 +125,15 @@ Gradients checkpointed_backward(
     const int64_t batch = segments.batch(s);
     const Tensor segment_dh = dh.narrow(0, 0, batch);
     const Tensor segment_dc = dc.narrow(0, 0, batch);
-    SequenceBackwardArgs of_segment = args;
+    SequenceBackwardArgs of_segment = part_of(
+        args,
+        [&](const Tensor& tensor) { return segments.rows(tensor, s); },
+        [&](const Tensor& tensor) { return tensor.narrow(0, 0, batch); });
     of_segment.segment = true;
-    of_segment.checkpoint_steps = 0;
-    of_segment.input = segments.rows(args.input, s);
     of_segment.h_0 = segments.h(s);
     of_segment.c_0 = segments.c(s);
     of_segment.batch_sizes = segments.batch_sizes(s);
-    of_segment.reset = segments.rows(args.reset, s);
-    if (args.recurrent_mask.defined()) {
-      of_segment.recurrent_mask = args.recurrent_mask->narrow(0, 0, batch);
-    }
-    of_segment.output = segments.rows(args.output, s);
     of_segment.saved = std::get<3>(forward({of_segment, /*save=*/true}));
-    of_segment.grad_output = segments.rows(args.grad_output, s);
-    of_segment.grad_states = segments.rows(args.grad_states, s);
     of_segment.grad_h_n = segment_dh;
     of_segment.grad_c_n = segment_dc;
     of_segment.output_mask[1] |= s > 0;

@@ -15,8 +15,8 @@
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/plan.h"
-#include "cpu/engine/resets.h"
 #include "cpu/engine/sequence_gradients.h"
+#include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
@@ -52,14 +52,11 @@ class BlockedBackward {
         blocks_(blocks_of_heads(schedule.blocks, heads_)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
-        resets_(args.reset, steps_),
+        io_(args, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         between_(cell_.backward(), batch_, hidden_, grid_.slots(), args.input->options()),
         weights_(slot_weights(args)),
-        gradients_(args, steps_, resets_, weights_, schedule),
-        grad_output_(args.grad_output),
-        wide_grad_states_(args.grad_states.defined() ? args.grad_states.to(at::kFloat) : Tensor()),
-        grad_states_(wide_grad_states_) {
+        gradients_(args, steps_, weights_, schedule) {
     allocate();
   }
 
@@ -133,9 +130,6 @@ class BlockedBackward {
       packed_dz_ = allocate_a<Format>(2 * batch_, cell_.grad_columns() * slot_pitch_, options);
     }
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
-    if (args_.recurrent_mask.defined()) {
-      recurrent_mask_ = args_.recurrent_mask->to(at::kFloat).contiguous();
-    }
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
     if (between_.count() == 1) {
@@ -229,7 +223,8 @@ class BlockedBackward {
 
   bool step_block(size_t c, size_t k, const Slot& slot, int64_t block) const {
     const Range rows = plan_.rows_of_step(k, slot.group);
-    add_grad_states(k, rows, block);
+    const Range units = blocks_.range(block);
+    io_.leave_c(k, kernel_args_.grad_c_prev.from(rows.begin, units.begin), rows, units);
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
@@ -242,10 +237,7 @@ class BlockedBackward {
       } else {
         fill(to, continued.size(), block, {});
       }
-      const auto factor = read<float>(recurrent_mask_);
-      multiply(to, factor.from(continued.begin, blocks_.begin(block)), continued.size(), block);
-      const int64_t width = between_.count() == 1 ? dh.row_stride : blocks_.size(block);
-      fill_rows(resets_.of(k + 1, continued), to.from(-continued.begin), width, 0);
+      io_.enter_h(k + 1, to, continued, units);
     }
     if (between_.count() > 1) {
       if (ended.size() > 0) fill(dh.from(ended.begin), ended.size(), block, dh_n);
@@ -257,21 +249,6 @@ class BlockedBackward {
     }
     if (ended.size() > 0) in_range &= finish_rows(c, k, 0, slot, ended, block, dh_n);
     return in_range;
-  }
-
-  // Before the first stage: the gradients through the output belong to c of this step.
-  void add_grad_states(size_t k, Range rows, int64_t block) const {
-    if (!args_.grad_states.defined()) return;
-    const int64_t unit = blocks_.begin(block);
-    for (int n = 0; n < cell_.outputs; ++n) {
-      const auto from = grad_states_.of(steps_[k].offset).from(rows.begin, n * hidden_ + unit);
-      const auto to = write<float>(dc_).from(rows.begin, cell_.output_states[n] * hidden_ + unit);
-      for (int64_t r = 0; r < rows.size(); ++r) {
-        for (int64_t j = 0; j < blocks_.size(block); ++j) {
-          to.row(r)[j] += from.row(r)[j * from.col_stride];
-        }
-      }
-    }
   }
 
   bool later_stage(size_t c, size_t k, int stage, const Slot& slot) const {
@@ -335,13 +312,6 @@ class BlockedBackward {
     }
   }
 
-  void multiply(Matrix<float> dh, Matrix<const float> factor, int64_t rows, int64_t block) const {
-    if (factor.data == nullptr) return;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t j = 0; j < blocks_.size(block); ++j) dh.row(r)[j] *= factor.row(r)[j];
-    }
-  }
-
   bool finish_rows(
       size_t c,
       size_t k,
@@ -355,7 +325,7 @@ class BlockedBackward {
     part.hidden = blocks_.size(block);
     part.activations = part.activations.from(steps_[k].offset + rows.begin, unit);
     part.parameters = part.parameters.from(0, unit);
-    part.grad_h = grad_output_.of(steps_[k].offset).from(rows.begin, unit);
+    part.grad_h = io_.leave_h(k, rows, blocks_.range(block));
     part.grad_h_state = dh_state;
     part.grad_c = part.grad_c.from(rows.begin, unit);
     part.grad_c_prev = part.grad_c_prev.from(rows.begin, unit);
@@ -373,8 +343,7 @@ class BlockedBackward {
     }
     elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);
     if (stage + 1 < between_.count()) return true;
-    clear_grad_c(
-        cell_, resets_.of(k, rows), kernel_args_.grad_c_prev, hidden_, blocks_.range(block));
+    io_.enter_c(k, part.grad_c_prev, rows, blocks_.range(block));
     return !out_of_range;
   }
 
@@ -414,7 +383,7 @@ class BlockedBackward {
   const Blocks blocks_;
   const std::vector<Step> steps_;
   const Plan plan_;
-  const Resets resets_;
+  const BackwardIO<T> io_;
   const std::vector<Chunk> chunks_;
   const BetweenStages<float> between_;
   const Weights weights_;
@@ -422,13 +391,10 @@ class BlockedBackward {
   int64_t packed_size_ = 0;
   SequenceGradients gradients_;
 
-  Tensor packed_weights_, parameters_, dh_n_, dc_, dh_, recurrent_mask_;
+  Tensor packed_weights_, parameters_, dh_n_, dc_, dh_;
   // dz of the current and the next chunk, whose first dz a chunk's last step multiplies.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
-  StepRows<T> grad_output_;
-  const Tensor wide_grad_states_;
-  const StepRows<float> grad_states_;
   BackwardArgs<T, Operand> kernel_args_;
 };
 

@@ -8,15 +8,13 @@
 //
 // A grid position (schedule.h) has some batch rows and blocks. Threads synchronize after each stage
 // only if they share rows. Out-of-range values stop a bf16x3 run; int8 records the row.
-#include "common/checkpoints.h"
 #include "common/memory.h"
-#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/plan.h"
-#include "cpu/engine/resets.h"
+#include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
@@ -58,8 +56,7 @@ class BlockedForward {
         weights_(std::move(weights)),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
-        resets_(args.reset, steps_),
-        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
+        io_(args, steps_),
         grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
         between_(cell_.forward(), batch_, hidden_, grid_.slots(), args.input->options()),
@@ -96,10 +93,7 @@ class BlockedForward {
         parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); }, grid_.columns);
     if (!in_range) return {};
     return SequenceResult(
-        output_,
-        final_states(steps_, args_.h_0, output_rows_),
-        c_,
-        args_.saves_checkpoints() ? checkpoints_.tensor() : activations_);
+        io_.output, final_states(steps_, args_.h_0, io_.output_h()), c_, io_.saved());
   }
 
   std::vector<int64_t> rows_out_of_range() const {
@@ -121,13 +115,6 @@ class BlockedForward {
 
   void allocate() {
     const auto options = args_.input->options();
-    const int64_t rows = flat_size(args_.input);
-    const int64_t output_columns = cell_.output_columns() * hidden_;
-    output_ = empty_large(output_sizes(args_.input, output_columns), options);
-    output_rows_ = flat_rows(output_).narrow(1, 0, hidden_);
-    if (args_.saves_activations()) {
-      activations_ = empty_large({rows, cell_.saved * hidden_}, options);
-    }
     c_ = at::empty(args_.c_0->sizes(), options).copy_(args_.c_0);
     bias_ = slot_bias(args_, hidden_);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
@@ -136,7 +123,8 @@ class BlockedForward {
       packed_input_ = allocate_a<Format>(chunk_steps_ * batch_, input_size_, options);
     }
     if (output_is_operand_) {
-      states_.rows = {reinterpret_cast<Operand*>(output_.mutable_data_ptr()), output_columns, 1};
+      const int64_t columns = cell_.output_columns() * hidden_;
+      states_.rows = {reinterpret_cast<Operand*>(io_.output.mutable_data_ptr()), columns};
     } else {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
       Format::init_states(2 * batch_, hidden_, states_.rows);
@@ -146,7 +134,7 @@ class BlockedForward {
     const int64_t z_rows = z_rows_of_block();
     constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
     z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
-    if (resets_.any()) {
+    if (io_.resets.any()) {
       zero_h_ = allocate_a<Format>(1, hidden_, options);
       const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
       Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
@@ -163,15 +151,13 @@ class BlockedForward {
     kernel_args_.gates_padded = true;
     kernel_args_.bias = read_row<float>(bias_);
     kernel_args_.parameters = read_row<float>(parameters_);
-    kernel_args_.h_factor = read<T>(args_.recurrent_mask);
     kernel_args_.c = read<T>(c_);
     kernel_args_.c_next = write<T>(c_);
-    kernel_args_.h_next = write<T>(output_rows_);
-    kernel_args_.activations = write<T>(activations_);
+    kernel_args_.h_factor = read<T>(args_.recurrent_mask);
   }
 
   void run_thread(Team& team) {
-    if (resets_.any()) {
+    if (io_.resets.any()) {
       team.for_each_slot([&](int64_t slot) { return multiply_zeros(slot_of(slot)); });
     }
     for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
@@ -210,7 +196,7 @@ class BlockedForward {
 
   int64_t zero_columns() const { return cell_.direct.count() * Format::padded_n(hidden_); }
   float* zero_product(const Slot& slot, int64_t block) const {
-    if (!resets_.any()) return nullptr;
+    if (!io_.resets.any()) return nullptr;
     return zero_products_.mutable_data_ptr<float>() + slot.index * zero_columns() +
            cell_.direct.count() * blocks_.begin(block);
   }
@@ -292,17 +278,10 @@ class BlockedForward {
     }
   }
 
-  void save_checkpoint(size_t k, const Slot& slot) const {
-    const int64_t unit = blocks_.begin(slot.blocks.begin);
-    const int64_t units = std::min(blocks_.begin(slot.blocks.end), hidden_) - unit;
-    for (int state = 0; state < cell_.state_columns(); ++state) {
-      const int64_t column = state * hidden_ + unit;
-      checkpoints_.save<T>(k, read<T>(c_), slot.rows.begin, slot.rows.size(), column, units);
-    }
-  }
-
   bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
-    if (checkpoints_.has(k)) save_checkpoint(k, slot);
+    const Range units = {
+        blocks_.begin(slot.blocks.begin), std::min(blocks_.begin(slot.blocks.end), hidden_)};
+    io_.enter_c(k, kernel_args_.c_next.from(slot.rows.begin, units.begin), slot.rows, units);
     if (plan_.rows_of_step(k, slot.group).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
       const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
@@ -336,14 +315,12 @@ class BlockedForward {
       const auto a = h.from(part.begin, weights_.first_of_h(block));
       Format::gemm(part.size(), a, w, z_part, /*accumulate=*/true, step.rows);
     };
-    const RowSpan reset_rows = resets_.of(k, rows);
     const int64_t columns = cell_.direct.count() * width;
-    except_rows(reset_rows, z_h, columns, zero_product(slot, block), [&] {
+    io_.enter_z(k, z_h, rows, columns, zero_product(slot, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
     });
-    restart_c(cell_, reset_rows, kernel_args_.c_next, hidden_, blocks_.range(block));
     return run_stage(k, 0, slot, block, z);
   }
 
@@ -372,20 +349,18 @@ class BlockedForward {
 
   // The columns of the input that are the pre-activations of given gates.
   void copy_given(size_t k, Range rows, int64_t block, Matrix<float> z) const {
-    for (int gate = 0; gate < cell_.slots; ++gate) {
-      if (cell_.given_blocks[gate] == 0) continue;
-      const int64_t column = input_size_ + (cell_.given_blocks[gate] - 1) * hidden_;
+    for_each_given(cell_, hidden_, args_.input->size(-1), [&](int gate, int64_t column) {
       const auto from =
           given_rows_.of(steps_[k].offset).from(rows.begin, column + blocks_.begin(block));
       const auto to = z.from(0, gate * weights_.slot_columns(block));
       for (int64_t r = 0; r < rows.size(); ++r) widen(from.from(r), to.row(r), blocks_.size(block));
-    }
+    });
   }
 
   bool run_stage(size_t k, int stage, const Slot& slot, int64_t block, Matrix<float> z) const {
     const Range rows = plan_.rows_of_step(k, slot.group);
-    const int64_t unit = blocks_.begin(block);
-    const int64_t row = steps_[k].offset + rows.begin;
+    const Range units = blocks_.range(block);
+    const int64_t unit = units.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.gates = as_const(z.from(rows.begin));
@@ -395,15 +370,15 @@ class BlockedForward {
     part.h_factor = part.h_factor.from(rows.begin, unit);
     part.c = part.c.from(rows.begin, unit);
     part.c_next = part.c_next.from(rows.begin, unit);
-    part.h_next = part.h_next.from(row, unit);
+    part.h_next = io_.h_next(k, rows, units);
     if (!output_is_operand_) part.h_operand = state_of(k).from(rows.begin, unit);
-    part.activations = part.activations.from(row, unit);
+    part.activations = io_.saved_values(k, rows, units);
     bool out_of_range = false;
     part.out_of_range =
         kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
     const auto run = [&] {
       elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
-      if (stage + 1 == between_.count()) copy_states(part, rows.size());
+      if (stage + 1 == between_.count()) io_.leave_c(k, part.c_next, rows, units);
       return !out_of_range;
     };
     if (between_.count() == 1) return run();
@@ -415,15 +390,6 @@ class BlockedForward {
     part.stages = &stages;
     part.operands = operands;
     return run();
-  }
-
-  // The states that the output contains, after h.
-  void copy_states(const ForwardArgs<T, Operand>& part, int64_t rows) const {
-    for (int n = 0; n < cell_.outputs; ++n) {
-      const auto from = part.c_next.from(0, cell_.output_states[n] * hidden_);
-      const auto to = part.h_next.from(0, (1 + n) * hidden_);
-      for (int64_t r = 0; r < rows; ++r) std::copy_n(from.row(r), part.hidden, to.row(r));
-    }
   }
 
   // Groups have separate memory, because some are a chunk ahead.
@@ -464,8 +430,7 @@ class BlockedForward {
   const PackedWeights<Format> weights_;
   const Blocks& blocks_;
   const std::vector<Step> steps_;
-  const Resets resets_;
-  const Checkpoints checkpoints_;
+  const ForwardIO<T> io_;
   const Grid grid_;
   Plan plan_;
   const BetweenStages<float> between_;
@@ -485,7 +450,7 @@ class BlockedForward {
   std::vector<OperandA<Format>> operands_;  // of products
   Tensor bias_, parameters_, z_, zero_products_;
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
-  Tensor output_, output_rows_, c_, activations_;
+  Tensor c_;
   ForwardArgs<T, Operand> kernel_args_;
 };
 

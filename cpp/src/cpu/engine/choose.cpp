@@ -2,7 +2,7 @@
 #include "cpu/engine/engine.h"
 
 #include "common/schedule_log.h"
-#include "common/states.h"
+#include "common/step_io.h"
 #include "common/steps.h"
 #include "cpu/engine/recompute_rows.h"
 #include "cpu/engine/step.h"
@@ -110,33 +110,30 @@ SequenceResult int8_forward(const SequenceArgs& args, const Machine& machine) {
   return std::move(result);
 }
 
+StepIO io_of_only_step(const SequenceInputs& args) {
+  return {args, {0, args.h_0->size(0)}};
+}
+
 // As a step, with mask and reset applied.
-SequenceInputs only_step(const SequenceInputs& args) {
-  SequenceInputs step = {
+SequenceInputs only_step(const SequenceInputs& args, const StepIO& io) {
+  return {
       args.cell,
       flat_rows(args.input),
-      args.h_0,
-      args.c_0,
+      io.enter_h(args.h_0),
+      io.enter_c(args.c_0),
       args.weight_ih,
       args.weight_hh,
       args.bias_ih,
       args.bias_hh};
-  if (args.recurrent_mask.defined()) step.h_0 = masked_h(args.h_0, args.recurrent_mask);
-  if (args.reset.defined()) {
-    const at::Tensor reset = args.reset->reshape(-1);
-    step.h_0 = restarted_h(step.h_0, reset);
-    step.c_0 = restarted_c(*args.cell, step.c_0, reset);
-  }
-  return step;
 }
 
 // For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args) {
+  const StepIO io = io_of_only_step(args);
   auto [none, h_next, c_next, activations] =
-      step_forward({only_step(args), args.saves_activations()});
+      step_forward({only_step(args, io), args.saves_activations()});
   const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
-  const at::Tensor rows = with_output_states(*args.cell, h_next, c_next);
-  const at::Tensor output = rows.view(output_sizes(args.input, columns));
+  const at::Tensor output = io.leave(h_next, c_next).view(output_sizes(args.input, columns));
   if (args.saves_checkpoints()) {  // only the initial c
     activations = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
   }
@@ -144,7 +141,8 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
 }
 
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
-  SequenceBackwardArgs step = {only_step(args), args.output, args.saved};
+  const StepIO io = io_of_only_step(args);
+  SequenceBackwardArgs step = {only_step(args, io), args.output, args.saved};
   if (args.grad_output.defined()) step.grad_h_n = flat_rows(args.grad_output);
   if (args.grad_h_n.defined()) {
     step.grad_h_n =
@@ -153,19 +151,14 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   step.grad_c_n = args.grad_c_n;
   if (args.grad_states.defined()) {
     const at::Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
-    step.grad_c_n = add_grad_states(*args.cell, grad_c, flat_rows(args.grad_states));
+    step.grad_c_n = io.leave_backward(grad_c, flat_rows(args.grad_states));
   }
   step.output_mask = args.output_mask;
   Gradients gradients = step_backward(step);
   auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
   if (d_input.defined()) d_input = d_input.view(args.input->sizes());
-  if (args.reset.defined()) {
-    const at::Tensor reset = args.reset->reshape(-1);
-    for (at::Tensor* const gradient : {&d_h, &d_c}) {
-      if (gradient->defined()) *gradient = restarted_h(*gradient, reset);
-    }
-  }
-  if (d_h.defined()) d_h = masked_h(d_h, args.recurrent_mask);
+  if (d_h.defined()) d_h = io.enter_h(d_h);
+  if (d_c.defined()) d_c = io.enter_backward_c(d_c);
   return gradients;
 }
 

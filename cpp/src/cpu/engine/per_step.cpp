@@ -1,11 +1,9 @@
 // The per-step engine: ATen's GEMMs and the element-wise kernel.
-#include "common/checkpoints.h"
-#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
-#include "cpu/engine/resets.h"
+#include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
 
@@ -41,7 +39,6 @@ SequenceResult per_step_forward(const SequenceArgs& args) {
   const int64_t hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Resets resets(args.reset, steps);
   const CellInfo& cell = *args.cell;
   const Linear linear = Linear::with_bias(args);
   // One GEMM for the input of all steps is faster. With few elements, each step is projected as in
@@ -55,23 +52,15 @@ SequenceResult per_step_forward(const SequenceArgs& args) {
     operands.push_back(at::empty(args.h_0->sizes(), x.options()));
   }
 
-  const Tensor output =
-      at::empty(output_sizes(args.input, cell.output_columns() * hidden), args.input->options());
-  const Tensor output_rows = flat_rows(output);
-  const Tensor activations =
-      args.saves_activations()
-          ? at::empty({gates.size(0), cell.saved * hidden}, args.input->options())
-          : Tensor();
-  const Checkpoints checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0);
   const Tensor c = at::empty(args.c_0->sizes(), args.input->options()).copy_(args.c_0);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
   const Tensor h = at::empty(args.h_0->sizes(), gates.options()).copy_(args.h_0);
 
-  visit_dtype(dtype, [&]<typename T>(T*) {
+  return visit_dtype(dtype, [&]<typename T>(T*) -> SequenceResult {
     using C = compute_t<T>;
+    const ForwardIO<T> io(args, steps);
+    const Range units = {0, hidden};
     const auto all_gates = read<C>(gates);
-    const auto all_output = write<T>(output_rows);
-    const auto all_activations = write<T>(activations);
     const BetweenStages<C> between(
         cell.forward(),
         args.h_0->size(0),
@@ -90,17 +79,15 @@ SequenceResult per_step_forward(const SequenceArgs& args) {
     step.h_operand = write<C>(h);
     for (size_t k = 0; k < steps.size(); ++k) {
       const auto [offset, rows] = steps[k];
-      if (checkpoints.has(k)) checkpoints.save(k, c);
-      const RowSpan reset_rows = resets.of(k, {0, rows});
-      fill_rows(reset_rows, step.h_operand, hidden, 0);
-      restart_c(cell, reset_rows, step.c_next, hidden, {0, hidden});
+      io.enter_c(k, step.c_next, {0, args.h_0->size(0)}, units);
+      io.enter_h(k, step.h_operand, {0, rows}, units);
       const Tensor step_gates = gates.narrow(0, offset, rows);
-      const Tensor step_h = masked_h(h.narrow(0, 0, rows), args.recurrent_mask);
+      const Tensor step_h = h.narrow(0, 0, rows);
       few ? linear.project(step_gates, step_h, x.narrow(0, offset, rows))
           : linear.add_recurrent(step_gates, step_h);
       step.gates = all_gates.from(offset);
-      step.h_next = all_output.from(offset);
-      step.activations = all_activations.from(offset);
+      step.h_next = io.h_next(k, {0, rows}, units);
+      step.activations = io.saved_values(k, {0, rows}, units);
       for (int stage = 0; stage < between.count(); ++stage) {
         if (stage > 0) {
           between.average(stage - 1, {0, rows}, 0);
@@ -113,14 +100,10 @@ SequenceResult per_step_forward(const SequenceArgs& args) {
         }
         run_stage(step, between, stage, rows, elementwise<T, C>(cell).forward);
       }
-      for (int n = 0; n < cell.outputs; ++n) {
-        output_rows.narrow(0, offset, rows)
-            .narrow(1, (1 + n) * hidden, hidden)
-            .copy_(c.narrow(0, 0, rows).narrow(1, cell.output_states[n] * hidden, hidden));
-      }
+      io.leave_c(k, step.c_next, {0, rows}, units);
     }
+    return {io.output, h.to(dtype), c, io.saved()};
   });
-  return {output, h.to(dtype), c, args.saves_checkpoints() ? checkpoints.tensor() : activations};
 }
 
 namespace {
@@ -160,7 +143,7 @@ Gradients gradients_of(
     if (want_ih) weights.weight_ih.zero_();
     if (weights.weight_hh.defined()) weights.weight_hh.zero_();
     if (dz.size(0) > 0) {
-      const Tensor h = initial_states(args, steps, 0, steps.size(), dz.scalar_type());
+      const Tensor h = entering_h(args, steps, 0, steps.size(), dz.scalar_type());
       const Weights parts = weights.parts(*args.cell);
       add_weight_gradients(linear, parts, dz, h, flat_rows(args.input), args.saved);
     }
@@ -187,7 +170,6 @@ Gradients per_step_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input->scalar_type();
   const auto options = compute_options(args.input);
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const Resets resets(args.reset, steps);
   const CellInfo& cell = *args.cell;
   const Linear linear(args);
 
@@ -198,8 +180,6 @@ Gradients per_step_backward(const SequenceBackwardArgs& args) {
   const Tensor dz = at::empty({args.saved->size(0), cell.grad_columns() * hidden}, options);
   const Tensor parameters = cell_parameters(cell, args.bias_ih);
   const int operands = cell.operands().count;
-  const Tensor grad_states =
-      args.grad_states.defined() ? flat_rows(args.grad_states) : args.grad_states;
   const Tensor grad_operands = at::empty({args.h_0->size(0), operands * hidden}, options);
 
   visit_dtype(dtype, [&]<typename T>(T*) {
@@ -211,7 +191,8 @@ Gradients per_step_backward(const SequenceBackwardArgs& args) {
         /*readers=*/1,
         options);
     const auto all_activations = read<T>(args.saved);
-    const StepRows<T> grad_output(args.grad_output);
+    const BackwardIO<T> io(args, steps);
+    const Range units = {0, hidden};
     const auto all_grad_gates = write<C>(dz);
     BackwardArgs<T, C> step;
     step.cell = &cell;
@@ -224,14 +205,10 @@ Gradients per_step_backward(const SequenceBackwardArgs& args) {
     for (size_t k = steps.size(); k-- > 0;) {
       const auto [offset, rows] = steps[k];
       step.activations = all_activations.from(offset);
-      step.grad_h = grad_output.of(offset);
+      step.grad_h = io.leave_h(k, {0, rows}, units);
       step.grad_gates = all_grad_gates.from(offset);
       const Tensor step_dz = dz.narrow(0, offset, rows);
-      for (int n = 0; n < cell.outputs && grad_states.defined(); ++n) {
-        dc.narrow(0, 0, rows)
-            .narrow(1, cell.output_states[n] * hidden, hidden)
-            .add_(grad_states.narrow(0, offset, rows).narrow(1, n * hidden, hidden));
-      }
+      io.leave_c(k, step.grad_c_prev, {0, rows}, units);
       for (int stage = 0; stage < between.count(); ++stage) {
         if (stage > 0) {
           between.average(stage - 1, {0, rows}, 0);
@@ -245,12 +222,8 @@ Gradients per_step_backward(const SequenceBackwardArgs& args) {
         run_stage(step, between, stage, rows, elementwise<T, C>(cell).backward);
       }
       linear.state_gradient(dh.narrow(0, 0, rows), step_dz);
-      if (args.recurrent_mask.defined()) {
-        dh.narrow(0, 0, rows).mul_(args.recurrent_mask->narrow(0, 0, rows));
-      }
-      const RowSpan reset_rows = resets.of(k, {0, rows});
-      fill_rows(reset_rows, write<C>(dh), hidden, 0);
-      clear_grad_c(cell, reset_rows, step.grad_c_prev, hidden, {0, hidden});
+      io.enter_h(k, write<C>(dh), {0, rows}, units);
+      io.enter_c(k, step.grad_c_prev, {0, rows}, units);
     }
   });
   return gradients_of(args, steps, linear, dz, dh, dc);

@@ -1,6 +1,6 @@
 #include "cpu/engine/recompute_rows.h"
 
-#include "common/steps.h"
+#include "common/step_io.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
@@ -43,14 +43,14 @@ void recompute_rows(
     SequenceResult& result,
     SequenceResult (*forward)(const SequenceArgs&)) {
   const Tensor batch_rows = at::tensor(rows);
-  const auto [dim, indices, batch_sizes] = places_of(args, rows);
-  SequenceArgs again = args;
-  again.checkpoint_steps = 0;
-  again.input = args.input->index_select(dim, indices);
-  again.h_0 = args.h_0->index_select(0, batch_rows);
-  again.c_0 = args.c_0->index_select(0, batch_rows);
+  const Places places = places_of(args, rows);
+  const auto& [dim, indices, batch_sizes] = places;
+  const auto of_batch = [&](const Tensor& t) { return t.index_select(0, batch_rows); };
+  SequenceArgs again = part_of(
+      args, [&](const Tensor& t) { return t.index_select(places.dim, places.indices); }, of_batch);
+  again.h_0 = of_batch(args.h_0);
+  again.c_0 = of_batch(args.c_0);
   again.batch_sizes = batch_sizes;
-  if (args.reset.defined()) again.reset = args.reset->index_select(dim, indices);
   again.save = false;
   const auto [output, h_n, c_n, saved] = forward(again);
   std::get<0>(result).index_copy_(dim, indices, output);

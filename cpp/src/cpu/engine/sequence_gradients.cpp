@@ -1,6 +1,7 @@
 #include "cpu/engine/sequence_gradients.h"
 
 #include "common/memory.h"
+#include "common/step_io.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -18,7 +19,6 @@ using at::Tensor;
 SequenceGradients::SequenceGradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
-    const Resets& resets,
     const Weights& weights,
     const BackwardSchedule& schedule)
     : args_(args),
@@ -27,8 +27,7 @@ SequenceGradients::SequenceGradients(
       input_size_(args.input->size(-1) - args.cell->given * args.h_0->size(1)),
       heads_(heads_of(args.weight_hh)),
       schedule_(schedule),
-      steps_(steps),
-      resets_(resets) {
+      steps_(steps) {
   int64_t begun = 0;
   for (const Step& step : steps_) {
     begun_.push_back(begun);
@@ -96,11 +95,9 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   if (d_h_0_.defined()) add_initial_state(first, last, dz);
   if (d_input_.defined()) {
     const Tensor to = d_input_.narrow(0, begin, rows);
-    for (int gate = 0; gate < cell_.slots && cell_.given > 0; ++gate) {
-      const int64_t column = input_size_ + (cell_.given_blocks[gate] - 1) * hidden_;
-      if (cell_.given_blocks[gate] == 0) continue;
+    for_each_given(cell_, hidden_, to.size(1), [&](int gate, int64_t column) {
       to.narrow(1, column, hidden_).copy_(columns(dz, {gate, gate + 1}).narrow(1, 0, hidden_));
-    }
+    });
     if (input_gemm_ && !input_gemm_(to.narrow(1, 0, input_size_), columns(dz, cell_.x))) {
       return false;
     }
@@ -120,7 +117,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
       const int64_t column = cell_.operands()[product.operand].saved * hidden_;
       a.push_back(args_.saved->narrow(0, begin, rows).narrow(1, column, hidden_).to(dtype));
     } else if (product.h) {
-      a.push_back(initial_states(args_, steps_, first, last, dtype));
+      a.push_back(entering_h(args_, steps_, first, last, dtype));
     }
     if (product.x) {
       a.push_back(flat_rows(args_.input, begin, rows).narrow(1, 0, input_size_).to(dtype));
@@ -146,11 +143,7 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
     const Tensor dz_first = dz_h.narrow(0, steps_[k].offset - begin + begun_[k], count);
     const Tensor d_h_0 = d_h_0_.narrow(0, begun_[k], count);
     d_h_0.copy_(at::mm(dz_first.to(at::kFloat), weights_h_));
-    if (args_.recurrent_mask.defined()) {
-      d_h_0.mul_(args_.recurrent_mask->narrow(0, begun_[k], count));
-    }
-    for (const int64_t row : resets_.of(k, {begun_[k], steps_[k].rows}))
-      d_h_0_.select(0, row).zero_();
+    StepIO(args_, steps_[k], begun_[k]).enter_h_in_place(d_h_0);
   }
 }
 

@@ -3,7 +3,6 @@
 #include "common/operator_args.h"
 #include "common/steps.h"
 #include "common/weights.h"
-#include "cpu/engine/resets.h"
 #include "cpu/engine/weight_gradients.h"
 #include "cpu/gemm/gemm.h"
 
@@ -19,7 +18,6 @@ class SequenceGradients {
   SequenceGradients(
       const SequenceBackwardArgs& args,
       const std::vector<Step>& steps,
-      const Resets& resets,
       const Weights& weights,
       const BackwardSchedule& schedule);
 
@@ -53,7 +51,6 @@ class SequenceGradients {
   const int64_t hidden_, input_size_, heads_;
   const BackwardSchedule& schedule_;
   const std::vector<Step>& steps_;
-  const Resets& resets_;
   std::vector<int64_t> begun_;  // [k]: rows that started before step k
   at::Tensor weights_h_;
   at::Tensor d_input_;     // (N, I)

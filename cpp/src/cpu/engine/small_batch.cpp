@@ -5,14 +5,12 @@
 // float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for several rows.
 //
 // Threads divide the batch rows or, with a barrier after each step, the blocks.
-#include "common/checkpoints.h"
 #include "common/memory.h"
-#include "common/states.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/plan.h"
-#include "cpu/engine/resets.h"
+#include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
@@ -107,8 +105,7 @@ class SmallBatchForward {
         grid_(schedule.grid.within(blocks_)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         plan_(steps_, batch_, grid_, blocks_.count),
-        resets_(args.reset, steps_),
-        checkpoints_(args.saved_checkpoint_steps(), steps_.size(), args.c_0),
+        io_(args, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         chunk_rows_(most_rows(chunks_)),
         input_(args.input),
@@ -117,34 +114,25 @@ class SmallBatchForward {
     plan_.count_rows_before(chunks_, /*reverse=*/false);
     bias_ = slot_bias(args, hidden_);
     parameters_ = cell_parameters(cell_, args.bias_ih);
-    const auto options = args.input->options();
-    const int64_t output_columns = cell_.output_columns() * hidden_;
-    output_ = empty_large(output_sizes(args.input, output_columns), options);
-    if (args.saves_activations()) {
-      activations_ = empty_large({flat_size(args.input), cell_.saved * hidden_}, options);
-    }
-    if (resets_.any()) {
+    if (io_.resets.any()) {
       zeros_.resize(hidden_);
       zero_products_.resize(grid_.rows * cell_.slots * hidden_);
     }
     if (bias_.defined()) bias_data_ = bias_.const_data_ptr<float>();
     if (parameters_.defined()) parameters_data_ = parameters_.const_data_ptr<float>();
-    h_next_ = {output_.mutable_data_ptr<float>(), output_columns};
-    saved_ = write<float>(activations_);
-    mask_ = read<float>(args.recurrent_mask);
     allocate_workspace();
-    convert(read<float>(masked_h(args.h_0, args.recurrent_mask)), h_0_, batch_, hidden_);
-    convert(read<float>(args.c_0), c_, batch_, state_columns_);
+    copy_rows(read<float>(masked_h(args.h_0, args.recurrent_mask)), h_0_, batch_, hidden_);
+    copy_rows(read<float>(args.c_0), c_, batch_, state_columns_);
   }
 
   SequenceResult run() {
     parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); }, grid_.columns);
     return {
-        output_,
+        io_.output,
         last_h(),
         // The caller discards the c of a cell without c (states.h).
         cell_.has_c() || !args_.prepacked() ? state_of(as_const(c_), state_columns_) : Tensor(),
-        args_.saves_checkpoints() ? checkpoints_.tensor() : activations_};
+        io_.saved()};
   }
 
  private:
@@ -156,7 +144,7 @@ class SmallBatchForward {
     const int64_t rows = grid_.rows * chunk_rows_;  // for x and z; groups have separate rows
     const int64_t x = input_in_place_ ? 0 : round_up(rows * input_size_, kLine);
     const int64_t z = round_up(rows * cell_.slots * hidden_, kLine);
-    const int64_t masked = mask_.data == nullptr ? 0 : 2 * state;
+    const int64_t masked = masks() ? 2 * state : 0;
     workspace_ = Workspace<double>(c + state + x + z + masked);
     double* next = workspace_.data();
     const auto take = [&](int64_t doubles) { return std::exchange(next, next + doubles); };
@@ -165,15 +153,6 @@ class SmallBatchForward {
     x_ = {reinterpret_cast<float*>(take(x)), input_size_};
     z_data_ = reinterpret_cast<float*>(take(z));
     masked_h_ = {reinterpret_cast<float*>(take(masked)), hidden_};
-  }
-
-  template <typename From, typename To>
-  static void convert(Matrix<const From> from, Matrix<To> to, int64_t rows, int64_t columns) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const From* const x = from.row(r);
-      To* const y = to.row(r);
-      for (int64_t j = 0; j < columns; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
-    }
   }
 
   void run_thread(Team& team) {
@@ -189,7 +168,7 @@ class SmallBatchForward {
         for (int64_t block = part.blocks.begin; block < part.blocks.end; ++block) work(part, block);
       });
     };
-    if (resets_.any()) {
+    if (io_.resets.any()) {
       for_each_block([&](const Part& part, int64_t block) { multiply_zeros(part, block); });
     }
     for (const Chunk& chunk : chunks_) {
@@ -208,14 +187,15 @@ class SmallBatchForward {
   template <typename From>
   Tensor state_of(Matrix<const From> from, int64_t columns) const {
     const Tensor state = new_tensor({batch_, columns}, args_.input->options());
-    convert(from, write<float>(state), batch_, columns);
+    copy_rows(from, write<float>(state), batch_, columns);
     return state;
   }
 
   Tensor last_h() const {
     const bool all = !steps_.empty() && steps_.back().rows == batch_;
-    return all ? state_of(as_const(h_next_.from(steps_.back().offset)), hidden_)
-               : final_states(steps_, args_.h_0, flat_rows(output_).narrow(1, 0, hidden_));
+    return all ? state_of(
+                     as_const(io_.h_next(steps_.size() - 1, {0, batch_}, {0, hidden_})), hidden_)
+               : final_states(steps_, args_.h_0, io_.output_h());
   }
 
   void copy_input(const Chunk& chunk, int64_t index) {
@@ -242,7 +222,7 @@ class SmallBatchForward {
 
   // The recurrent GEMM of a zero h: the block's columns.
   float* zero_product(const Part& own, int64_t block) {
-    if (!resets_.any()) return nullptr;
+    if (!io_.resets.any()) return nullptr;
     return zero_products_.data() + cell_.slots * (own.group * hidden_ + blocks_.begin(block));
   }
 
@@ -252,15 +232,9 @@ class SmallBatchForward {
   }
 
   void step_block(size_t k, const Part& own, int64_t block) {
-    const int64_t offset = steps_[k].offset;
     const Range rows = plan_.rows_of_step(k, own.group);
-    const int64_t unit = blocks_.begin(block);
-    if (checkpoints_.has(k)) {
-      for (int64_t column = unit; column < state_columns_; column += hidden_) {
-        const int64_t units = blocks_.size(block);
-        checkpoints_.save<float>(k, as_const(c_), own.rows.begin, own.rows.size(), column, units);
-      }
-    }
+    const Range units = blocks_.range(block);
+    io_.enter_c(k, c_.from(own.rows.begin, units.begin), own.rows, units);
     if (rows.size() == 0) return;
     const Matrix<float> z =
         z_of(own.group, block).from(plan_.rows_before(k, own.group) - rows.begin);
@@ -268,40 +242,26 @@ class SmallBatchForward {
       if (part.size() == 0) return;
       weights_.recur(part.size(), h.from(part.begin), block, z.from(part.begin));
     };
-    const RowSpan reset_rows = resets_.of(k, rows);
-    except_rows(reset_rows, z, cell_.slots * blocks_.size(block), zero_product(own, block), [&] {
+    io_.enter_z(k, z, rows, cell_.slots * units.size(), zero_product(own, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) recur(intersect(rows, {0, carried}), operand(k - 1));
       recur(intersect(rows, {carried, steps_[k].rows}), as_const(h_0_));
     });
-    restart_c(cell_, reset_rows, c_, hidden_, blocks_.range(block));
 
     SmallBatchArgs args;
     args.cell = &cell_;
-    args.hidden = blocks_.size(block);
+    args.hidden = units.size();
     args.layer_hidden = hidden_;
     args.gates = as_const(z.from(rows.begin));
     args.gates_step = args.hidden;
-    args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + unit;
-    args.parameters = parameters_data_ == nullptr ? nullptr : parameters_data_ + unit;
-    args.c = c_.from(rows.begin, unit);
-    args.h_next = h_next_.from(offset + rows.begin, unit);
-    args.activations = saved_.from(offset + rows.begin, unit);
+    args.bias = bias_data_ == nullptr ? nullptr : bias_data_ + units.begin;
+    args.parameters = parameters_data_ == nullptr ? nullptr : parameters_data_ + units.begin;
+    args.c = c_.from(rows.begin, units.begin);
+    args.h_next = io_.h_next(k, rows, units);
+    args.activations = io_.saved_values(k, rows, units);
     kernels().cells[cell_.id].small_batch(args, rows.size());
-    for (int n = 0; n < cell_.outputs; ++n) {
-      const auto from = as_const(args.c.from(0, cell_.output_states[n] * hidden_));
-      convert(from, args.h_next.from(0, (1 + n) * hidden_), rows.size(), args.hidden);
-    }
-    if (mask_.data != nullptr) mask_operand(k, rows, unit, args.hidden);
-  }
-
-  void mask_operand(size_t k, Range rows, int64_t unit, int64_t units) const {
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      const float* const factor = mask_.row(r) + unit * mask_.col_stride;
-      const float* const h = h_next_.row(steps_[k].offset + r) + unit;
-      float* const operand = masked(k).row(r) + unit;
-      for (int64_t j = 0; j < units; ++j) operand[j] = h[j] * factor[j * mask_.col_stride];
-    }
+    io_.leave_c(k, args.c, rows, units);
+    if (masks()) io_.leave_h(k, masked(k).from(rows.begin, units.begin), rows, units);
   }
 
   // Reversed steps have one row.
@@ -316,9 +276,11 @@ class SmallBatchForward {
     const int64_t units = group * hidden_ + blocks_.begin(block);
     return {z_data_ + cell_.slots * units * chunk_rows_, columns};
   }
+  bool masks() const { return args_.recurrent_mask.defined(); }
   // The state after step k.
   Matrix<const float> operand(size_t k) const {
-    return as_const(mask_.data == nullptr ? h_next_.from(steps_[k].offset) : masked(k));
+    const Range all = {0, batch_};
+    return as_const(masks() ? masked(k) : io_.h_next(k, all, {0, hidden_}));
   }
   Matrix<float> masked(size_t k) const {
     return masked_h_.from(static_cast<int64_t>(k % 2) * batch_);
@@ -332,8 +294,7 @@ class SmallBatchForward {
   const Grid grid_;
   const std::vector<Step> steps_;
   Plan plan_;
-  const Resets resets_;
-  const Checkpoints checkpoints_;
+  const ForwardIO<float> io_;
   const std::vector<Chunk> chunks_;
   const int64_t chunk_rows_;
   const StepRows<float> input_;
@@ -341,11 +302,8 @@ class SmallBatchForward {
   std::vector<float> zeros_, zero_products_;  // empty without resets
   Tensor bias_, parameters_;
   Workspace<double> workspace_;
-  Tensor output_, activations_;
   // Accessing tensors is noticeable in short steps.
   const float *bias_data_ = nullptr, *parameters_data_ = nullptr;
-  Matrix<float> h_next_, saved_;
-  Matrix<const float> mask_;  // recurrent mask, or null
   // Parts of the workspace; masked_h_ alternates between two steps.
   Matrix<float> h_0_, x_, masked_h_;
   float* z_data_ = nullptr;

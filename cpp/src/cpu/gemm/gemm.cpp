@@ -1,6 +1,7 @@
 #include "cpu/gemm/gemm.h"
 
 #include "common/memory.h"
+#include "common/step_io.h"
 #include "cpu/parallel.h"
 
 #include <ATen/ops/addmm.h>
@@ -60,11 +61,9 @@ Tensor Linear::project_x(const Tensor& x) const {
                            ? bias_.repeat({input.size(0), 1})
                            : at::zeros({input.size(0), cell_.slots * hidden_}, input.options());
   if (cell_.x.count() > 0) add_mm(x_columns(gates), input, weight_x_.t());
-  for (int slot = 0; slot < cell_.slots && cell_.given > 0; ++slot) {
-    if (cell_.given_blocks[slot] == 0) continue;
-    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden_;
+  for_each_given(cell_, hidden_, x.size(1), [&](int slot, int64_t column) {
     columns(gates, {slot, slot + 1}).add_(x.narrow(1, column, hidden_));
-  }
+  });
   return gates;
 }
 
@@ -101,11 +100,9 @@ void Linear::input_gradient(Tensor out, const Tensor& dz) const {
     return;
   }
   own_input(out).copy_(at::mm(x_columns(dz), weight_x_));
-  for (int slot = 0; slot < cell_.slots; ++slot) {
-    if (cell_.given_blocks[slot] == 0) continue;
-    const int64_t column = weight_x_.size(1) + (cell_.given_blocks[slot] - 1) * hidden_;
+  for_each_given(cell_, hidden_, out.size(1), [&](int slot, int64_t column) {
     out.narrow(1, column, hidden_).copy_(columns(dz, {slot, slot + 1}));
-  }
+  });
 }
 
 void Linear::state_gradient(Tensor out, const Tensor& dz) const {

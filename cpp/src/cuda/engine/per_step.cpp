@@ -5,18 +5,16 @@
 // An odd H needs a copy of the weights per sequence: the element-wise kernel writes h to the padded
 // state. GEMMs over many steps use the caller's input and output in place. After pre-activations of
 // only x, h columns are aligned to 16 bytes only if H is.
-#include "common/checkpoints.h"
+#include "common/step_io.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
-#include "cuda/engine/resets.h"
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/kernel/elementwise.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -47,9 +45,8 @@ Tensor padded_state(
 }
 
 // States (B, H) are updated in place.
-struct ForwardTensors {
-  Tensor output, c, activations;
-  Checkpoints checkpoints;
+struct ForwardTensors : ForwardResults {
+  Tensor c;
   Tensor h;      // padded
   Tensor gates;  // for one chunk, padded
 };
@@ -59,15 +56,10 @@ ForwardTensors allocate(
     const PaddedSizes& padded,
     const std::vector<Step>& steps,
     const std::vector<Chunk>& chunks) {
-  const int64_t hidden = args.h_0->size(1);
   const auto options = args.input->options();
   return {
-      at::empty(output_sizes(args.input, hidden), options),
+      ForwardResults(args, steps.size()),
       copy_or_zeros(args.c_0, args.c_0->sizes(), options),
-      args.saves_activations()
-          ? at::empty({flat_size(args.input), args.cell->saved * hidden}, options)
-          : Tensor(),
-      Checkpoints(args.saved_checkpoint_steps(), steps.size(), args.c_0),
       padded_state(args.h_0, args.h_0->sizes(), padded.hidden, options),
       at::empty({most_rows(chunks), padded.gates}, compute_options(args.input))};
 }
@@ -94,11 +86,8 @@ void run_forward(
   const Operand weights_h_t = transposed(operand(weights_h));
   const Operand weights_x_t = transposed(operand(weights_x));
   const auto gates = read<compute_t<T>>(t.gates);
-  const auto output = write<T>(flat_rows(t.output));
+  const auto output = write<T>(t.output_h());
   const auto activations = write<T>(t.activations);
-  const Resets resets(args.reset);
-  const Tensor& mask = args.recurrent_mask;
-  const Tensor masked_h = mask.defined() ? at::zeros(t.h.sizes(), t.h.options()) : Tensor();
   const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
@@ -116,16 +105,9 @@ void run_forward(
     zero(result_rows(gates_h_alone, 0, chunk.rows));
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
-      if (t.checkpoints.has(k)) t.checkpoints.save(k, t.c);
-      if (resets.any()) restart(cell, t.h, t.c, hidden, resets.of(steps[k]));
-      if (mask.defined()) {
-        const auto own = [hidden, rows = rows](const Tensor& state) {
-          return state.narrow(0, 0, rows).narrow(1, 0, hidden);
-        };
-        Tensor to = own(masked_h);
-        at::mul_out(to, own(t.h), own(mask));
-      }
-      const Operand step_h = operand_rows(mask.defined() ? masked_h : t.h, 0, rows);
+      t.save_checkpoint(k, t.c);
+      StepIO(args, steps[k]).enter_in_place(t.h, t.c);
+      const Operand step_h = operand_rows(t.h, 0, rows);
       const Result step_gates = result_rows(gates_h, offset - chunk.begin, rows);
       gemm(step_h, weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
@@ -154,7 +136,6 @@ void run_backward(
   const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
   const auto dz = write<T>(t.dz);
-  const Resets resets(args.reset);
   const Stream stream = current_stream();
 
   BackwardArgs<T, C> step;
@@ -174,10 +155,7 @@ void run_backward(
       const Operand step_dz = operand_rows(dz_h, offset, rows);
       gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
     }
-    if (args.recurrent_mask.defined()) {
-      t.dh.narrow(0, 0, rows).narrow(1, 0, hidden).mul_(args.recurrent_mask->narrow(0, 0, rows));
-    }
-    if (resets.any()) clear_gradients(t.dh, t.dc, resets.of(steps[k]));
+    StepIO(args, steps[k]).enter_backward_in_place(t.dh, t.dc);
   }
 }
 
@@ -195,11 +173,7 @@ SequenceResult per_step_forward(const SequenceArgs& args, int64_t workspace_byte
   const ForwardTensors t = allocate(args, padded, steps, chunks);
   visit_dtype<c10::Half, c10::BFloat16>(
       dtype, [&]<typename T>(T*) { run_forward<T>(args, padded, steps, chunks, t); });
-  return {
-      t.output,
-      unpadded(t.h, hidden),
-      t.c,
-      args.saves_checkpoints() ? t.checkpoints.tensor() : t.activations};
+  return {t.output, unpadded(t.h, hidden), t.c, t.saved()};
 }
 
 Gradients per_step_backward(const SequenceBackwardArgs& args) {

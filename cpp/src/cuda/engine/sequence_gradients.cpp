@@ -1,5 +1,6 @@
 #include "cuda/engine/sequence_gradients.h"
 
+#include "common/step_io.h"
 #include "common/weights.h"
 #include "cuda/gemm/split_k.h"
 
@@ -49,7 +50,7 @@ WeightGradients weight_gradients(
     const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
     const auto add = [&](SplitKGemm& products, const Tensor& dz_h) {
       if ((args.reset.defined() || args.recurrent_mask.defined()) && !steps.empty()) {
-        const Tensor h = as_operand(initial_states(args, steps, 0, steps.size(), dtype));
+        const Tensor h = as_operand(entering_h(args, steps, 0, steps.size(), dtype));
         products.add(dz_h, 0, h, 0, h.size(0));
         return;
       }
