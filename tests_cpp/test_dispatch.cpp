@@ -38,6 +38,7 @@ const char* const kPythonOperators[] = {
 const char* const kCompositions[] = {
     "lltm::_cell",
     "lltm::_instructions",
+    "lltm::_operations",
     "lltm::_sequence_gradients",
     "lltm::_sequence_operands",
     "lltm::_sequence_step",
