@@ -584,7 +584,7 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
 // unsaturated values keep the gradient infinite.
 TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
   if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
-  if (!info_of(of_.cell).joined) GTEST_SKIP() << "others meet infinities of both signs";
+  if (!info_of(of_.cell).concatenated) GTEST_SKIP() << "others meet infinities of both signs";
   Arguments arguments = dense({4, 40, 3, 35});
   Tensors tensors = differentiable(arguments);
   for (at::Tensor& tensor : tensors) tensor = tensor.abs() / 8;
@@ -604,7 +604,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
 }
 
 TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsEqualsThatOfTheReference) {
-  if (!info_of(of_.cell).joined) GTEST_SKIP() << "others have another order of products";
+  if (!info_of(of_.cell).concatenated) GTEST_SKIP() << "others have another order of products";
   const Arguments arguments = dense({300, 4, 3, 7});
   const Tensors grad_outputs = random_gradients(arguments);
   grad_outputs[0][2][1][0].fill_(std::numeric_limits<double>::infinity());

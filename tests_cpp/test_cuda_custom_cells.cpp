@@ -39,7 +39,7 @@ using CustomCase = std::tuple<std::string, at::ScalarType, bool>;
 
 class CudaCustomCells : public testing::TestWithParam<CustomCase> {
  protected:
-  enum class Form { kTwoMatrices, kWithoutBias, kJoined };
+  enum class Form { kTwoMatrices, kWithoutBias, kConcatenated };
 
   const std::string& text() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
@@ -56,8 +56,8 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
     a.c = cell().has_c() ? random({a.h.size(0), cell().states * hidden}, 1) : at::Tensor();
     a.weights = random({cell().x.count() * hidden, input}, scale);
     a.weight_hh = random({cell().h.count() * hidden, hidden}, scale);
-    if (form == Form::kJoined) {
-      a.weights = random({cell().joined_blocks() * hidden, hidden + input}, scale);
+    if (form == Form::kConcatenated) {
+      a.weights = random({cell().concatenated_blocks() * hidden, hidden + input}, scale);
       a.weight_hh = std::nullopt;
     }
     const bool bias = form != Form::kWithoutBias;
@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(
     Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
 
 TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
-  for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {
+  for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kConcatenated}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{1, 3, 5, 7}, Sizes{1, 5, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
       check_kernels(lltm_test::cell, [&](uint64_t seed) {
@@ -121,7 +121,7 @@ TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
 }
 
 TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheAtenFallback) {
-  for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kJoined}) {
+  for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kConcatenated}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
       check_kernels(sequence, dense(sizes, form));

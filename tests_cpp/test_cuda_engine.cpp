@@ -198,19 +198,19 @@ TEST_P(CudaStep, OnlyRequestedGradientsAreComputed) {
 }
 
 // With [W_hh, W_ih] and one bias, and with separate weights and biases.
-std::array<CellArguments, 2> joined_and_apart(const Arguments& a) {
-  CellArguments joined = operands(a), apart = operands(a);
+std::array<CellArguments, 2> concatenated_and_apart(const Arguments& a) {
+  CellArguments concatenated = operands(a), apart = operands(a);
   const int64_t hidden = a.h.size(1);
   if (a.weight_hh) {
-    joined.weight_ih = at::cat({*a.weight_hh, a.weights}, 1);
-    joined.weight_hh.reset();
-    joined.bias_hh.reset();
+    concatenated.weight_ih = at::cat({*a.weight_hh, a.weights}, 1);
+    concatenated.weight_hh.reset();
+    concatenated.bias_hh.reset();
     apart.bias_hh.reset();
   } else {
     apart.weight_hh = a.weights.slice(1, 0, hidden).contiguous();
     apart.weight_ih = a.weights.slice(1, hidden).contiguous();
   }
-  return {joined, apart};
+  return {concatenated, apart};
 }
 void expect_the_same(const std::array<Tensors, 2>& results, std::array<lltm::Gradients, 2> grads) {
   EXPECT_TRUE(identical(results[0], results[1]));
@@ -224,7 +224,7 @@ TEST_P(CudaSequence, AConcatenatedMatrixGivesTheSameResults) {
   for (const Arguments& a : {dense({4, 3, 5, 8})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
     std::array<Tensors, 2> results;
     std::array<lltm::Gradients, 2> gradients;
-    const std::array<CellArguments, 2> both = joined_and_apart(a);
+    const std::array<CellArguments, 2> both = concatenated_and_apart(a);
     for (size_t k = 0; k < both.size(); ++k) {
       const lltm::SequenceInputs args = sequence_inputs(both[k]);
       results[k] = as_list(lltm::cuda::sequence_forward({args, /*save=*/true}));
@@ -240,7 +240,7 @@ TEST_P(CudaSequence, AConcatenatedMatrixGivesTheSameResults) {
 TEST_P(CudaStep, AConcatenatedMatrixGivesTheSameResults) {
   std::array<Tensors, 2> results;
   std::array<lltm::Gradients, 2> gradients;
-  const std::array<CellArguments, 2> both = joined_and_apart(dense({1, 3, 5, 7})(1));
+  const std::array<CellArguments, 2> both = concatenated_and_apart(dense({1, 3, 5, 7})(1));
   for (size_t k = 0; k < both.size(); ++k) {
     const lltm::SequenceInputs args = step_inputs(both[k]);
     results[k] = as_list(lltm::cuda::step_forward({args, /*save=*/true}));

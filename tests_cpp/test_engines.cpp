@@ -191,7 +191,7 @@ class Case {
          checkpoint_steps,
          is_packed ? absent : a_.recurrent_mask},
         /*save=*/true};
-    lltm::join_states(args);
+    lltm::concatenate_states(args);
     return args;
   }
   LayerShape shape() const {

@@ -42,10 +42,10 @@ Arguments states_and_weights(
   if (info.has_c()) arguments.c = normal({s.B, info.states * s.H}, dtype, generator);
   const int64_t of_x = info.x.count() * s.H, of_h = info.h.count() * s.H;
   arguments.cell = cell;
-  arguments.weights = uniform({of_x, info.joined ? s.H + s.I : s.I});
-  if (!info.joined) arguments.weight_hh = uniform({of_h, s.H});
+  arguments.weights = uniform({of_x, info.concatenated ? s.H + s.I : s.I});
+  if (!info.concatenated) arguments.weight_hh = uniform({of_h, s.H});
   if (bias) arguments.bias = uniform({of_x});
-  if (bias && !info.joined) arguments.bias_hh = uniform({of_h});
+  if (bias && !info.concatenated) arguments.bias_hh = uniform({of_h});
   return arguments;
 }
 
@@ -318,12 +318,12 @@ namespace {
 
 template <typename Arguments, typename Visit>
 void for_each_argument(Arguments& a, const Visit& visit) {
-  const bool joined = a.cell == "lltm";
+  const bool concatenated = a.cell == "lltm";
   visit("input", a.input);
   visit("h", a.h);
   if (a.c.defined()) visit("c", a.c);
-  visit(joined ? "weights" : "weight_ih", a.weights);
-  if (a.bias) visit(joined ? "bias" : "bias_ih", *a.bias);
+  visit(concatenated ? "weights" : "weight_ih", a.weights);
+  if (a.bias) visit(concatenated ? "bias" : "bias_ih", *a.bias);
   if (a.weight_hh) visit("weight_hh", *a.weight_hh);
   if (a.bias_hh) visit("bias_hh", *a.bias_hh);
 }
@@ -705,7 +705,7 @@ std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weight
   std::vector<bool> is_weight = {false, false};      // input, h
   if (info.has_c()) is_weight.push_back(false);      // c
   is_weight.insert(is_weight.end(), {true, false});  // weights and bias, or input weights
-  if (!info.joined) is_weight.insert(is_weight.end(), {true, false});  // recurrent weights
+  if (!info.concatenated) is_weight.insert(is_weight.end(), {true, false});  // recurrent weights
   std::vector<std::vector<size_t>> positions;
   std::vector<size_t> all;
   for (size_t k = 0; k < is_weight.size(); ++k) {

@@ -108,8 +108,9 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
         input.unsqueeze(0), map_states(states, [](const Tensor& s) { return s.unsqueeze(0); }));
     return map_states(next, [](const Tensor& s) { return s.squeeze(0); });
   }
-  JoinedState initial = states.empty() ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
-                                       : join(cell, states);
+  ConcatenatedState initial = states.empty()
+                                  ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
+                                  : concatenate(cell, states);
   StepArgs args = {{{cell, input, initial.h, std::move(initial.c), parameters[0]}}};
   set_parameters(args, has_bias, /*prepacked=*/false, hidden_size, parameters);
   auto [output, h, c] = op::call(args);
@@ -191,7 +192,7 @@ void LayerModule::check_projection(const Tensor& input) const {
     const auto check =
         [&](const char* name, const Tensor& tensor, const std::vector<SymInt>& shape) {
           check_shape(cell.layer_class, name, tensor, shape);
-          check_joined_kind(cell.layer_class, name, tensor, input);
+          check_kind_of_concatenated(cell.layer_class, name, tensor, input);
         };
     check("weight_hr", p.back(), {proj_size(), hidden_size});
     if (has_bias) {
@@ -224,7 +225,7 @@ LayerModule::Result LayerModule::forward(
   const WithoutAutograd guard(interceptors);
   const auto of_batch = [&](const auto& change) { return reset.defined() ? change() : reset; };
   if (input.dim() == 2) {
-    const JoinedState initial = initial_state(input, states, 1, /*batched=*/false);
+    const ConcatenatedState initial = initial_state(input, states, 1, /*batched=*/false);
     const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
     const Result result = run({input.unsqueeze(1), std::nullopt, column}, initial, interceptors);
     const auto squeeze = [](const Tensor& tensor) { return tensor.squeeze(1); };
@@ -234,7 +235,8 @@ LayerModule::Result LayerModule::forward(
         map_states(result.more, squeeze)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
-  const JoinedState initial = initial_state(input, states, steps.sym_size(1), /*batched=*/true);
+  const ConcatenatedState initial =
+      initial_state(input, states, steps.sym_size(1), /*batched=*/true);
   const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
   Result result = run({steps, std::nullopt, by_step}, initial, interceptors);
   if (batch_first) {
@@ -261,7 +263,7 @@ LayerModule::Result LayerModule::forward(
   const Interceptors interceptors = interceptors_of(rows, states, parameters, reset);
   const WithoutAutograd guard(interceptors);
   const SymInt batch = check_packed_rows(cell.layer_class, input, states);
-  JoinedState initial = initial_state(rows, states, batch, /*batched=*/true);
+  ConcatenatedState initial = initial_state(rows, states, batch, /*batched=*/true);
   // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
     initial.h = initial.h.index_select(1, sorted_indices);
@@ -276,11 +278,11 @@ LayerModule::Result LayerModule::forward(
   return result;
 }
 
-JoinedState LayerModule::initial_state(
+ConcatenatedState LayerModule::initial_state(
     const Tensor& input, at::TensorList states, const SymInt& batch, bool batched) const {
   const int64_t count = directions();
   if (states.empty()) {
-    JoinedState first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
+    ConcatenatedState first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
     if (proj_size() > 0) first.h = Tensor();
     return first;
   }
@@ -290,12 +292,16 @@ JoinedState LayerModule::initial_state(
   if (batched) rows.push_back(batch);
   check_states(
       cell, cell.layer_class, input, states, "_0", std::move(rows), size_of_h(), hidden_size);
-  if (batched) return join(cell, states);
-  return join(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
+  if (batched) return concatenate(cell, states);
+  return concatenate(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }
 
 SequenceArgs LayerModule::args_of(
-    int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const {
+    int64_t k,
+    bool reverse,
+    const ConcatenatedState& initial,
+    const Rows& rows,
+    bool unobserved) const {
   SequenceArgs args = {{cell, rows.input, /*h_0=*/{}, /*c_0=*/{}, parameters_of(k)[0]}};
   set_parameters(args, has_bias, prepacked, hidden_size, parameters_of(k));
   args.batch_sizes = rows.batch_sizes;
@@ -345,7 +351,7 @@ SequenceOutputs LayerModule::run_direction(
 }
 
 LayerModule::Result LayerModule::run(
-    Rows rows, const JoinedState& initial, const Interceptors& interceptors) const {
+    Rows rows, const ConcatenatedState& initial, const Interceptors& interceptors) const {
   const bool unobserved = interceptors.none();
   if (directions() == 1) {  // states need no copy
     const SequenceArgs args = args_of(0, /*reverse=*/false, initial, rows, unobserved);

@@ -145,7 +145,7 @@ std::vector<Parameter> parameters_of(
       ", got ",
       heads);
   const int64_t rows_x = cell.x.count() * hidden_size;
-  if (cell.joined)
+  if (cell.concatenated)
     return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
   const int64_t rows_h = cell.h.count() * hidden_size;
   const int64_t given = cell.given * hidden_size;
@@ -406,8 +406,8 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
   std::vector<Tensor> parameters;
   for (size_t k = 0; k < all.size(); k += each) {
     const at::TensorList given = all.slice(k, each);
-    const size_t matrices = cell.joined ? 1 : 2;
-    ProjectedWeights of = {given[0], cell.joined ? Tensor() : given[1]};
+    const size_t matrices = cell.concatenated ? 1 : 2;
+    ProjectedWeights of = {given[0], cell.concatenated ? Tensor() : given[1]};
     if (options.proj_size() > 0) {
       of = project_weights(given[0], given[1], given.back(), /*with_h_0=*/true);
     }

@@ -39,7 +39,7 @@ std::array<Tensor, 2> biases_and_parameters(
     int64_t hidden_size,
     at::TensorList given) {
   const Tensor zeros =
-      has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
+      has_bias ? Tensor() : given.back().new_zeros(cell.concatenated_blocks() * hidden_size);
   const auto bias = [&](size_t k, const SlotRange& slots, const int* blocks) {
     if (!has_bias) return zeros.narrow(0, 0, slots.count() * hidden_size);
     return with_all_biases(cell, given[matrices + k], slots, blocks, hidden_size);
@@ -70,7 +70,7 @@ void check_custom_parameters(
   if (cell.parameters == 0 && cell.without_bias == 0) return;
   const auto check = [&](const char* name, const Tensor& parameter, int64_t size) {
     check_shape(where, name, parameter, {c10::SymInt(size)});
-    check_joined_kind(where, name, parameter, input);
+    check_kind_of_concatenated(where, name, parameter, input);
   };
   const size_t first = given.size() - cell.parameters;
   if (has_bias) {

@@ -13,8 +13,8 @@ namespace lltm {
 
 // Returns the number per direction.
 inline int64_t count_parameters(const CellInfo& cell, bool has_bias, bool prepacked) {
-  const int64_t matrices = cell.joined || prepacked ? 1 : 2;
-  return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
+  const int64_t matrices = cell.concatenated || prepacked ? 1 : 2;
+  return matrices + (!has_bias ? 0 : cell.concatenated ? 1 : 2) + cell.parameters;
 }
 
 // Pre-activations in `slots` with biases in modules.
@@ -33,7 +33,7 @@ template <typename Inputs>
 void set_parameters(
     Inputs& args, bool has_bias, bool prepacked, int64_t hidden_size, at::TensorList given) {
   const CellInfo& cell = *args.cell;
-  const size_t matrices = cell.joined || prepacked ? 1 : 2;
+  const size_t matrices = cell.concatenated || prepacked ? 1 : 2;
   args.weight_ih = given[0];
   if (matrices == 2) args.weight_hh = given[1];
   if (cell.parameters > 0 || (has_bias && cell.without_bias != 0)) {
@@ -42,7 +42,7 @@ void set_parameters(
     args.bias_hh = std::move(bias_hh);
   } else if (has_bias) {
     args.bias_ih = given[matrices];
-    if (!cell.joined) args.bias_hh = given[matrices + 1];
+    if (!cell.concatenated) args.bias_hh = given[matrices + 1];
   }
 }
 

@@ -45,7 +45,7 @@ struct CellInfo {
   int states;            // in addition to h: 0 to 3
   bool reads_h;          // element-wise; always true without other states
   // weight is [weight_hh, weight_ih], with a single bias.
-  bool joined = false;
+  bool concatenated = false;
   int parameters = 0;
   const char* state_names[kMostStates] = {};
   const char* parameter_names[kMostParameters] = {};
@@ -83,7 +83,9 @@ struct CellInfo {
   constexpr int state_columns() const { return states + (reads_h ? 1 : 0); }
   constexpr int grad_columns() const { return slots + parameters; }
   constexpr int output_columns() const { return 1 + outputs; }
-  constexpr int joined_blocks() const { return x.count() > h.count() ? x.count() : h.count(); }
+  constexpr int concatenated_blocks() const {
+    return x.count() > h.count() ? x.count() : h.count();
+  }
 };
 
 }  // namespace lltm

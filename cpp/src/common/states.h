@@ -14,7 +14,7 @@
 
 namespace lltm {
 
-inline void join_states(SequenceInputs& args) {
+inline void concatenate_states(SequenceInputs& args) {
   if (!args.cell->reads_h) return;
   const at::Tensor& h = args.h_0;
   args.c_0 = args.cell->has_c() ? at::cat({h, args.c_0}, 1) : h;
@@ -25,7 +25,7 @@ template <typename Forward>
 SequenceResult with_own_c(const SequenceArgs& args, const Forward& forward) {
   if (!args.cell->reads_h) return forward(args);
   SequenceArgs changed = args;
-  join_states(changed);
+  concatenate_states(changed);
   SequenceResult results = forward(changed);
   at::Tensor& c = std::get<2>(results);
   c = args.cell->has_c() ? c.slice_symint(1, args.h_0->sym_size(1)).contiguous()
@@ -44,7 +44,7 @@ Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backw
   const bool has_c = args.cell->has_c();
   const at::Tensor& state = args.h_0;
   SequenceBackwardArgs changed = args;
-  join_states(changed);
+  concatenate_states(changed);
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = changed.output_mask;
   const bool want_c = c && has_c;
   c = h || c;

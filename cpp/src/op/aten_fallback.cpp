@@ -184,7 +184,7 @@ Gradients gradients_of(
     const Tensor& dc,
     at::ScalarType dtype) {
   const CellInfo& cell = operands.cell;
-  const bool joined = !args.weight_hh.defined();
+  const bool concatenated = !args.weight_hh.defined();
   const Tensor dz_x = columns(cell, dz, cell.x), dz_h = columns(cell, dz, cell.h);
   const c10::SymInt hidden = operands.weight_h.sym_size(1);
   const auto of_input = [&] {
@@ -227,7 +227,9 @@ Gradients gradients_of(
   };
   // Cloned, because in a graph both bias gradients may be the same tensor.
   const auto of_bias_h = [&] { return h_blocks(dz_h.sum(0), cell).clone(); };
-  const auto joined_weight = [&] { return join(cell, {of_weight_x(), of_weight_h()}); };
+  const auto concatenated_weight = [&] {
+    return concatenate(cell, {of_weight_x(), of_weight_h()});
+  };
   const auto& mask = args.output_mask;
   const auto wanted = [](bool is_wanted, const auto& compute, at::ScalarType to) {
     return is_wanted ? compute().to(to) : Tensor();
@@ -236,8 +238,9 @@ Gradients gradients_of(
       wanted(mask[0], of_input, args.input->scalar_type()),
       mask[1] ? dh.to(dtype) : Tensor(),
       mask[2] ? dc.to(dtype) : Tensor(),
-      joined ? wanted(mask[3], joined_weight, dtype) : wanted(mask[3], of_weight_x, dtype),
-      with_heads(wanted(mask[4] && !joined, of_weight_h, dtype), args.weight_hh),
+      concatenated ? wanted(mask[3], concatenated_weight, dtype)
+                   : wanted(mask[3], of_weight_x, dtype),
+      with_heads(wanted(mask[4] && !concatenated, of_weight_h, dtype), args.weight_hh),
       wanted(mask[5], of_bias_x, dtype),
       wanted(mask[6], of_bias_h, dtype)};
 }
@@ -365,7 +368,7 @@ struct Composite {
         !dtype.has_value(),
         "lltm::prepack: expected weight_ih on the CPU to quantize, got device ",
         weight_ih.device());
-    return weight_hh.defined() ? join(cell, {weight_ih, weight_hh})
+    return weight_hh.defined() ? concatenate(cell, {weight_ih, weight_hh})
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
 };
@@ -377,14 +380,14 @@ struct Mapped : Composite {
 
 }  // namespace
 
-std::vector<Tensor> unpack_joined(std::string_view name, const Tensor& joined) {
+std::vector<Tensor> unpack_concatenated(std::string_view name, const Tensor& concatenated) {
   const CellInfo& cell = get_cell("lltm::_unpack", name);
-  return matrices_of_layer(cell, weights_of(cell, joined, Tensor()));
+  return matrices_of_layer(cell, weights_of(cell, concatenated, Tensor()));
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
-  m.impl("_unpack", TORCH_FN(unpack_joined));
+  m.impl("_unpack", TORCH_FN(unpack_concatenated));
 }
 
 std::tuple<

@@ -79,12 +79,13 @@ constexpr Size kStepInput[] = {{kBatch}, {kInput}};
 constexpr Size kPaddedInput[] = {{kSteps}, {kBatch}, {kInput}};
 constexpr Size kPackedInput[] = {{kRows}, {kInput}};
 constexpr Size kState[] = {{kBatch}, {kHidden}};
-constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
+constexpr Size kConcatenated[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
 struct CellShapes {
   // `rows`: of the input.
   explicit CellShapes(const CellInfo& cell, Letter rows = kRows)
-      : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true, cell.given}},
+      : weights{
+            {kHidden, cell.concatenated_blocks()}, {kHidden, 1, /*plus_input=*/true, cell.given}},
         weight_ih{{kHidden, cell.x.count()}, {kInput, 1, /*plus_input=*/false, cell.given}},
         weight_hh{{kHidden, cell.h.count()}, {kHidden}},
         bias_ih{{kHidden, cell.x.count() + cell.parameters}},
@@ -327,16 +328,16 @@ class Arguments {
     if (cell_.has_c()) add(grad, name, shapes_.c, /*optional=*/true);
   }
   void add_weights(const char* op, const SequenceInputs& args) {
-    const bool joined = !args.weight_hh.defined();
-    if (joined && !cell_.joined) check_joined(op, args.weight_ih);
+    const bool concatenated = !args.weight_hh.defined();
+    if (concatenated && !cell_.concatenated) check_concatenated(op, args.weight_ih);
     dense_ = dense_form(op, cell_, args.weight_hh);
-    if (has_rows(joined)) add_weight_ih(args.weight_ih, joined);
+    if (has_rows(concatenated)) add_weight_ih(args.weight_ih, concatenated);
     add(dense_, "weight_hh", shapes_.weight_hh, /*optional=*/true);
   }
   // Follows the states, which then state H.
   void add_weight_ih_without_rows(const SequenceInputs& args) {
-    const bool joined = !args.weight_hh.defined();
-    if (!has_rows(joined)) add_weight_ih(args.weight_ih, joined);
+    const bool concatenated = !args.weight_hh.defined();
+    if (!has_rows(concatenated)) add_weight_ih(args.weight_ih, concatenated);
   }
   // A custom cell's parameters are appended to bias_ih.
   void add_biases(const SequenceInputs& args) {
@@ -349,11 +350,11 @@ class Arguments {
  private:
   // A cell with two matrices also accepts a concatenated matrix. The message names weight_hh, whose
   // absence is more likely.
-  void check_joined(const char* op, const Tensor& weight_ih) const {
+  void check_concatenated(const char* op, const Tensor& weight_ih) const {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const SymInt rows = weight_ih.sym_size(0);
     TORCH_CHECK_VALUE(
-        weight_ih.sym_size(1) * cell_.joined_blocks() >= rows,
+        weight_ih.sym_size(1) * cell_.concatenated_blocks() >= rows,
         op,
         ": expected weight_hh, or weight_ih of shape ",
         text_of(shapes_.weights),
@@ -362,11 +363,11 @@ class Arguments {
   }
 
   // False if all gates that depend on x are given.
-  bool has_rows(bool joined) const {
-    return (joined ? cell_.joined_blocks() : cell_.x.count()) > 0;
+  bool has_rows(bool concatenated) const {
+    return (concatenated ? cell_.concatenated_blocks() : cell_.x.count()) > 0;
   }
-  void add_weight_ih(const Tensor& weight_ih, bool joined) {
-    add(weight_ih, "weight_ih", joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih));
+  void add_weight_ih(const Tensor& weight_ih, bool concatenated) {
+    add(weight_ih, "weight_ih", concatenated ? Shape(shapes_.weights) : Shape(shapes_.weight_ih));
   }
 
   const CellInfo& cell_;
@@ -574,13 +575,13 @@ void check_prepack(
   constexpr const char* kOp = "lltm::prepack";
   const CellInfo& cell = get_cell(kOp, name);
   const CellShapes shapes(cell);
-  const bool joined = !weight_hh.defined();
-  const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
+  const bool concatenated = !weight_hh.defined();
+  const Shape shape = concatenated ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Tensor dense = dense_form(kOp, cell, weight_hh);
   const Argument matrices[] = {
       {weight_ih, "weight_ih", shape},
       {dense, "weight_hh", shapes.weight_hh, /*optional=*/cell.x.count() > 0}};
-  const bool has_rows = joined || cell.x.count() > 0;  // states H
+  const bool has_rows = concatenated || cell.x.count() > 0;  // states H
   const Argument arguments[] = {matrices[has_rows ? 0 : 1], matrices[has_rows ? 1 : 0]};
   Checker(kOp, arguments).sizes();
   TORCH_CHECK_TYPE(
@@ -613,7 +614,7 @@ void check_pair_backward(
   const CellShapes shapes(Lltm::kCell);
   const Argument arguments[] = {
       {weights, "weights", shapes.weights},
-      {X, "X", kJoined},
+      {X, "X", kConcatenated},
       {states[0], "grad_h", kState},
       {states[1], "grad_cell", kState},
       {states[2], "new_cell", kState},

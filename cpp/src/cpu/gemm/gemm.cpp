@@ -82,7 +82,7 @@ void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
   const auto multiply = [&](const Tensor& a, const Tensor& weight) {
     bias_.defined() ? at::addmm_out(gates, bias_, a, weight.t()) : at::mm_out(gates, a, weight.t());
   };
-  if (cell_.joined) {
+  if (cell_.concatenated) {
     if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
     multiply(at::cat({h, x}, 1), both_);
   } else if (cell_.x == cell_.h && cell_.is_element_wise()) {
