@@ -383,12 +383,12 @@ TYPED_TEST(Modules, ParametersAreInitializedWithinTheBoundOfTheHiddenSize) {
   using Layer = typename TestFixture::Layer;
   using Step = typename TestFixture::Step;
   const auto check = [](auto module) {
-    const auto is_own = [](const std::string& key) { return key.starts_with('p'); };
+    const auto is_ordered = [](const std::string& key) { return key.starts_with('p'); };
     const auto drawn = [&] {
       Tensors values;
       for (const auto& parameter : module->named_parameters()) {
         const Tensor& value = values.emplace_back(parameter.value().detach().clone());
-        if (is_own(parameter.key())) {  // uses the text's initial value
+        if (is_ordered(parameter.key())) {  // uses the text's initial value
           EXPECT_TRUE(identical(value, at::full({25}, 0.5)));
           continue;
         }

@@ -176,8 +176,8 @@ void LayerModule::check(const Tensor& input) const {
   } else if (has_bias) {  // prepacked weights are bytes
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
-  const bool own = cell.parameters > 0 || cell.without_bias != 0;
-  for (int64_t k = 0; own && k < directions(); ++k) {
+  const bool custom = cell.parameters > 0 || cell.without_bias != 0;
+  for (int64_t k = 0; custom && k < directions(); ++k) {
     check_custom_parameters(cell, cell.layer_class, input, has_bias, hidden_size, parameters_of(k));
   }
   if (proj_size() > 0) check_projection(input);

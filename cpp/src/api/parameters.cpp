@@ -47,8 +47,8 @@ std::array<Tensor, 2> biases_and_parameters(
   std::vector<Tensor> appended = {bias(0, cell.x, cell.x_blocks)};
   const size_t first = given.size() - cell.parameters;
   for (int k = 0; k < cell.parameters; ++k) {
-    const Tensor& own = given[first + k];
-    appended.push_back((cell.scalars >> k & 1) != 0 ? own.expand({hidden_size}) : own);
+    const Tensor& custom = given[first + k];
+    appended.push_back((cell.scalars >> k & 1) != 0 ? custom.expand({hidden_size}) : custom);
   }
   const Tensor bias_ih = appended.size() == 1 ? appended[0] : cat_without_autocast(appended, 0);
   return {bias_ih, bias(1, cell.h, cell.h_blocks)};

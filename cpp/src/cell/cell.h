@@ -52,7 +52,7 @@ struct CellInfo {
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
   bool forgets = false;                    // rounding errors in the states are known to decay
   const CellPrograms* programs = nullptr;  // of a custom cell, else null
-  bool own_gradient = false;               // backward is not the derivative of forward
+  bool custom_gradient = false;            // backward is not the derivative of forward
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
   unsigned scalars = 0;                    // bit k: modules have parameter k as (1,)

@@ -46,30 +46,30 @@ template <typename Flat>  // the dispatcher's type: at::Tensor or optional
 class TensorArgument {
  public:
   TensorArgument() = default;
-  TensorArgument(const Flat& given) : given_(&given) {}
-  TensorArgument(Flat&& temporary) : own_(std::move(temporary)) {}
+  TensorArgument(const Flat& passed) : passed_(&passed) {}
+  TensorArgument(Flat&& temporary) : temporary_(std::move(temporary)) {}
   TensorArgument(const Flat&&) = delete;
   TensorArgument(at::Tensor tensor)
     requires(!std::is_same_v<Flat, at::Tensor>)
-      : own_(or_nullopt(std::move(tensor))) {}
+      : temporary_(or_nullopt(std::move(tensor))) {}
 
-  const Flat& flat() const { return given_ != nullptr ? *given_ : own_; }
+  const Flat& flat() const { return passed_ != nullptr ? *passed_ : temporary_; }
   const at::Tensor& operator*() const { return or_undefined(flat()); }
   const at::Tensor* operator->() const { return &**this; }
   operator const at::Tensor&() const { return **this; }
   bool defined() const { return (**this).defined(); }
 
  private:
-  const Flat* given_ = nullptr;
-  Flat own_;
+  const Flat* passed_ = nullptr;
+  Flat temporary_;
 };
 using RequiredTensor = TensorArgument<at::Tensor>;
 using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 
 // The k-th state in the engines' c (cell.h).
 inline double first_value(const CellInfo& cell, int k) {
-  const int own = k - (cell.reads_h ? 1 : 0);
-  return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
+  const int index = k - (cell.reads_h ? 1 : 0);
+  return cell.programs == nullptr || index < 0 ? 0 : cell.programs->initial_states[index];
 }
 
 // Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is

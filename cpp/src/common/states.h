@@ -22,7 +22,7 @@ inline void concatenate_states(SequenceInputs& args) {
 
 // forward uses the engines' c. c_n becomes the user's.
 template <typename Forward>
-SequenceResult with_own_c(const SequenceArgs& args, const Forward& forward) {
+SequenceResult with_user_c(const SequenceArgs& args, const Forward& forward) {
   if (!args.cell->reads_h) return forward(args);
   SequenceArgs changed = args;
   concatenate_states(changed);

@@ -74,9 +74,9 @@ WeightMatrices<T> read_weights(
 
 // Blocks of rows (or a bias) in the order `from`; the tensor itself if unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
-  bool is_own = true;
-  for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
-  if (is_own) return tensor;
+  bool is_ordered = true;
+  for (int k = 0; k < count; ++k) is_ordered = is_ordered && from[k] == k;
+  if (is_ordered) return tensor;
   const c10::SymInt hidden = tensor.sym_size(0) / count;
   std::vector<at::Tensor> parts;
   for (int k = 0; k < count; ++k) {

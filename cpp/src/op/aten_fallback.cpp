@@ -64,19 +64,19 @@ struct Operands {
 // The columns of x (rows, I) that weight_ih multiplies, and the columns of the given gates.
 std::pair<Tensor, Tensor> parts_of_input(
     const CellInfo& cell, const Tensor& x, c10::SymInt hidden) {
-  const c10::SymInt own = x.sym_size(1) - hidden * cell.given;
-  return {x.slice_symint(1, 0, own), x.slice_symint(1, own)};
+  const c10::SymInt projected = x.sym_size(1) - hidden * cell.given;
+  return {x.slice_symint(1, 0, projected), x.slice_symint(1, projected)};
 }
 
 // The columns of the given gates follow the pre-activations with x.
 Tensor project_x(const Operands& operands, const Tensor& x) {
   const CellInfo& cell = operands.cell;
-  const auto project = [&](const Tensor& own) {
-    return at::linear(widened(own), operands.weight_x, or_nullopt(operands.bias_x));
+  const auto project = [&](const Tensor& projected) {
+    return at::linear(widened(projected), operands.weight_x, or_nullopt(operands.bias_x));
   };
   if (cell.given == 0) return project(x);
-  const auto [own, given] = parts_of_input(cell, x, operands.weight_h.sym_size(1));
-  return at::cat({project(own), widened(given)}, 1);
+  const auto [projected, given] = parts_of_input(cell, x, operands.weight_h.sym_size(1));
+  return at::cat({project(projected), widened(given)}, 1);
 }
 
 // For cells with several stages or given gates. Products add to the result.

@@ -150,7 +150,7 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
 // The ATen fallback differentiates forward, without the cell's custom gradient.
 void check_is_differentiable(const CellInfo& cell) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !cell.own_gradient,
+      !cell.custom_gradient,
       "lltm: cell ",
       cell.title(),
       " defines its own gradient: expected first derivatives by autograd, got a second derivative,"
@@ -276,7 +276,7 @@ SequenceOutputs autograd(const Args& args) {
   if (interceptors.transform() || differentiates_mask(args)) {
     check(args);
     check_is_differentiable(*args.cell);
-    return without_saved(with_own_c(args, aten_fallback::sequence_forward));
+    return without_saved(with_user_c(args, aten_fallback::sequence_forward));
   }
   if (!interceptors.autograd() || !is_complete(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;

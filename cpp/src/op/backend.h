@@ -40,7 +40,7 @@ struct CheckedBackend {
   static SequenceResult run(const Args& args) {
     check(args);
     const DeviceGuard guard(args.input->device());
-    return with_own_c(args, Backend::forward);
+    return with_user_c(args, Backend::forward);
   }
 
   template <typename Args>

@@ -181,7 +181,7 @@ SequenceOutputs call_of_samples(const Args& args) {
   if (!kIsStep<Args> && !is_differentiated() && samples.count() > 0) {
     return call_for_each(samples, args);
   }
-  return without_saved(with_own_c(args, aten_fallback::sequence_forward));
+  return without_saved(with_user_c(args, aten_fallback::sequence_forward));
 }
 
 Tensor prepack_of_samples(
