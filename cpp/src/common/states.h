@@ -48,8 +48,8 @@ Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backw
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = changed.output_mask;
   const bool want_c = c && has_c;
   c = h || c;
-  OptionalTensor& given = changed.grad_c_n;
-  given = has_c && given.defined() ? at::cat({at::zeros_like(state), given}, 1) : at::Tensor();
+  OptionalTensor& grad_c = changed.grad_c_n;
+  grad_c = has_c && grad_c.defined() ? at::cat({at::zeros_like(state), grad_c}, 1) : at::Tensor();
   Gradients gradients = backward(changed);
   auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
   const c10::SymInt hidden = state.sym_size(1);

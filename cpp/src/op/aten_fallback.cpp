@@ -521,7 +521,7 @@ Gradients sequence_gradients(
       output,
       saved};
   args.output_mask = output_mask;
-  want_gradients_of_given(args);
+  want_gradients_of_passed(args);
   return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {
     return gradients_of(a, Operands(a), flat_rows(dz), dh, dc, input.scalar_type());
   });

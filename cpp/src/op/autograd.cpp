@@ -57,14 +57,14 @@ template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
 template <typename Args, size_t calls>
-auto given_tensors(const std::array<Args, calls>& args) {
-  c10::SmallVector<Tensor, calls * kMembers<Args>> given;
+auto passed_tensors(const std::array<Args, calls>& args) {
+  c10::SmallVector<Tensor, calls * kMembers<Args>> passed;
   for (const Args& call : args) {
     for_each_tensor(call, [&](const Tensor& tensor) {
-      if (tensor.defined()) given.push_back(tensor);
+      if (tensor.defined()) passed.push_back(tensor);
     });
   }
-  return given;
+  return passed;
 }
 
 template <typename Args>
@@ -92,14 +92,14 @@ bool differentiates_mask(const SequenceInputs& args) {
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// needs_input_grad counts only passed tensors: an omitted bias has no index. `given` precede this
+// needs_input_grad counts only passed tensors: an omitted bias has no index. `passed` precede this
 // call.
 template <typename Args>
-OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
+OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& passed) {
   OutputMask wanted = {};
   size_t k = 0;
   for_each_tensor(args, [&](const Tensor& tensor) {
-    const bool needed = tensor.defined() && context.needs_input_grad(given++);
+    const bool needed = tensor.defined() && context.needs_input_grad(passed++);
     if (k < wanted.size()) wanted[k++] = needed;
   });
   return wanted;
@@ -203,7 +203,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   }
 
   static variable_list forward(
-      AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
+      AutogradContext* context, at::TensorList /*passed*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     std::array<SequenceResult, calls> results;
     for_each_call(args, true, [&](size_t k) { results[k] = op::forward(args[k]); });
@@ -231,8 +231,8 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
     interceptors.add(saved);
     std::array<OutputMask, calls> wanted;
-    size_t given = 0;
-    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], given);
+    size_t passed = 0;
+    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], passed);
     const auto backward_args = [&](size_t k) {
       const auto kept =
           std::span(saved).subspan(k * kSaved + kMembers<Args>).template first<kKept>();
@@ -251,7 +251,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
               : op::backward(backward_args(k));
     });
     variable_list all;
-    all.reserve(given + 1);
+    all.reserve(passed + 1);
     for (size_t k = 0; k < calls; ++k) append_gradients(args[k], gradients[k], all);
     all.emplace_back();  // for the argument structs
     return all;
@@ -261,7 +261,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
 template <typename Args, size_t calls>
 std::array<SequenceOutputs, calls> record(const std::array<Args, calls>& args) {
   using Operator = DifferentiableOperator<Args, calls>;
-  const variable_list results = Operator::apply(at::TensorList(given_tensors(args)), args);
+  const variable_list results = Operator::apply(at::TensorList(passed_tensors(args)), args);
   std::array<SequenceOutputs, calls> outputs;
   for (size_t call = 0; call < calls; ++call) {
     const auto of_call = std::span(results).subspan(call * Operator::kOutputs);
@@ -288,7 +288,7 @@ SequenceOutputs autograd(const Args& args) {
 // Backward through prepacked results raises an error instead of stopping silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
-      AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {
+      AutogradContext* /*context*/, at::TensorList /*passed*/, const SequenceArgs& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     variable_list outputs;
     append(op::call(args), outputs);
@@ -319,7 +319,7 @@ SequenceOutputs sequence_autograd(const SequenceArgs& args) {
     return op::call(args);
   }
   const variable_list results =
-      WithoutDerivative::apply(at::TensorList(given_tensors(std::array{args})), args);
+      WithoutDerivative::apply(at::TensorList(passed_tensors(std::array{args})), args);
   return {results[0], results[1], results[2]};
 }
 

@@ -24,7 +24,7 @@ struct NoDeviceGuard {
 
 // Omitted arguments have no gradient.
 template <typename Args>
-void want_gradients_of_given(Args& args) {
+void want_gradients_of_passed(Args& args) {
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = args.output_mask;
   c = c && args.cell->has_c();
   weight_hh = weight_hh && args.weight_hh.defined();
@@ -57,7 +57,7 @@ struct CheckedBackend {
   template <typename Args>
   static Gradients backward(Args args) {
     check(args);
-    want_gradients_of_given(args);
+    want_gradients_of_passed(args);
     const DeviceGuard guard(args.input->device());
     return with_grad_of_h(args, [](const SequenceBackwardArgs& a) {
       if (a.checkpoint_steps == 0) return Backend::backward(a);
