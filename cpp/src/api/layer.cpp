@@ -323,10 +323,10 @@ SequenceOutputs LayerModule::run_projected(
   const Tensor& c_0 = args.c_0;
   const Tensor h_0 =
       args.h_0.defined() ? *args.h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
-  const bool plain = args.input->is_cpu() && interceptors.at_most_autograd() && !prepacked &&
-                     !args.batch_sizes.defined() && !args.reset.defined() &&
-                     checkpoint_steps == 0 && !autocasts(args.input);
-  if (plain && is_short_for_product(args.input->size(0), hidden_size)) {
+  const bool unintercepted = args.input->is_cpu() && interceptors.at_most_autograd() &&
+                             !prepacked && !args.batch_sizes.defined() && !args.reset.defined() &&
+                             checkpoint_steps == 0 && !autocasts(args.input);
+  if (unintercepted && is_short_for_product(args.input->size(0), hidden_size)) {
     return run_short_call(args.input, h_0, c_0, p, has_bias, args.reverse);
   }
   SequenceArgs of_y = args;
@@ -336,12 +336,12 @@ SequenceOutputs LayerModule::run_projected(
   const RowEnds ends(args.batch_sizes.flat(), args.reverse);
   if (with_h_0) of_y.input = ends.append_h_0(args.input, h_0, args.reset);
   if (!prepacked) {
-    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0, plain);
+    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0, unintercepted);
     of_y.weight_ih = std::move(weights.weight_ih);
     of_y.weight_hh = std::move(weights.weight_hh);
   }
   const auto [y, y_n, c_n] = op::call(of_y);
-  const Tensor output = project_outputs(y, p.back(), plain);
+  const Tensor output = project_outputs(y, p.back(), unintercepted);
   return {output, ends.last_of(output, h_0), c_n};
 }
 
