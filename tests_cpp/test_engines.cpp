@@ -77,7 +77,7 @@ std::vector<BackwardSchedule> backward_schedules(
       for (const Grid& grid : kGrids) {
         for (const Blocks& blocks : blocks_of(hidden, format)) {
           for (const int64_t rows : kChunkRows) {
-            const int64_t threads = grid.slots() == 6 ? 7 : grid.slots();
+            const int64_t threads = grid.workers() == 6 ? 7 : grid.workers();
             schedules.push_back({format, grid, blocks, rows, gradient_format, threads});
           }
         }

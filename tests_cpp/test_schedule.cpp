@@ -102,7 +102,7 @@ void for_each_model(const Body& body) {
         const auto chosen = [&](const Machine& machine) {
           const Grid grid = backward ? schedule_backward(machine, layer).grid
                                      : schedule_forward(machine, layer).grid;
-          EXPECT_LE(grid.slots(), machine.threads);
+          EXPECT_LE(grid.workers(), machine.threads);
           return predicted_time(machine, layer, backward, grid);
         };
         body(l3, cores, layer, backward, chosen);
@@ -449,8 +449,8 @@ TEST(Schedule, KeepsItsGuarantees) {
           const ForwardSchedule forward = schedule_forward(machine, layer);
           const BackwardSchedule backward = schedule_backward(machine, layer);
           SCOPED_TRACE(to_string(forward) + "; " + to_string(backward));
-          EXPECT_LE(forward.grid.slots(), threads);
-          EXPECT_LE(backward.grid.slots(), threads);
+          EXPECT_LE(forward.grid.workers(), threads);
+          EXPECT_LE(backward.grid.workers(), threads);
           EXPECT_LE(forward.blocks.width, max_forward_block_width(forward.format));
           const int64_t align = visit_format(
               forward.format, []<typename Format>(Format) { return Format::kUnitAlign; });

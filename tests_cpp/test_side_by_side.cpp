@@ -162,8 +162,8 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
         EXPECT_EQ(lltm::cpu::available_threads(), 3);
         for (int region = 0; region < 50; ++region) {
           lltm::cpu::parallel_region(3, [&](lltm::cpu::Team& team) {
-            team.for_each_slot([&](int64_t slot) {
-              sums[k] += static_cast<int>(slot);
+            team.for_each_worker([&](int64_t worker) {
+              sums[k] += static_cast<int>(worker);
               return true;
             });
           });

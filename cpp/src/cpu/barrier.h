@@ -25,22 +25,22 @@ int spins_of(int64_t threads);
 class Barriers {
  public:
   // Waits sleep after `spins` iterations.
-  Barriers(int64_t slots, int64_t sharing, int spins)
+  Barriers(int64_t workers, int64_t sharing, int spins)
       : sharing_(sharing),
         spins_(spins),
         gates_of_group_((sharing + kFan - 1) / kFan),
         gates_(
-            sharing > 1 ? static_cast<size_t>((slots + sharing - 1) / sharing * gates_of_group_)
+            sharing > 1 ? static_cast<size_t>((workers + sharing - 1) / sharing * gates_of_group_)
                         : 0) {}
 
   bool any() const { return !gates_.empty(); }
 
   // A grid position arrives for the `round`th time, from 1 on.
-  void arrive(int64_t slot, uint32_t round) {
-    const int64_t first = slot % sharing_ / kFan * kFan;
+  void arrive(int64_t worker, uint32_t round) {
+    const int64_t first = worker % sharing_ / kFan * kFan;
     const auto members = static_cast<uint32_t>(std::min(kFan, sharing_ - first));
-    if (!is_last(gate_of(slot).arrived, members, round)) return;
-    Gate* const gates = &gate_of(slot / sharing_ * sharing_);
+    if (!is_last(gate_of(worker).arrived, members, round)) return;
+    Gate* const gates = &gate_of(worker / sharing_ * sharing_);
     const auto count = static_cast<uint32_t>(gates_of_group_);
     if (count > 1 && !is_last(gates->gates_arrived, count, round)) return;
     for (Gate* gate = gates; gate != gates + count; ++gate) {
@@ -50,8 +50,8 @@ class Barriers {
   }
 
   // Returns after the arrival of the entire group.
-  void wait(int64_t slot, uint32_t round) {
-    Gate& gate = gate_of(slot);
+  void wait(int64_t worker, uint32_t round) {
+    Gate& gate = gate_of(worker);
     const int limit = spins_;
     for (int spin = 0; spin < limit; ++spin) {
       if (gate.opened.load(std::memory_order_acquire) == round) return;
@@ -73,8 +73,8 @@ class Barriers {
     std::atomic<uint32_t> gates_arrived{0};  // of the group, in its first gate
   };
 
-  Gate& gate_of(int64_t slot) {
-    return gates_[slot / sharing_ * gates_of_group_ + slot % sharing_ / kFan];
+  Gate& gate_of(int64_t worker) {
+    return gates_[worker / sharing_ * gates_of_group_ + worker % sharing_ / kFan];
   }
 
   static bool is_last(std::atomic<uint32_t>& arrived, uint32_t expected, uint32_t round) {

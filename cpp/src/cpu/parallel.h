@@ -140,12 +140,13 @@ inline int64_t available_threads() {
   return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
-// The threads of a region share `slots` grid positions, of which groups of `sharing` have barriers.
+// The threads of a region share `workers` grid positions, of which groups of `sharing` have
+// barriers.
 struct Region {
   Region(int64_t count, int64_t sharing)
-      : slots(count), barriers(count, sharing, spins_of(count)) {}
+      : workers(count), barriers(count, sharing, spins_of(count)) {}
 
-  const int64_t slots;
+  const int64_t workers;
   Barriers barriers;
   std::atomic<bool> stopped{false};
   std::mutex mutex;
@@ -161,22 +162,22 @@ class Team {
   int64_t thread() const { return thread_; }
   int64_t threads() const { return threads_; }
 
-  // Calls work(slot) for this thread's grid positions. `work` returns false if values are out of
+  // Calls work(worker) for this thread's grid positions. `work` returns false if values are out of
   // range.
   //
   // After the first failure (an exception or values out of range), work is skipped, but every
   // thread still reaches every barrier.
   template <typename Work>
-  void for_each_slot(const Work& work) {
-    visit([&](int64_t slot) {
-      if (!region_.stopped.load(std::memory_order_relaxed)) try_slot(slot, work);
+  void for_each_worker(const Work& work) {
+    visit([&](int64_t worker) {
+      if (!region_.stopped.load(std::memory_order_relaxed)) try_worker(worker, work);
     });
   }
 
   template <typename Work>
-  void try_slot(int64_t slot, const Work& work) {
+  void try_worker(int64_t worker, const Work& work) {
     try {
-      if (!work(slot)) region_.stopped.store(true, std::memory_order_relaxed);
+      if (!work(worker)) region_.stopped.store(true, std::memory_order_relaxed);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(region_.mutex);
       if (!region_.exception) region_.exception = std::current_exception();
@@ -188,14 +189,14 @@ class Team {
   void barrier() {
     if (threads_ == 1 || !region_.barriers.any()) return;
     ++round_;
-    visit([&](int64_t slot) { region_.barriers.arrive(slot, round_); });
-    visit([&](int64_t slot) { region_.barriers.wait(slot, round_); });
+    visit([&](int64_t worker) { region_.barriers.arrive(worker, round_); });
+    visit([&](int64_t worker) { region_.barriers.wait(worker, round_); });
   }
 
  private:
   template <typename Visit>
   void visit(const Visit& visit) const {
-    for (int64_t slot = thread_; slot < region_.slots; slot += threads_) visit(slot);
+    for (int64_t worker = thread_; worker < region_.workers; worker += threads_) visit(worker);
   }
 
   Region& region_;
@@ -206,7 +207,7 @@ class Team {
 // Calls body(team) on each thread, or only on this thread for a single grid position. Returns false
 // if values were out of range. Rethrows the first exception.
 template <typename Body>
-bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
+bool parallel_region(int64_t workers, const Body& body, int64_t sharing = 1) {
   struct Call {
     const Body& body;
     Region region;
@@ -225,10 +226,10 @@ bool parallel_region(int64_t slots, const Body& body, int64_t sharing = 1) {
     }
   };
   Crew* const crew = Crew::current();
-  const int64_t all = slots > 1 ? available_threads() : 1;
+  const int64_t all = workers > 1 ? available_threads() : 1;
   std::optional<Running> running;
   if (Running::is_outermost()) running.emplace();
-  Call call = {body, Region(slots, sharing), running ? running->share_of(all) : all};
+  Call call = {body, Region(workers, sharing), running ? running->share_of(all) : all};
   if (call.threads == 1) {
     Call::run(&call, 0, 1);
   } else if (crew != nullptr) {
@@ -254,7 +255,7 @@ void run_crews(int64_t count, int64_t each, const Body& body) {
       if (member > 0) {
         crews[k].serve(member, active);
       } else {
-        team.try_slot(at, [&](int64_t) {
+        team.try_worker(at, [&](int64_t) {
           crews[k].lead(active, [&] { body(k); });
           return true;
         });
@@ -278,7 +279,7 @@ bool parallel_for(int64_t n, int64_t grain, const Body& body) {
   const int64_t parts = n > grain ? std::min((n + grain - 1) / grain, available_threads()) : 1;
   if (parts <= 1) return n <= 0 || run({0, n});
   return parallel_region(parts, [&](Team& team) {
-    team.for_each_slot([&](int64_t slot) { return run(share(n, parts, slot)); });
+    team.for_each_worker([&](int64_t worker) { return run(share(n, parts, worker)); });
   });
 }
 

@@ -75,9 +75,9 @@ struct Model {
   }
 
   double call(const Grid& grid) const {
-    if (grid.slots() == 1) return static_cast<double>(steps) * step(grid);
+    if (grid.workers() == 1) return static_cast<double>(steps) * step(grid);
     const double foreign =
-        1 / static_cast<double>(grid.columns) - 1 / static_cast<double>(grid.slots());
+        1 / static_cast<double>(grid.columns) - 1 / static_cast<double>(grid.workers());
     return static_cast<double>(steps) * step(grid) + Costs::region(machine) +
            Costs::kPackedByte * static_cast<double>(units * bytes) * foreign;
   }
@@ -443,7 +443,7 @@ bool prefers_small_batch(
   const bool is_short =
       call.prepacked != 0 && call.shape.rows <= kShortCall && (few_elements || !machine.bf16x3);
   return batch == 1 || schedule.in_place ||
-         (schedule.grid.slots() == 1 && (batch <= kMostProductRows || is_short));
+         (schedule.grid.workers() == 1 && (batch <= kMostProductRows || is_short));
 }
 
 // True if a kernel for a single step reads the weights in place, which 16-bit dtypes may lack.

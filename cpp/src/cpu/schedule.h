@@ -49,12 +49,12 @@ class Blocks {
   int64_t step_ = 0;  // distance of block starts in multiples of align, a binary fraction
 };
 
-// `rows` groups divide the batch rows; a group's `columns` threads divide the blocks. A slot is a
+// `rows` groups divide the batch rows; a group's `columns` threads divide the blocks. A worker is a
 // grid position: one thread's share.
 struct Grid {
   int64_t rows = 1;
   int64_t columns = 1;
-  int64_t slots() const { return rows * columns; }
+  int64_t workers() const { return rows * columns; }
   bool needs_barrier() const { return columns > 1; }
   // At most one column per block.
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }

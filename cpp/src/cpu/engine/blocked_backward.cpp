@@ -1,13 +1,17 @@
-// The blocked engine, backward.
+// The blocked engine, backward. In a step, from the last to the first, for each block of hidden
+// units (docs/mathematics.md):
 //
-// Step by step and block by block:
-//     dh = dz' W_h        GEMM, with dz' from the next step
-//     dz, dc from dh      element-wise, while dh is in the cache
+//     1. dc = dc + gradients of states in the output  step_io.h
+//     2. dh = dz' W_h                                 GEMM, with dz' from the next step
+//     3. dh times the recurrent mask, cut at resets   step_io.h
+//     4. dz, dc from dh + dy, dc and saved values     element-wise, while dh is in the cache
+//     5. dc is cut at resets                          step_io.h
+//
 // In a step with several stages (cell/program.h), a stage may follow whose dv = dz W is another
 // GEMM, for the operand v of products. Then dh and dv of all blocks are kept.
 //
 // Gradients for input, weights and biases are one GEMM each per chunk, while dz is in the cache.
-// The grid is as in blocked_forward.cpp.
+// Workers are as in blocked_forward.cpp.
 #include "common/memory.h"
 #include "common/steps.h"
 #include "common/weights.h"
@@ -54,7 +58,7 @@ class BlockedBackward {
         plan_(steps_, batch_, grid_, blocks_.count),
         io_(args, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
-        between_(cell_.backward(), batch_, hidden_, grid_.slots(), args.input->options()),
+        between_(cell_.backward(), batch_, hidden_, grid_.workers(), args.input->options()),
         weights_(slot_weights(args)),
         gradients_(args, steps_, weights_, schedule) {
     allocate();
@@ -76,7 +80,7 @@ class BlockedBackward {
   // Otherwise a packed copy of dz is the next GEMM's operand.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
-  struct Slot : Part {
+  struct Worker : Part {
     float* dh;  // for one block, or with several stages for all
     int64_t index;
   };
@@ -133,7 +137,7 @@ class BlockedBackward {
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
     if (between_.count() == 1) {
-      dh_ = at::empty({grid_.slots(), batch_ * blocks_.width}, options);
+      dh_ = at::empty({grid_.workers(), batch_ * blocks_.width}, options);
     } else {
       dh_ = at::empty({batch_, (1 + operands) * hidden_}, options);
     }
@@ -191,44 +195,44 @@ class BlockedBackward {
     const auto run_thread = [&](Team& team) {
       for (size_t k = chunks_[c].last; k-- > chunks_[c].first;) {
         for (int stage = 0; stage < between_.count(); ++stage) {
-          team.for_each_slot([&](int64_t index) {
-            const Slot slot = slot_of(index);
-            return stage > 0 ? later_stage(c, k, stage, slot) : step(c, k, slot);
+          team.for_each_worker([&](int64_t index) {
+            const Worker worker = worker_of(index);
+            return stage > 0 ? later_stage(c, k, stage, worker) : step(c, k, worker);
           });
           team.barrier();
         }
       }
     };
-    return parallel_region(grid_.slots(), run_thread, grid_.columns);
+    return parallel_region(grid_.workers(), run_thread, grid_.columns);
   }
 
-  Slot slot_of(int64_t index) const {
+  Worker worker_of(int64_t index) const {
     float* const dh = dh_.mutable_data_ptr<float>();
     return {plan_.part_of(index), between_.count() == 1 ? dh + index * dh_.size(1) : dh, index};
   }
 
-  bool step(size_t c, size_t k, const Slot& slot) const {
-    const Range rows = plan_.rows_of_step(k, slot.group);
+  bool step(size_t c, size_t k, const Worker& worker) const {
+    const Range rows = plan_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const Range continued = intersect(rows, {0, carried_into_next(k)});
     if (grid_.needs_barrier() && continued.size() > 0) {
       prefetch_rows(dz_operand(c, k + 1, cell_.direct), continued, k_of_state());
     }
     bool in_range = true;
-    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      in_range &= step_block(c, k, slot, block);
+    for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
+      in_range &= step_block(c, k, worker, block);
     }
     return in_range;
   }
 
-  bool step_block(size_t c, size_t k, const Slot& slot, int64_t block) const {
-    const Range rows = plan_.rows_of_step(k, slot.group);
+  bool step_block(size_t c, size_t k, const Worker& worker, int64_t block) const {
+    const Range rows = plan_.rows_of_step(k, worker.group);
     const Range units = blocks_.range(block);
     io_.leave_c(k, kernel_args_.grad_c_prev.from(rows.begin, units.begin), rows, units);
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
-    const Matrix<float> dh = dh_of(slot, block);
+    const Matrix<float> dh = dh_of(worker, block);
     const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
     if (continued.size() > 0) {
       const Matrix<float> to = dh.from(dh_row(continued));
@@ -241,24 +245,24 @@ class BlockedBackward {
     }
     if (between_.count() > 1) {
       if (ended.size() > 0) fill(dh.from(ended.begin), ended.size(), block, dh_n);
-      return finish_rows(c, k, 0, slot, rows, block, as_const(dh.from(rows.begin)));
+      return finish_rows(c, k, 0, worker, rows, block, as_const(dh.from(rows.begin)));
     }
     bool in_range = true;
     if (continued.size() > 0) {
-      in_range &= finish_rows(c, k, 0, slot, continued, block, as_const(dh));
+      in_range &= finish_rows(c, k, 0, worker, continued, block, as_const(dh));
     }
-    if (ended.size() > 0) in_range &= finish_rows(c, k, 0, slot, ended, block, dh_n);
+    if (ended.size() > 0) in_range &= finish_rows(c, k, 0, worker, ended, block, dh_n);
     return in_range;
   }
 
-  bool later_stage(size_t c, size_t k, int stage, const Slot& slot) const {
-    const Range rows = plan_.rows_of_step(k, slot.group);
+  bool later_stage(size_t c, size_t k, int stage, const Worker& worker) const {
+    const Range rows = plan_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const unsigned operands = between_.stage(stage - 1).operands;
-    between_.average(stage - 1, rows, slot.index);
+    between_.average(stage - 1, rows, worker.index);
     bool in_range = true;
-    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      const Matrix<float> dh = dh_of(slot, block).from(rows.begin);
+    for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
+      const Matrix<float> dh = dh_of(worker, block).from(rows.begin);
       unsigned written = 0;
       for (const Product& product : products_) {
         if (product.operand < 0 || (operands >> product.operand & 1) == 0) continue;
@@ -267,7 +271,7 @@ class BlockedBackward {
         const auto to = dh.from(0, (1 + product.operand) * hidden_);
         multiply(product, c, k, rows, block, to, more);
       }
-      in_range &= finish_rows(c, k, stage, slot, rows, block, as_const(dh));
+      in_range &= finish_rows(c, k, stage, worker, rows, block, as_const(dh));
     }
     return in_range;
   }
@@ -296,9 +300,9 @@ class BlockedBackward {
   }
 
   // For a block: from row 0 of the continued rows on or, with several stages, of the batch.
-  Matrix<float> dh_of(const Slot& slot, int64_t block) const {
-    if (between_.count() == 1) return {slot.dh, Format::padded_n(blocks_.size(block))};
-    return {slot.dh + blocks_.begin(block), dh_.size(1)};
+  Matrix<float> dh_of(const Worker& worker, int64_t block) const {
+    if (between_.count() == 1) return {worker.dh, Format::padded_n(blocks_.size(block))};
+    return {worker.dh + blocks_.begin(block), dh_.size(1)};
   }
   int64_t dh_row(Range rows) const { return between_.count() == 1 ? 0 : rows.begin; }
   int64_t k_of_state() const { return cell_.direct.count() > 0 ? products_[0].k : 0; }
@@ -316,7 +320,7 @@ class BlockedBackward {
       size_t c,
       size_t k,
       int stage,
-      const Slot& slot,
+      const Worker& worker,
       Range rows,
       int64_t block,
       Matrix<const float> dh_state) const {
@@ -337,7 +341,7 @@ class BlockedBackward {
     }
     StageMemory<float> stages;
     if (between_.count() > 1) {
-      stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+      stages = between_.memory(stage, worker.index).from(rows.begin, unit);
       part.stages = &stages;
       part.grad_operands = dh_state.from(0, hidden_);
     }

@@ -59,7 +59,7 @@ class BlockedForward {
         io_(args, steps_),
         grid_(schedule.grid.within(blocks_)),
         plan_(steps_, batch_, grid_, blocks_.count),
-        between_(cell_.forward(), batch_, hidden_, grid_.slots(), args.input->options()),
+        between_(cell_.forward(), batch_, hidden_, grid_.workers(), args.input->options()),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
             std::is_same_v<T, Operand> &&
@@ -90,7 +90,7 @@ class BlockedForward {
       h_0_ = as_const(packed_h_0_.rows);
     }
     const bool in_range =
-        parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); }, grid_.columns);
+        parallel_region(grid_.workers(), [&](Team& team) { run_thread(team); }, grid_.columns);
     if (!in_range) return {};
     return SequenceResult(
         io_.output, final_states(steps_, args_.h_0, io_.output_h()), c_, io_.saved());
@@ -107,7 +107,7 @@ class BlockedForward {
   }
 
  private:
-  struct Slot : Part {
+  struct Worker : Part {
     float* z;     // for a block, or for all blocks in a chunk
     bool* notes;  // per batch row, out of range
     int64_t index;
@@ -133,12 +133,12 @@ class BlockedForward {
     const int64_t z_columns = cell_.slots * z_units;
     const int64_t z_rows = z_rows_of_block();
     constexpr int64_t kPadding = 16;  // the element-wise kernel may read past the end
-    z_ = at::empty({grid_.slots(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
+    z_ = at::empty({grid_.workers(), z_rows * z_columns + kPadding}, options.dtype(at::kFloat));
     if (io_.resets.any()) {
       zero_h_ = allocate_a<Format>(1, hidden_, options);
       const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
       Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
-      zero_products_ = at::empty({grid_.slots(), zero_columns()}, options.dtype(at::kFloat));
+      zero_products_ = at::empty({grid_.workers(), zero_columns()}, options.dtype(at::kFloat));
     }
     for (int p = 0; p < cell_.operands().count; ++p) {
       operands_.push_back(allocate_a<Format>(batch_, hidden_, options));
@@ -158,23 +158,23 @@ class BlockedForward {
 
   void run_thread(Team& team) {
     if (io_.resets.any()) {
-      team.for_each_slot([&](int64_t slot) { return multiply_zeros(slot_of(slot)); });
+      team.for_each_worker([&](int64_t worker) { return multiply_zeros(worker_of(worker)); });
     }
     for (const Chunk& chunk : chunks_) run_chunk(team, chunk);
   }
 
   void run_chunk(Team& team, const Chunk& chunk) {
     if (!input_in_place_) {
-      team.for_each_slot([&](int64_t slot) { return pack_input(chunk, slot); });
+      team.for_each_worker([&](int64_t worker) { return pack_input(chunk, worker); });
       team.barrier();
     }
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       for (int stage = 0; stage < between_.count(); ++stage) {
-        team.for_each_slot([&](int64_t index) {
-          const Slot slot = slot_of(index);
-          if (stage > 0) return later_stage(k, stage, slot);
-          if (merge_projection_ && k == chunk.first) project_chunk(chunk, slot);
-          return step(chunk, k, slot);
+        team.for_each_worker([&](int64_t index) {
+          const Worker worker = worker_of(index);
+          if (stage > 0) return later_stage(k, stage, worker);
+          if (merge_projection_ && k == chunk.first) project_chunk(chunk, worker);
+          return step(chunk, k, worker);
         });
         team.barrier();
       }
@@ -182,11 +182,11 @@ class BlockedForward {
   }
 
   bool keeps_z() const { return merge_projection_ || between_.count() > 1; }
-  int64_t z_rows_of_block() const { return merge_projection_ ? slot_rows() : batch_; }
+  int64_t z_rows_of_block() const { return merge_projection_ ? group_rows() : batch_; }
 
-  int64_t slot_rows() const { return plan_.most_rows_in_chunk(); }
+  int64_t group_rows() const { return plan_.most_rows_in_chunk(); }
 
-  Slot slot_of(int64_t index) const {
+  Worker worker_of(int64_t index) const {
     return {
         plan_.part_of(index),
         z_.mutable_data_ptr<float>() + index * z_.size(1),
@@ -195,9 +195,9 @@ class BlockedForward {
   }
 
   int64_t zero_columns() const { return cell_.direct.count() * Format::padded_n(hidden_); }
-  float* zero_product(const Slot& slot, int64_t block) const {
+  float* zero_product(const Worker& worker, int64_t block) const {
     if (!io_.resets.any()) return nullptr;
-    return zero_products_.mutable_data_ptr<float>() + slot.index * zero_columns() +
+    return zero_products_.mutable_data_ptr<float>() + worker.index * zero_columns() +
            cell_.direct.count() * blocks_.begin(block);
   }
 
@@ -211,10 +211,10 @@ class BlockedForward {
     return b;
   }
 
-  bool multiply_zeros(const Slot& slot) const {
+  bool multiply_zeros(const Worker& worker) const {
     if (cell_.direct.count() == 0) return true;
-    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      const Matrix<float> product = {zero_product(slot, block), weights_.columns(block)};
+    for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
+      const Matrix<float> product = {zero_product(worker, block), weights_.columns(block)};
       const auto w = weights_h(block, cell_.direct);
       Format::gemm(1, as_const(zero_h_.rows), w, product, /*accumulate=*/false);
     }
@@ -262,15 +262,15 @@ class BlockedForward {
     return true;
   }
 
-  void project_chunk(const Chunk& chunk, const Slot& slot) const {
+  void project_chunk(const Chunk& chunk, const Worker& worker) const {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
     const int64_t rows =
-        plan_.rows_before(end, slot.group) + plan_.rows_of_step(end, slot.group).size();
+        plan_.rows_before(end, worker.group) + plan_.rows_of_step(end, worker.group).size();
     if (rows == 0) return;
-    const auto x = input_of(chunk, begin, slot.group);
-    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      const auto z = z_of(slot, block, 0);
+    const auto x = input_of(chunk, begin, worker.group);
+    for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
+      const auto z = z_of(worker, block, 0);
       if (cell_.x.count() > 0) {
         Format::gemm(rows, x, weights_.x(block), z, /*accumulate=*/false);
       }
@@ -278,30 +278,30 @@ class BlockedForward {
     }
   }
 
-  bool step(const Chunk& chunk, size_t k, const Slot& slot) const {
+  bool step(const Chunk& chunk, size_t k, const Worker& worker) const {
     const Range units = {
-        blocks_.begin(slot.blocks.begin), std::min(blocks_.begin(slot.blocks.end), hidden_)};
-    io_.enter_c(k, kernel_args_.c_next.from(slot.rows.begin, units.begin), slot.rows, units);
-    if (plan_.rows_of_step(k, slot.group).size() == 0) return true;
+        blocks_.begin(worker.blocks.begin), std::min(blocks_.begin(worker.blocks.end), hidden_)};
+    io_.enter_c(k, kernel_args_.c_next.from(worker.rows.begin, units.begin), worker.rows, units);
+    if (plan_.rows_of_step(k, worker.group).size() == 0) return true;
     if (grid_.needs_barrier() && k > 0) {
-      const Range carried = intersect(slot.rows, {0, carried_rows(steps_, k)});
+      const Range carried = intersect(worker.rows, {0, carried_rows(steps_, k)});
       prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
     }
     bool in_range = true;
-    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      in_range &= step_block(chunk, k, slot, block);
+    for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
+      in_range &= step_block(chunk, k, worker, block);
     }
     return in_range;
   }
 
-  bool step_block(const Chunk& chunk, size_t k, const Slot& slot, int64_t block) const {
+  bool step_block(const Chunk& chunk, size_t k, const Worker& worker, int64_t block) const {
     const Step& step = steps_[k];
-    const Range rows = plan_.rows_of_step(k, slot.group);
-    const Matrix<float> z = z_of_step(k, slot, block);
+    const Range rows = plan_.rows_of_step(k, worker.group);
+    const Matrix<float> z = z_of_step(k, worker, block);
     const int64_t width = weights_.slot_columns(block);
     if (!merge_projection_) {
       if (cell_.x.count() > 0) {
-        const auto x = input_of(chunk, k, slot.group);
+        const auto x = input_of(chunk, k, worker.group);
         Format::gemm(rows.size(), x, weights_.x(block), z.from(rows.begin), /*accumulate=*/false);
       }
       clear_slots_of_h(cell_, width, rows.size(), z.from(rows.begin));
@@ -316,22 +316,22 @@ class BlockedForward {
       Format::gemm(part.size(), a, w, z_part, /*accumulate=*/true, step.rows);
     };
     const int64_t columns = cell_.direct.count() * width;
-    io_.enter_z(k, z_h, rows, columns, zero_product(slot, block), [&] {
+    io_.enter_z(k, z_h, rows, columns, zero_product(worker, block), [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) add_recurrent(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
       add_recurrent(intersect(rows, {carried, step.rows}), h_0_);
     });
-    return run_stage(k, 0, slot, block, z);
+    return run_stage(k, 0, worker, block, z);
   }
 
-  bool later_stage(size_t k, int stage, const Slot& slot) const {
-    const Range rows = plan_.rows_of_step(k, slot.group);
+  bool later_stage(size_t k, int stage, const Worker& worker) const {
+    const Range rows = plan_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const unsigned products = between_.stage(stage - 1).operands;
-    between_.average(stage - 1, rows, slot.index);
+    between_.average(stage - 1, rows, worker.index);
     bool in_range = true;
-    for (int64_t block = slot.blocks.begin; block < slot.blocks.end; ++block) {
-      const Matrix<float> z = z_of_step(k, slot, block);
+    for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
+      const Matrix<float> z = z_of_step(k, worker, block);
       for (size_t p = 0; p < operands_.size(); ++p) {
         if ((products >> p & 1) == 0) continue;
         for (const SlotRange slots : cell_.operands()[p].gates) {
@@ -342,7 +342,7 @@ class BlockedForward {
           Format::gemm(rows.size(), v, w, to, /*accumulate=*/true, steps_[k].rows);
         }
       }
-      in_range &= run_stage(k, stage, slot, block, z);
+      in_range &= run_stage(k, stage, worker, block, z);
     }
     return in_range;
   }
@@ -357,8 +357,8 @@ class BlockedForward {
     });
   }
 
-  bool run_stage(size_t k, int stage, const Slot& slot, int64_t block, Matrix<float> z) const {
-    const Range rows = plan_.rows_of_step(k, slot.group);
+  bool run_stage(size_t k, int stage, const Worker& worker, int64_t block, Matrix<float> z) const {
+    const Range rows = plan_.rows_of_step(k, worker.group);
     const Range units = blocks_.range(block);
     const int64_t unit = units.begin;
     ForwardArgs<T, Operand> part = kernel_args_;
@@ -375,14 +375,14 @@ class BlockedForward {
     part.activations = io_.saved_values(k, rows, units);
     bool out_of_range = false;
     part.out_of_range =
-        kNotesRows ? Matrix<bool>{slot.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
+        kNotesRows ? Matrix<bool>{worker.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
     const auto run = [&] {
       elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
       if (stage + 1 == between_.count()) io_.leave_c(k, part.c_next, rows, units);
       return !out_of_range;
     };
     if (between_.count() == 1) return run();
-    const StageMemory<float> stages = between_.memory(stage, slot.index).from(rows.begin, unit);
+    const StageMemory<float> stages = between_.memory(stage, worker.index).from(rows.begin, unit);
     Matrix<Operand> operands[CellInfo::kMostSlots];
     for (size_t p = 0; p < operands_.size(); ++p) {
       operands[p] = operands_[p].rows.from(rows.begin, unit);
@@ -412,16 +412,16 @@ class BlockedForward {
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
 
-  Matrix<float> z_of(const Slot& slot, int64_t block, int64_t row) const {
-    Matrix<float> z = {slot.z, weights_.columns(block)};
+  Matrix<float> z_of(const Worker& worker, int64_t block, int64_t row) const {
+    Matrix<float> z = {worker.z, weights_.columns(block)};
     if (keeps_z()) z.data += cell_.slots * blocks_.begin(block) * z_rows_of_block();
     return z.from(row);
   }
 
   // From row 0 of the batch on.
-  Matrix<float> z_of_step(size_t k, const Slot& slot, int64_t block) const {
-    const int64_t begin = plan_.rows_of_step(k, slot.group).begin;
-    return z_of(slot, block, merge_projection_ ? plan_.rows_before(k, slot.group) - begin : 0);
+  Matrix<float> z_of_step(size_t k, const Worker& worker, int64_t block) const {
+    const int64_t begin = plan_.rows_of_step(k, worker.group).begin;
+    return z_of(worker, block, merge_projection_ ? plan_.rows_before(k, worker.group) - begin : 0);
   }
 
   const SequenceArgs& args_;

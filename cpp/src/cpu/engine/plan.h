@@ -47,9 +47,9 @@ class Plan {
   // After count_rows_before: of a group.
   int64_t most_rows_in_chunk() const { return most_rows_in_chunk_; }
 
-  Part part_of(int64_t slot) const {
-    const int64_t group = slot / grid_.columns;
-    return {group, rows_of_group(group), share(blocks_, grid_.columns, slot % grid_.columns)};
+  Part part_of(int64_t worker) const {
+    const int64_t group = worker / grid_.columns;
+    return {group, rows_of_group(group), share(blocks_, grid_.columns, worker % grid_.columns)};
   }
 
   // With `reverse`, a chunk's rows begin at its last step.

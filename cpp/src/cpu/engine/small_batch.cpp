@@ -126,7 +126,7 @@ class SmallBatchForward {
   }
 
   SequenceResult run() {
-    parallel_region(grid_.slots(), [&](Team& team) { run_thread(team); }, grid_.columns);
+    parallel_region(grid_.workers(), [&](Team& team) { run_thread(team); }, grid_.columns);
     return {
         io_.output,
         last_h(),
@@ -156,14 +156,14 @@ class SmallBatchForward {
   }
 
   void run_thread(Team& team) {
-    const auto for_each_slot = [&](const auto& work) {
-      team.for_each_slot([&](int64_t index) {
+    const auto for_each_worker = [&](const auto& work) {
+      team.for_each_worker([&](int64_t index) {
         work(index);
         return true;
       });
     };
     const auto for_each_block = [&](const auto& work) {
-      for_each_slot([&](int64_t index) {
+      for_each_worker([&](int64_t index) {
         const Part part = plan_.part_of(index);
         for (int64_t block = part.blocks.begin; block < part.blocks.end; ++block) work(part, block);
       });
@@ -173,7 +173,7 @@ class SmallBatchForward {
     }
     for (const Chunk& chunk : chunks_) {
       if (!input_in_place_) {
-        for_each_slot([&](int64_t index) { copy_input(chunk, index); });
+        for_each_worker([&](int64_t index) { copy_input(chunk, index); });
         team.barrier();
       }
       for_each_block([&](const Part& part, int64_t block) { project(chunk, part, block); });

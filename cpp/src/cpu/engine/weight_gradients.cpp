@@ -36,47 +36,47 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     for (const Tensor& part : a) parts.push_back(with_contiguous_rows(part));
     const Tensor rows = with_contiguous_rows(b);
     const Grid& grid = schedule_.grid;
-    const int64_t team = grid.slots(), slots = schedule_.accumulators * team;
+    const int64_t team = grid.workers(), workers = schedule_.accumulators * team;
     const int64_t packers = team < kMostPrivate ? 1 : team;  // of a slice
     const Blocks k(rows.size(0), kGroup, schedule_.accumulators);
     const int64_t most = std::min(schedule_.slice_rows, round_up(k.width, kGroup));
     const int64_t slices = divide_up(k.width, most);
     // Two slices alternate: one barrier per slice.
     const int64_t buffers = std::min<int64_t>(slices, 2);
-    reserve(a_, slots / packers * buffers * m_, most + kGap, b.options());
-    reserve(b_, slots * most, kGemmBand, b.options());
+    reserve(a_, workers / packers * buffers * m_, most + kGap, b.options());
+    reserve(b_, workers * most, kGemmBand, b.options());
     const int64_t copies = c_.size(0) / schedule_.accumulators;
     float* const c = c_.mutable_data_ptr<float>() + calls_++ % copies * c_.stride(0);
     const auto run_thread = [&](Team& threads) {
-      const auto for_each_slot = [&](int64_t slice, const auto& work) {
-        threads.for_each_slot([&](int64_t slot) {
-          const Range all = k.range(slot / team);
+      const auto for_each_worker = [&](int64_t slice, const auto& work) {
+        threads.for_each_worker([&](int64_t worker) {
+          const Range all = k.range(worker / team);
           const Range own = intersect({slice * most, (slice + 1) * most}, {0, all.size()});
           if (own.size() == 0) return true;
-          const int64_t member = slot % team;
+          const int64_t member = worker % team;
           const Range tiles = share(divide_up(m_, kMaxRows), grid.rows, member / grid.columns);
           return work(
               Part{
                   {all.begin + own.begin, all.begin + own.end},
                   {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
                   share(bands_.count, grid.columns, member % grid.columns),
-                  a_.rows.from((slot / packers * buffers + slice % buffers) * m_),
-                  b_.rows.row(slot * most),
-                  c + slot / team * c_.stride(0),
+                  a_.rows.from((worker / packers * buffers + slice % buffers) * m_),
+                  b_.rows.row(worker * most),
+                  c + worker / team * c_.stride(0),
                   member});
         });
       };
       for (int64_t slice = 0; slice < slices; ++slice) {
-        for_each_slot(slice, [&](const Part& part) {
+        for_each_worker(slice, [&](const Part& part) {
           const Range m = packers == 1 ? part.m : Blocks(m_, kVector, packers).range(part.member);
           return pack_slice(parts, part.k, m, part.a);
         });
         threads.barrier();
-        for_each_slot(
+        for_each_worker(
             slice, [&](const Part& part) { return multiply_slice(part, read<Source>(rows)); });
       }
     };
-    return parallel_region(slots, run_thread, packers);
+    return parallel_region(workers, run_thread, packers);
   }
 
   void write_transposed(
