@@ -51,7 +51,7 @@ def weight_passes(case: Case) -> float:
     a sequence reads them again, for the gradients of h and the input. Writing the weight gradients
     is another pass.
     """
-    of_h = case.num_layers * case.directions * GATES[case.cell] * case.shape[-1] ** 2
+    of_h = GATES[case.cell] * case.shape[-1] ** 2
     reads = 1 + (case.steps - 1) * of_h / case.weights
     return reads if not case.training else reads + 1 if case.is_step else 2 * reads + 1
 

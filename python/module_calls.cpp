@@ -32,7 +32,7 @@ namespace py = pybind11;
 using at::Tensor;
 using Tensors = c10::SmallVector<Tensor, 4>;
 
-PyObject* shape_error = nullptr;     // lltm.ArgumentError
+PyObject* argument_error = nullptr;  // lltm.ArgumentError
 PyObject* module_getattr = nullptr;  // of torch.nn.Module when lltm was imported
 
 // Thrown for an argument that needs PyTorch's parser.
@@ -241,10 +241,7 @@ PyObject* call_operator(PyObject* /*self*/, PyObject* const* arguments, Py_ssize
     if (text.find(": expected state to be ") == std::string::npos) throw;
     Py_RETURN_NONE;
   } catch (const c10::ValueError& error) {
-    const std::string text =
-        torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
-    if (text.rfind("lltm::", 0) != 0) throw;
-    PyErr_SetString(shape_error, text.c_str());
+    if (!set_argument_error(error)) throw;
     return nullptr;
   }
   END_HANDLE_TH_ERRORS
@@ -255,8 +252,16 @@ constexpr char kStep[] = "lltm::layer_step";
 
 }  // namespace
 
-void define_module_calls(py::module_& m, PyObject* argument_error) {
-  shape_error = argument_error;
+bool set_argument_error(const c10::Error& error) {
+  const std::string text =
+      torch::get_cpp_stacktraces_enabled() ? error.what() : error.what_without_backtrace();
+  if (text.rfind("lltm::", 0) != 0) return false;
+  PyErr_SetString(argument_error, text.c_str());
+  return true;
+}
+
+void define_module_calls(py::module_& m, py::object error_class) {
+  argument_error = error_class.release().ptr();
   const auto torch_module = py::module_::import("torch.nn").attr("Module");
   module_getattr = py::object(torch_module.attr("__getattr__")).release().ptr();
   constexpr const char* kText =

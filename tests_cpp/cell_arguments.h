@@ -68,13 +68,13 @@ inline lltm::SequenceInputs operator_inputs(const CellArguments& a) {
 }
 inline lltm::SequenceInputs sequence_inputs(const CellArguments& a) {
   lltm::SequenceInputs inputs = operator_inputs(a);
-  lltm::join_states(inputs);
+  lltm::concatenate_states(inputs);
   return inputs;
 }
-inline lltm::StepInputs step_inputs(const CellArguments& a) {
-  lltm::StepInputs inputs = {
+inline lltm::SequenceInputs step_inputs(const CellArguments& a) {
+  lltm::SequenceInputs inputs = {
       std::string_view(a.cell), a.input, a.h, a.c, a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh};
-  lltm::join_states(inputs);
+  lltm::concatenate_states(inputs);
   return inputs;
 }
 

@@ -123,10 +123,14 @@ inline const std::string kEveryText =
     "s = sign c\n"
     "r = sqrt q\n"
     "e = exp n\n"
+    "e2 = exp2 z.b\n"
     "m = expm1 z.b\n"
     "q_half = add q 0.5\n"
     "l = log q_half\n"
     "p = log1p q\n"
+    "si = sin z.a\n"
+    "co = cos z.b\n"
+    "ef = erf c\n"
     "g = sigmoid z.a\n"
     "t = tanh z.b\n"
     "u = elu z.a\n"
@@ -155,10 +159,14 @@ inline const std::string kEveryText =
     "sums = add sum d_sr\n"
     "c' = tanh sums\n"
     "h' = multiply c' g\n"
-    "save n q s e m p t v both any wh dv gtu rrl veg d c\n"
+    "save n q s e e2 m p si co ef t v both any wh dv gtu rrl veg d c\n"
     "backward\n"
-    "ab = multiply t d.h'\n"
-    "de = multiply e wh\n"
+    "sico = multiply si co\n"
+    "fe = add sico ef\n"
+    "ft = multiply fe t\n"
+    "ab = multiply ft d.h'\n"
+    "e_e2 = multiply e e2\n"
+    "de = multiply e_e2 wh\n"
     "sum = add ab de\n"
     "d.z.a = add sum d.c'\n"
     "dq = multiply q dv\n"
@@ -170,11 +178,14 @@ inline const std::string kEveryText =
 
 inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
 
-inline constexpr const char* kOperations[] = {
-    "copy",    "negate",        "abs",      "sign",      "sqrt",   "exp",      "expm1",
-    "log",     "log1p",         "sigmoid",  "tanh",      "elu",    "softplus", "not",
-    "detach",  "add",           "subtract", "multiply",  "divide", "maximum",  "minimum",
-    "greater", "greater_equal", "equal",    "not_equal", "and",    "or",       "where"};
+// The words of serialized cells, in the order of Op.
+inline const std::vector<std::string> kOperations = [] {
+  std::vector<std::string> words;
+  for (const lltm::OpInfo& op : lltm::kOps) {
+    if (!op.word.empty()) words.emplace_back(op.word);
+  }
+  return words;
+}();
 
 // Fused operations round the product first: compile without contraction.
 template <typename Real>
@@ -194,12 +205,20 @@ Real scalar(lltm::Op op, Real a, Real b, Real c) {
       return std::sqrt(a);
     case Op::kExp:
       return std::exp(a);
+    case Op::kExp2:
+      return std::exp2(a);
     case Op::kExpm1:
       return std::expm1(a);
     case Op::kLog:
       return std::log(a);
     case Op::kLog1p:
       return std::log1p(a);
+    case Op::kSin:
+      return std::sin(a);
+    case Op::kCos:
+      return std::cos(a);
+    case Op::kErf:
+      return std::erf(a);
     case Op::kSigmoid:
       return 1 / (1 + std::exp(-a));
     case Op::kTanh:
@@ -424,9 +443,9 @@ inline void run_text(const std::string& text, const std::string& section, Values
       const auto found = values.find(word);
       operands[k] = found != values.end() ? found->second : std::strtod(word.c_str(), nullptr);
     }
-    const auto op = std::find(std::begin(kOperations), std::end(kOperations), operation);
+    const auto op = std::find(kOperations.begin(), kOperations.end(), operation);
     values[name] = scalar(
-        static_cast<lltm::Op>(op - std::begin(kOperations)), operands[0], operands[1], operands[2]);
+        static_cast<lltm::Op>(op - kOperations.begin()), operands[0], operands[1], operands[2]);
   }
 }
 

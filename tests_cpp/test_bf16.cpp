@@ -1,93 +1,39 @@
 // Compares the bfloat16 GEMM of each instruction set with float64. Links only the kernels.
-#include "cpu/kernel/table.h"
-#include "cpu_features.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
+#include "kernel_test.h"
 
 namespace lltm::cpu {
-
-#if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();
-#endif
-
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 GemmBf16 find_gemm(const std::string& isa) {
-  if (isa == "emulated_amx") {
-#if defined(LLTM_EMULATED_AMX)
-    if (lltm_test::cpu_has("avx512")) return kernels_emulated_amx()->gemm_bf16_operands;
-#endif
-    return nullptr;
-  }
-  if (!lltm_test::cpu_has(isa)) return nullptr;
-  if (isa == "bf16") return kernels_bf16();
-  const Kernels* const kernels = isa == "amx"      ? kernels_amx()
-                                 : isa == "avx512" ? kernels_avx512()
-                                 : isa == "avx2"   ? kernels_avx2()
-                                                   : kernels_default();
+  if (isa == "bf16") return lltm_test::cpu_has(isa) ? kernels_bf16() : nullptr;
+  const Kernels* const kernels = find_kernels(isa);
   return kernels == nullptr ? nullptr : kernels->gemm_bf16_operands;
 }
 
-// bfloat16 represents x exactly.
-BFloat16 bfloat16(float x) {
-  return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
-}
-
-// NaN gaps between rows detect reads.
-struct Values {
-  Values(int64_t r, int64_t c, int64_t gap) : rows(r), columns(c), stride(c + gap) {
-    data.assign(rows * stride, kNaN);
-  }
-  template <typename Value>
-  Values& fill(const Value& value) {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) data[i * stride + j] = value();
-    }
-    return *this;
-  }
-  float at(int64_t r, int64_t c) const { return data[r * stride + c]; }
-
-  int64_t rows, columns, stride;
-  std::vector<float> data;
-};
-
+// Values that bfloat16 represents exactly.
 struct Operands {
   template <typename Value>
   Operands(int64_t m, int64_t n, int64_t k, const Value& value)
       : a(m, k, /*gap=*/4), b(k, n, /*gap=*/m % 3) {
-    a.fill(value);
-    b.fill(value);
-    for (const float x : a.data) rows.push_back(bfloat16(x));
-    pairs.resize(k * b.stride);
+    const auto exact = [&] { return narrow<BFloat16>(value()); };
+    a.fill(exact);
+    b.fill(exact);
+    pairs.assign(k * b.stride, narrow<BFloat16>(std::numeric_limits<float>::quiet_NaN()));
     for (int64_t i = 0; i < k; ++i) {
-      for (int64_t j = 0; j < b.stride; ++j) {
-        pairs[(i / 2 * b.stride + j) * 2 + i % 2] = bfloat16(b.at(i, j));
-      }
+      for (int64_t j = 0; j < n; ++j) pairs[(i / 2 * b.stride + j) * 2 + i % 2] = b(i, j);
     }
   }
-  Matrix<const BFloat16> left() const { return {rows.data(), a.stride}; }
   PackedB<const BFloat16> right() const { return {pairs.data(), b.rows, b.columns, b.stride}; }
 
-  Values a, b;
-  std::vector<BFloat16> rows, pairs;
+  TestMatrix<BFloat16> a, b;
+  std::vector<BFloat16> pairs;
 };
 
-class Bf16Kernels : public testing::TestWithParam<std::string> {
+class Bf16Kernels : public KernelTest {
  protected:
   void SetUp() override {
     gemm_ = find_gemm(GetParam());
-    if (gemm_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
+    expect_any(reinterpret_cast<const void*>(gemm_));
   }
 
   // Each element's error is at most `additions` times half an ulp of the sum of magnitudes.
@@ -96,27 +42,11 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
       int64_t m, int64_t n, int64_t k, bool accumulate, const Value& value, double additions) {
     SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
     const Operands operands(m, n, k, value);
-    Values c(m + 1, n, /*gap=*/5);  // the last row is not written
+    TestMatrix<> c(m + 1, n, /*gap=*/5);
     if (accumulate) c.fill(value);
-    const Values before = c;
-    gemm_(m, operands.left(), operands.right(), {c.data.data(), c.stride}, accumulate);
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < n; ++j) {
-        double sum = accumulate ? before.at(i, j) : 0, magnitude = std::abs(sum);
-        for (int64_t l = 0; l < k; ++l) {
-          const double term = double{operands.a.at(i, l)} * operands.b.at(l, j);
-          sum += term;
-          magnitude += std::abs(term);
-        }
-        ASSERT_NEAR(c.at(i, j), sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
-      }
-      for (int64_t j = n; j < c.stride; ++j) {
-        ASSERT_TRUE(std::isnan(c.data[i * c.stride + j])) << "written behind row " << i;
-      }
-    }
-    for (int64_t j = 0; j < n; ++j) {
-      ASSERT_TRUE(accumulate ? c.at(m, j) == before.at(m, j) : std::isnan(c.at(m, j))) << j;
-    }
+    const TestMatrix<> before = c;
+    gemm_(m, operands.a.matrix(), operands.right(), c.output(), accumulate);
+    expect_product(operands.a, operands.b, before, c, accumulate, additions * 0x1p-24);
   }
 
   // Sums of small integers are exact.
@@ -129,11 +59,7 @@ class Bf16Kernels : public testing::TestWithParam<std::string> {
   GemmBf16 gemm_ = nullptr;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels,
-    Bf16Kernels,
-    testing::Values("avx512", "bf16", "emulated_amx", "amx"),
-    [](const auto& info) { return info.param; });
+LLTM_EACH_ISA(Bf16Kernels, "avx512", "bf16", "emulated_amx", "amx");
 
 TEST_P(Bf16Kernels, TilesOfAllSizes) {
   for (int64_t m = 1; m <= 50; ++m) {
@@ -154,9 +80,7 @@ TEST_P(Bf16Kernels, EveryDepth) {
 
 TEST_P(Bf16Kernels, SumsAreFloat32) {
   std::normal_distribution<float> normal;
-  const auto value = [&] {
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(normal(generator_)) & 0xFFFF0000u);
-  };
+  const auto value = [&] { return widen(narrow<BFloat16>(normal(generator_))); };
   for (const int64_t k : {2, 32, 64, 300, 1000}) {
     check(9, 50, k, /*accumulate=*/false, value, static_cast<double>(k));
     check(40, 50, k, /*accumulate=*/true, value, static_cast<double>(k));
@@ -165,14 +89,17 @@ TEST_P(Bf16Kernels, SumsAreFloat32) {
 
 TEST_P(Bf16Kernels, RowsDoNotDependOnEachOther) {
   std::normal_distribution<float> normal;
-  Operands operands(40, 50, 600, [&] {
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(normal(generator_)) & 0xFFFF0000u);
-  });
-  operands.rows[7 * operands.a.stride] = bfloat16(std::numeric_limits<float>::infinity());
+  Operands operands(40, 50, 600, [&] { return normal(generator_); });
+  operands.a(7, 0) = narrow<BFloat16>(std::numeric_limits<float>::infinity());
   std::vector<float> all(40 * 50), one(50);
-  gemm_(40, operands.left(), operands.right(), {all.data(), 50}, /*accumulate=*/false);
+  gemm_(40, operands.a.matrix(), operands.right(), {all.data(), 50}, /*accumulate=*/false);
   for (int64_t r = 0; r < 40; ++r) {
-    gemm_(1, operands.left().from(r), operands.right(), {one.data(), 50}, /*accumulate=*/false);
+    gemm_(
+        1,
+        operands.a.matrix().from(r),
+        operands.right(),
+        {one.data(), 50},
+        /*accumulate=*/false);
     for (int64_t j = 0; j < 50; ++j) {
       ASSERT_EQ(std::isfinite(one[j]), r != 7);
       ASSERT_EQ(one[j], all[r * 50 + j]) << r;

@@ -1,86 +1,29 @@
 // Parts, layouts, results and rounding errors. Links only the kernels.
-#include "cpu/kernel/table.h"
-#include "cpu_features.h"
-
-#include <gtest/gtest.h>
+#include "kernel_test.h"
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
 
 namespace lltm::cpu {
-
-#if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();
-#else
-static const Kernels* kernels_emulated_amx() {
-  return nullptr;
-}
-#endif
-
 namespace {
 
-using Floats = std::vector<float>;
 using Operand = std::vector<BFloat16x3>;
 
-enum class Amx { kEmulated, kOfThisCpu };
-
-const Kernels* find_kernels(Amx amx, std::string& reason) {
-  const bool emulated = amx == Amx::kEmulated;
-  const Kernels* const kernels = emulated ? kernels_emulated_amx() : kernels_amx();
-  if (kernels == nullptr) reason = "this compiler has none";
-  if (!lltm_test::cpu_has(emulated ? "avx512" : "amx")) reason = "this CPU has none";
-  return reason.empty() ? kernels : nullptr;
-}
-
-class Bf16x3 : public testing::TestWithParam<Amx> {
+class Bf16x3 : public KernelTest {
  protected:
   void SetUp() override {
-    std::string reason;
-    const Kernels* const kernels = find_kernels(GetParam(), reason);
-    if (kernels == nullptr) GTEST_SKIP() << reason;
-    bf16x3_ = kernels->bf16x3;
+    KernelTest::SetUp();
+    if (kernels_ != nullptr) bf16x3_ = kernels_->bf16x3;
   }
 
   Bf16x3Kernels bf16x3_{};
 };
+LLTM_EACH_ISA(Bf16x3, "emulated_amx", "amx");
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, Bf16x3, testing::Values(Amx::kEmulated, Amx::kOfThisCpu), [](const auto& info) {
-      return std::string(info.param == Amx::kEmulated ? "emulated" : "of_this_cpu");
-    });
-
-// Gaps between rows, nothing after the last: sanitizers detect reads past the end.
-struct TestMatrix {
-  TestMatrix(std::int64_t n_rows, std::int64_t n_columns, unsigned seed = 0)
-      : rows(n_rows),
-        columns(n_columns),
-        stride(n_columns + 5),
-        values((n_rows - 1) * stride + n_columns) {
-    std::mt19937 generator(seed);
-    std::normal_distribution<float> normal;
-    for (float& value : values) value = normal(generator);
-  }
-  float& at(std::int64_t r, std::int64_t c) { return values[r * stride + c]; }
-  float at(std::int64_t r, std::int64_t c) const { return values[r * stride + c]; }
-  Matrix<const float> matrix() const { return {values.data(), stride}; }
-  TestMatrix transposed() const {
-    TestMatrix result(columns, rows);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < columns; ++c) result.at(c, r) = at(r, c);
-    }
-    return result;
-  }
-
-  std::int64_t rows, columns, stride;
-  Floats values;
-};
+TestMatrix<> normal(std::int64_t rows, std::int64_t columns, unsigned seed = 0) {
+  return {rows, columns, /*gap=*/5, seed};
+}
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -105,14 +48,14 @@ double right(const Operand& operand, std::int64_t depth, std::int64_t k, std::in
   return part(words[0]) + part(words[512]) + part(words[1024]);
 }
 
-Operand left_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
+Operand left_operand(const Bf16x3Kernels& kernels, const TestMatrix<>& x) {
   const std::int64_t stride = bf16x3_row_stride(x.columns);
   Operand operand(x.rows * stride, kUntouched);
   EXPECT_TRUE(kernels.pack_a(x.rows, x.columns, x.matrix(), {operand.data(), stride}));
   return operand;
 }
 
-Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
+Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix<>& x) {
   const std::int64_t depth = round_up(x.rows, 32);
   Operand operand(depth * round_up(x.columns, 16), kUntouched);
   EXPECT_TRUE(kernels.pack_b(x.rows, x.columns, x.matrix(), {operand.data(), depth * 16}));
@@ -122,17 +65,17 @@ Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix& x) {
 TEST_P(Bf16x3, PartsOfEveryMagnitudeSumUpToTheNumber) {
   std::mt19937 generator(1);
   constexpr int kSmallest = -103, kLargest = 59;  // exponents, one per row
-  TestMatrix x(kLargest - kSmallest + 1, 64);
+  TestMatrix<> x = normal(kLargest - kSmallest + 1, 64);
   for (std::int64_t r = 0; r < x.rows; ++r) {
     const auto exponent = static_cast<std::uint32_t>(r + kSmallest + 127) << 23;
     for (std::int64_t c = 0; c < x.columns; ++c) {
       const auto random = static_cast<std::uint32_t>(generator());
-      x.at(r, c) = std::bit_cast<float>((random & 0x807FFFFFu) | exponent);
+      x(r, c) = std::bit_cast<float>((random & 0x807FFFFFu) | exponent);
     }
-    x.at(r, 0) = std::bit_cast<float>(exponent | 0x7FFFFFu);
-    x.at(r, 1) = std::bit_cast<float>(exponent | 1u);
+    x(r, 0) = std::bit_cast<float>(exponent | 0x7FFFFFu);
+    x(r, 1) = std::bit_cast<float>(exponent | 1u);
   }
-  x.at(0, 2) = 0.0f;
+  x(0, 2) = 0.0f;
   const Operand operand = left_operand(bf16x3_, x);
   for (std::int64_t r = 0; r < x.rows; ++r) {
     for (std::int64_t c = 0; c < x.columns; ++c) {
@@ -142,12 +85,12 @@ TEST_P(Bf16x3, PartsOfEveryMagnitudeSumUpToTheNumber) {
 }
 
 TEST_P(Bf16x3, ValuesOutOfRangeAreReportedWhereverTheyAre) {
-  const TestMatrix good(40, 45);
+  const TestMatrix<> good = normal(40, 45);
   for (const float bad : {kBf16x3Limit, -1.5f * kBf16x3Limit, INFINITY, -INFINITY}) {
     for (std::int64_t r = 0; r < good.rows; ++r) {
       for (std::int64_t c = 0; c < good.columns; ++c) {
-        TestMatrix x = good;
-        x.at(r, c) = bad;
+        TestMatrix<> x = good;
+        x(r, c) = bad;
         const auto data = x.matrix();
         Operand to(64 * 160);
         ASSERT_FALSE(bf16x3_.pack_a(x.rows, x.columns, data, {to.data(), 96}));
@@ -160,8 +103,8 @@ TEST_P(Bf16x3, ValuesOutOfRangeAreReportedWhereverTheyAre) {
 }
 
 TEST_P(Bf16x3, NanIsDecomposedIntoNan) {
-  TestMatrix x(1, 3);
-  x.at(0, 1) = std::numeric_limits<float>::quiet_NaN();
+  TestMatrix<> x = normal(1, 3);
+  x(0, 1) = std::numeric_limits<float>::quiet_NaN();
   const Operand operand = left_operand(bf16x3_, x);
   EXPECT_EQ(left(operand, 32, 0, 0), x.at(0, 0));
   EXPECT_TRUE(std::isnan(left(operand, 32, 0, 1)));
@@ -187,11 +130,11 @@ constexpr Size kSizes[] = {
 
 TEST_P(Bf16x3, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   for (const auto [rows, columns] : kSizes) {
-    const TestMatrix x(rows, columns);
+    const TestMatrix<> x = normal(rows, columns);
     const Operand by_rows = left_operand(bf16x3_, x);
     const std::int64_t stride = bf16x3_row_stride(columns);
     Operand by_columns(rows * stride, kUntouched);
-    const TestMatrix xt = x.transposed();
+    const TestMatrix<> xt = x.transposed();
     ASSERT_TRUE(
         bf16x3_.pack_a_transposed(xt.rows, xt.columns, xt.matrix(), {by_columns.data(), stride}));
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -201,8 +144,8 @@ TEST_P(Bf16x3, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
         ASSERT_EQ(left(by_columns, stride, r, k), expected);
       }
       for (std::int64_t k = round_up(columns, 32); k < stride; ++k) {
-        ASSERT_EQ(by_rows[r * stride + k].bits[0], 0x5A5A) << "written behind the row";
-        ASSERT_EQ(by_columns[r * stride + k].bits[0], 0x5A5A) << "written behind the row";
+        ASSERT_EQ(by_rows[r * stride + k].bits[0], 0x5A5A) << "written after the row";
+        ASSERT_EQ(by_columns[r * stride + k].bits[0], 0x5A5A) << "written after the row";
       }
     }
   }
@@ -210,11 +153,11 @@ TEST_P(Bf16x3, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
 
 TEST_P(Bf16x3, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
   for (const auto [rows, columns] : kSizes) {
-    const TestMatrix x(rows, columns);
+    const TestMatrix<> x = normal(rows, columns);
     const Operand packed = right_operand(bf16x3_, x);
     const std::int64_t depth = round_up(rows, 32);
     Operand transposed(packed.size(), kUntouched);
-    const TestMatrix xt = x.transposed();
+    const TestMatrix<> xt = x.transposed();
     ASSERT_TRUE(bf16x3_.pack_b_transposed(
         xt.rows, xt.columns, xt.matrix(), {transposed.data(), depth * 16}));
     for (std::int64_t n = 0; n < columns; ++n) {
@@ -234,14 +177,14 @@ void check_product(
     std::int64_t columns,
     std::int64_t depth,
     bool accumulate) {
-  const TestMatrix a(rows, depth, 1);
-  const TestMatrix b(depth, columns, 2);
+  const TestMatrix<> a = normal(rows, depth, 1);
+  const TestMatrix<> b = normal(depth, columns, 2);
   const Operand left = left_operand(kernels, a);
   const Operand right = right_operand(kernels, b);
   const std::int64_t width = round_up(columns, 16);
   const std::int64_t ldc = width + 3;
   constexpr float kBefore = 0.75f;
-  Floats c((rows + 2) * ldc, kBefore);
+  std::vector<float> c((rows + 2) * ldc, kBefore);
   kernels.gemm(
       rows,
       {left.data(), bf16x3_row_stride(depth)},
@@ -255,18 +198,12 @@ void check_product(
     }
     if (r < 0 || r == rows) continue;
     for (std::int64_t n = 0; n < columns; ++n) {
-      double expected = accumulate ? kBefore : 0.0;
-      double magnitude = expected;
-      for (std::int64_t k = 0; k < depth; ++k) {
-        const double product = static_cast<double>(a.at(r, k)) * b.at(k, n);
-        expected += product;
-        magnitude += std::abs(product);
-      }
+      const Sum sum(a, b, r, n, accumulate ? kBefore : 0.0);
       // The parts omit 2^-23 of each product. Rounding errors grow with the square root of the
       // number of terms.
       const double bound =
-          magnitude * (0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(depth)));
-      ASSERT_NEAR(row[n], expected, bound)
+          sum.magnitude * (0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(depth)));
+      ASSERT_NEAR(row[n], sum.value, bound)
           << rows << " x " << depth << " x " << columns << " at " << r << ", " << n;
     }
   }
@@ -297,11 +234,11 @@ TEST_P(Bf16x3, ProductsOfEveryDepthAreRight) {
 // Long sums are the main use of bf16x3.
 TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   constexpr std::int64_t kRows = 32, kColumns = 32, kDepth = 512;
-  const TestMatrix a(kRows, kDepth, 3);
-  const TestMatrix b(kDepth, kColumns, 4);
+  const TestMatrix<> a = normal(kRows, kDepth, 3);
+  const TestMatrix<> b = normal(kDepth, kColumns, 4);
   const Operand left = left_operand(bf16x3_, a);
   const Operand right = right_operand(bf16x3_, b);
-  Floats c(kRows * kColumns);
+  std::vector<float> c(kRows * kColumns);
   bf16x3_.gemm(
       kRows,
       {left.data(), bf16x3_row_stride(kDepth)},
@@ -311,11 +248,10 @@ TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   double bf16x3_error = 0, float_error = 0;
   for (std::int64_t r = 0; r < kRows; ++r) {
     for (std::int64_t n = 0; n < kColumns; ++n) {
-      double exact = 0;
+      const double exact = Sum(a, b, r, n, 0).value;
       float sum = 0;
       for (std::int64_t k = 0; k < kDepth; ++k) {
-        exact += static_cast<double>(a.at(r, k)) * b.at(k, n);
-        sum = std::fma(a.at(r, k), b.at(k, n), sum);
+        sum = std::fma(static_cast<float>(a.at(r, k)), static_cast<float>(b.at(k, n)), sum);
       }
       bf16x3_error = std::max(bf16x3_error, std::abs(c[r * kColumns + n] - exact));
       float_error = std::max(float_error, std::abs(sum - exact));
@@ -325,7 +261,7 @@ TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
   EXPECT_LE(bf16x3_error, float_error);
 }
 
-std::vector<std::uint32_t> bits_of(const Floats& x) {
+std::vector<std::uint32_t> bits_of(const std::vector<float>& x) {
   std::vector<std::uint32_t> bits(x.size());
   std::transform(x.begin(), x.end(), bits.begin(), [](float value) {
     return std::bit_cast<std::uint32_t>(value);
@@ -335,15 +271,14 @@ std::vector<std::uint32_t> bits_of(const Floats& x) {
 
 // Includes denormals, infinities and NaN.
 TEST(AmxEmulation, IsBitwiseIdenticalToTheInstructions) {
-  std::string reason;
-  const Kernels* const both[] = {
-      find_kernels(Amx::kEmulated, reason), find_kernels(Amx::kOfThisCpu, reason)};
-  if (!reason.empty()) GTEST_SKIP() << reason;
+  const Kernels* const both[] = {find_kernels("emulated_amx"), find_kernels("amx")};
+  if (both[0] == nullptr || both[1] == nullptr)
+    GTEST_SKIP() << "this CPU or this compiler has none";
   constexpr std::int64_t kRows = 45, kColumns = 48, kDepth = 96;
   std::mt19937 generator(5);
   for (const bool any_bits : {false, true}) {
-    TestMatrix a(kRows, kDepth, 6), b(kDepth, kColumns, 7);
-    for (Floats* const values : {&a.values, &b.values}) {
+    TestMatrix<> a = normal(kRows, kDepth, 6), b = normal(kDepth, kColumns, 7);
+    for (std::vector<float>* const values : {&a.data, &b.data}) {
       for (float& value : *values) {
         const auto random = static_cast<std::uint32_t>(generator());
         if (any_bits) value = std::bit_cast<float>(random);
@@ -351,7 +286,7 @@ TEST(AmxEmulation, IsBitwiseIdenticalToTheInstructions) {
       }
     }
     Operand left[2], right[2];
-    Floats c[2];
+    std::vector<float> c[2];
     for (int k = 0; k < 2; ++k) {
       const Bf16x3Kernels& kernels = both[k]->bf16x3;
       left[k].assign(kRows * bf16x3_row_stride(kDepth), kUntouched);

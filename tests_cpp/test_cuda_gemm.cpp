@@ -227,7 +227,7 @@ TEST_P(CudaTf32, ACellFollowsPyTorch) {
   const at::Tensor zero = at::zeros({1, 1});
   const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
   const at::Tensor input = at::full({1, 1}, fine), none;
-  const auto [h, c, activations] = lltm::cuda::step_forward(
+  const auto [output, h, c, activations] = lltm::cuda::step_forward(
       {{lltm::Lltm::kCell, input, zero, zero, weights, none, none, none}, /*save=*/false});
   EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
 }

@@ -101,16 +101,14 @@ TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
   EXPECT_TRUE(warnings.all.empty());
   fault = GetParam();
   const CellArguments of_cell = operands(a);
-  const auto [h, c, saved] =
-      lltm::aten_fallback::step_forward({step_inputs(of_cell), /*save=*/false});
+  const auto [output, h, c, saved] =
+      lltm::aten_fallback::sequence_forward({step_inputs(of_cell), /*save=*/false});
   EXPECT_TRUE(identical(cell(a), {h, c}));
   EXPECT_EQ(warnings.all.size(), 1);
 }
 
 // Gradients are correct with either fallback.
 TEST_P(CudaSelfCheck, TrainingContinues) {
-  const Arguments a = problem("gru", at::kDouble);
-  const Tensors gradients = random_like(eager_sequence(a), 2);
   Warnings warnings;
   fault = GetParam();
   check(sequence, eager_sequence, [](uint64_t) { return problem("gru", at::kDouble); });

@@ -38,6 +38,7 @@ const char* const kPythonOperators[] = {
 const char* const kCompositions[] = {
     "lltm::_cell",
     "lltm::_instructions",
+    "lltm::_operations",
     "lltm::_sequence_gradients",
     "lltm::_sequence_operands",
     "lltm::_sequence_step",
@@ -133,8 +134,6 @@ const WrongCall kWrongCalls[] = {
      "lltm::step: expected c to be a tensor, got an undefined tensor"},
     {"weights_undefined", Op::kCell, [](Arguments& a) { a.weights = at::Tensor(); }, kTypeError,
      "lltm::step: expected weight_ih to be a tensor, got an undefined tensor"},
-    {"h_0_undefined", Op::kSequence, [](Arguments& a) { a.h = at::Tensor(); }, kTypeError,
-     "lltm::sequence: expected h_0 to be a tensor, got an undefined tensor"},
     {"c_0_undefined", Op::kSequence, [](Arguments& a) { a.c = at::Tensor(); }, kTypeError,
      "lltm::sequence: expected c_0 to be a tensor, got an undefined tensor"},
 };

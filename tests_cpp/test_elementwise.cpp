@@ -1,19 +1,9 @@
 // Compares each cell's element-wise part with its cell definition in float64 and checks that other
 // memory is unchanged. Links only the kernels.
 #include "cell/cells.h"
-#include "cpu/kernel/floats.h"
-#include "cpu/kernel/table.h"
-#include "cpu_features.h"
+#include "kernel_test.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <random>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 namespace lltm::cpu {
 namespace {
@@ -88,18 +78,8 @@ struct Operand<Int8> {
   std::vector<Int8> bytes;
 };
 
-class ElementwiseKernels : public testing::TestWithParam<std::string> {
+class ElementwiseKernels : public KernelTest {
  protected:
-  void SetUp() override {
-    const std::string isa = GetParam();
-    if (lltm_test::cpu_has(isa)) {
-      kernels_ = isa == "avx512" ? kernels_avx512()
-                 : isa == "avx2" ? kernels_avx2()
-                                 : kernels_default();
-    }
-    if (kernels_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
-  }
-
   template <typename Check>
   void for_each_problem(const Check& check) {
     Cells::for_each([&](auto definition) {
@@ -134,14 +114,8 @@ class ElementwiseKernels : public testing::TestWithParam<std::string> {
   }
 
   static constexpr std::int64_t kRows = 3;
-  const Kernels* kernels_ = nullptr;
 };
-
-INSTANTIATE_TEST_SUITE_P(
-    Kernels,
-    ElementwiseKernels,
-    testing::Values("default", "avx2", "avx512"),
-    [](const auto& info) { return info.param; });
+LLTM_EACH_ISA(ElementwiseKernels, "default", "avx2", "avx512");
 
 // Pre-activations are further apart than the block width.
 std::int64_t layer_hidden_of(std::int64_t hidden) {

@@ -92,7 +92,7 @@ class Case {
   explicit Case(const Arguments& arguments)
       : a_(arguments),
         dtype_(a_.input.scalar_type()),
-        grads_(random_like(eager_sequence(a_), 7)),
+        grads_(random_gradients(a_)),
         eager_(evaluate(eager_sequence, a_, grads_)),
         expected_(expect(a_, grads_)),
         checkpoints_(std::get<3>(lltm::cpu::per_step_forward(args(kCheckpointSteps)))) {}
@@ -191,7 +191,7 @@ class Case {
          checkpoint_steps,
          is_packed ? absent : a_.recurrent_mask},
         /*save=*/true};
-    lltm::join_states(args);
+    lltm::concatenate_states(args);
     return args;
   }
   LayerShape shape() const {
@@ -228,7 +228,7 @@ class Case {
   const at::ScalarType dtype_;
   const Tensors grads_;
   const Evaluation eager_;
-  const Expected expected_;
+  const Evaluation expected_;
   const at::Tensor checkpoints_;
   const Machine machine_ = lltm::cpu::current_machine();
 };

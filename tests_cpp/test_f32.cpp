@@ -1,76 +1,33 @@
 // Compared with float64. Links only the kernels.
-#include "cpu/kernel/table.h"
-#include "cpu_features.h"
-
-#include <gtest/gtest.h>
+#include "kernel_test.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
 
 namespace lltm::cpu {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-const Kernels* find_kernels(const std::string& isa) {
-  if (!lltm_test::cpu_has(isa)) return nullptr;
-  return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
-}
-
-// NaN gaps between rows detect reads.
-struct Values {
-  Values(int64_t r, int64_t c, unsigned seed, int64_t gap = 0)
-      : rows(r), columns(c), stride(c + gap), data(rows * stride, kNaN) {
-    std::mt19937 generator(seed);
-    std::normal_distribution<float> normal;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) data[i * stride + j] = normal(generator);
-    }
-  }
-  float at(int64_t r, int64_t c) const { return data[r * stride + c]; }
-  Matrix<const float> matrix() const { return {data.data(), stride}; }
-
-  int64_t rows, columns, stride;
-  std::vector<float> data;
-};
-
-std::vector<float> stored(const Kernels& /*kernels*/, Values& values, float /*type*/) {
+const std::vector<float>& stored(const Kernels& /*kernels*/, TestMatrix<>& values, float /*type*/) {
   return values.data;
 }
 template <typename T>
-std::vector<T> stored(const ArrayConvert<T>& convert, Values& values) {
+std::vector<T> stored(const ArrayConvert<T>& convert, TestMatrix<>& values) {
   const auto size = static_cast<int64_t>(values.data.size());
   std::vector<T> result(size);
   convert.store(values.data.data(), result.data(), size);
   convert.load(result.data(), values.data.data(), size);
   return result;
 }
-std::vector<Half> stored(const Kernels& kernels, Values& values, Half /*type*/) {
+std::vector<Half> stored(const Kernels& kernels, TestMatrix<>& values, Half /*type*/) {
   return stored(kernels.convert_f16, values);
 }
-std::vector<BFloat16> stored(const Kernels& kernels, Values& values, BFloat16 /*type*/) {
+std::vector<BFloat16> stored(const Kernels& kernels, TestMatrix<>& values, BFloat16 /*type*/) {
   return stored(kernels.convert_bf16, values);
 }
 
-class F32Kernels : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-    kernels_ = find_kernels(GetParam());
-    if (kernels_ == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
-  }
-
-  const Kernels* kernels_ = nullptr;
-};
-
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, F32Kernels, testing::Values("default", "avx2", "avx512"), [](const auto& info) {
-      return info.param;
-    });
+class F32Kernels : public KernelTest {};
+LLTM_EACH_ISA(F32Kernels, "default", "avx2", "avx512");
 
 class PackedF32 : public F32Kernels {
  protected:
@@ -92,41 +49,21 @@ class PackedF32 : public F32Kernels {
     SCOPED_TRACE(
         testing::Message() << "m " << m << ", n " << n << ", k " << k << ", " << sizeof(B)
                            << " bytes");
-    const Values a(m, k, 1, /*gap=*/3);
-    Values b(k, n, 2, /*gap=*/m % 2);
+    const TestMatrix<> a(m, k, /*gap=*/3, 1);
+    TestMatrix<> b(k, n, /*gap=*/m % 2, 2);
     const std::vector<B> b_stored = stored(*kernels_, b, B{});
-    const Values before(m, n, 3, /*gap=*/5);
-    Values c = before;
-    if (!accumulate) std::fill(c.data.begin(), c.data.end(), kNaN);
+    const TestMatrix<> before(m + 1, n, /*gap=*/5, 3);
+    TestMatrix<> c(m + 1, n, /*gap=*/5);
+    if (accumulate) c = before;
     gemms_f32_of<B>(*kernels_).multiply(
-        m,
-        a.matrix(),
-        {b_stored.data(), k, n, b.stride},
-        {c.data.data(), c.stride},
-        chain,
-        accumulate);
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < n; ++j) {
-        double sum = accumulate ? before.at(i, j) : 0, magnitude = std::abs(sum);
-        for (int64_t l = 0; l < k; ++l) {
-          sum += double{a.at(i, l)} * b.at(l, j);
-          magnitude += std::abs(double{a.at(i, l)} * b.at(l, j));
-        }
-        // Each term is added in at most one chain, then in the sum of chains.
-        const auto additions = static_cast<double>(chain + k / chain + 2);
-        ASSERT_NEAR(c.at(i, j), sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
-      }
-      for (int64_t j = n; j < c.stride; ++j) {
-        ASSERT_TRUE(std::isnan(c.data[i * c.stride + j])) << "written behind row " << i;
-      }
-    }
+        m, a.matrix(), {b_stored.data(), k, n, b.stride}, c.output(), chain, accumulate);
+    // Each term is added in at most one chain, then in the sum of chains.
+    const auto additions = static_cast<double>(chain + k / chain + 2);
+    expect_product(a, b, before, c, accumulate, additions * 0x1p-24);
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, PackedF32, testing::Values("default", "avx2", "avx512"), [](const auto& info) {
-      return info.param;
-    });
+LLTM_EACH_ISA(PackedF32, "default", "avx2", "avx512");
 
 TEST_P(PackedF32, TilesOfAllSizes) {
   for (int64_t m = 1; m <= 26; ++m) {
@@ -146,7 +83,7 @@ TEST_P(PackedF32, PiecesOfKAreAddedOnce) {
 }
 
 TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
-  const Values a(9, 40, 1), b(40, 50, 2);
+  const TestMatrix<> a(9, 40, 0, 1), b(40, 50, 0, 2);
   const PackedB<const float> packed = {b.data.data(), 40, 50, 50};
   std::vector<float> all(9 * 50), one(50);
   gemms_f32_of<float>(*kernels_).multiply(
@@ -169,35 +106,30 @@ void check_in_place(
   SCOPED_TRACE(
       testing::Message() << "m " << m << ", n " << n << ", k " << k0 << " + " << k1 << ", "
                          << sizeof(B) << " bytes");
-  const Values a0(m, k0, 1, 3), a1(m, k1, 2);
-  Values b0(n, k0, 3, 2), b1(n, k1, 4, 1);
+  const TestMatrix<> a0(m, k0, 3, 1), a1(m, k1, 0, 2);
+  TestMatrix<> b0(n, k0, 2, 3), b1(n, k1, 1, 4);
   const std::vector<B> b0_stored = stored(kernels, b0, B{}), b1_stored = stored(kernels, b1, B{});
-  const int64_t stride = n + 3;
   for (const bool accumulate : {false, true}) {
-    std::vector<float> c(m * stride, accumulate ? 2 : std::numeric_limits<float>::quiet_NaN());
+    TestMatrix<> c(m, n, /*gap=*/3);
+    if (accumulate) c.fill([] { return 2; });
     gemm(
         m,
         {{{a0.matrix(), {b0_stored.data(), b0.stride}, k0},
           {a1.matrix(), {b1_stored.data(), b1.stride}, k1}},
          n,
-         {c.data(), stride},
+         c.output(),
          accumulate});
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        double sum = accumulate ? 2 : 0, magnitude = sum;
-        const auto add = [&](float x, float y) {
-          sum += double{x} * y;
-          magnitude += std::abs(double{x} * y);
-        };
-        for (int64_t k = 0; k < k0; ++k) add(a0.at(i, k), b0.at(j, k));
-        for (int64_t k = 0; k < k1; ++k) add(a1.at(i, k), b1.at(j, k));
+        Sum sum(accumulate ? 2 : 0);
+        for (int64_t k = 0; k < k0; ++k) sum.add(a0.at(i, k), b0.at(j, k));
+        for (int64_t k = 0; k < k1; ++k) sum.add(a1.at(i, k), b1.at(j, k));
         // At least 4 adjacent lanes, then their sum.
         const auto additions = static_cast<double>((k0 + k1) / 4 + 2 + 6);
-        ASSERT_NEAR(c[i * stride + j], sum, additions * 0x1p-24 * magnitude) << i << ", " << j;
+        ASSERT_NEAR(c.at(i, j), sum.value, additions * 0x1p-24 * sum.magnitude) << i << ", " << j;
       }
-      for (int64_t j = n; j < stride; ++j) {
-        const float after = c[i * stride + j];
-        ASSERT_TRUE(accumulate ? after == 2 : std::isnan(after)) << "written behind row " << i;
+      for (int64_t j = n; i + 1 < m && j < c.stride; ++j) {
+        ASSERT_TRUE(std::isnan(c.at(i, j))) << "written after row " << i;
       }
     }
   }
@@ -236,32 +168,13 @@ TEST_P(F32Kernels, ProductsInPlaceAreSummedInChains) {
 
 void check_small_batch(GemmSmallBatch gemm, int64_t m, int64_t n, int64_t k, int64_t additions) {
   SCOPED_TRACE(testing::Message() << "m " << m << ", n " << n << ", k " << k);
-  const Values a(m, k, 1, /*gap=*/3), b(k, n, 2);
-  const int64_t stride = n + 3;
+  const TestMatrix<> a(m, k, /*gap=*/3, 1), b(k, n, /*gap=*/0, 2);
   for (const bool accumulate : {false, true}) {
-    constexpr int64_t kBehind = 16;
-    std::vector<float> c(
-        m * stride + kBehind, accumulate ? 2 : std::numeric_limits<float>::quiet_NaN());
-    gemm(m, {a.data.data(), a.stride}, {b.data.data(), k, n, n}, {c.data(), stride}, accumulate);
-    const auto expect_untouched = [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) {
-        ASSERT_TRUE(accumulate ? c[j] == 2 : std::isnan(c[j])) << "written behind a row of C";
-      }
-    };
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < n; ++j) {
-        double sum = accumulate ? 2 : 0, magnitude = sum;
-        for (int64_t l = 0; l < k; ++l) {
-          const double term = double{a.at(i, l)} * b.at(l, j);
-          sum += term;
-          magnitude += std::abs(term);
-        }
-        const double bound = static_cast<double>(additions) * 0x1p-24;
-        ASSERT_NEAR(c[i * stride + j], sum, bound * magnitude) << i << ", " << j;
-      }
-      expect_untouched(i * stride + n, (i + 1) * stride);
-    }
-    expect_untouched(m * stride, m * stride + kBehind);
+    TestMatrix<> c(m + 1, n, /*gap=*/16);
+    if (accumulate) c.fill([] { return 2; });
+    const TestMatrix<> before = c;
+    gemm(m, a.matrix(), {b.data.data(), k, n, n}, c.output(), accumulate);
+    expect_product(a, b, before, c, accumulate, static_cast<double>(additions) * 0x1p-24);
   }
 }
 

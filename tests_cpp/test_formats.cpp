@@ -1,17 +1,8 @@
 // Packs matrices in every GEMM operand format and layout and compares their product with float64.
 // Links only kernels and formats.
 #include "cpu/gemm/formats.h"
-#include "cpu/kernel/floats.h"
 #include "cpu/kernels.h"
-#include "cpu_features.h"
-
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdint>
-#include <random>
-#include <string>
-#include <vector>
+#include "kernel_test.h"
 
 namespace lltm::cpu {
 
@@ -21,68 +12,37 @@ const Kernels& kernels() {
   return chosen;
 }
 
-#if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();
-#endif
-
 namespace {
-
-const Kernels* find_kernels(const std::string& isa) {
-  if (isa == "emulated_amx") {
-#if defined(LLTM_EMULATED_AMX)
-    if (lltm_test::cpu_has("avx512")) return kernels_emulated_amx();
-#endif
-    return nullptr;
-  }
-  if (!lltm_test::cpu_has(isa)) return nullptr;
-  if (isa == "bf16") {  // with the packing of its CPU's other kernels
-    static Kernels kernels = kernels_avx512() != nullptr ? *kernels_avx512() : *kernels_default();
-    kernels.gemm_bf16_operands = kernels_bf16();
-    return &kernels;
-  }
-  return isa == "avx512" ? kernels_avx512() : isa == "avx2" ? kernels_avx2() : kernels_default();
-}
 
 class FormatsOfGemm : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const Kernels* const kernels = find_kernels(GetParam());
+    // With the packing of its CPU's other kernels.
+    const bool bf16 = GetParam() == "bf16", has_avx512 = find_kernels("avx512") != nullptr;
+    const std::string isa = !bf16 ? GetParam() : has_avx512 ? "avx512" : "default";
+    const Kernels* const kernels =
+        bf16 && !lltm_test::cpu_has("bf16") ? nullptr : find_kernels(isa);
     if (kernels == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
     chosen = *kernels;
+    if (bf16) chosen.gemm_bf16_operands = kernels_bf16();
   }
 };
+LLTM_EACH_ISA(FormatsOfGemm, "default", "avx2", "avx512", "bf16", "emulated_amx");
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels,
-    FormatsOfGemm,
-    testing::Values("default", "avx2", "avx512", "bf16", "emulated_amx"),
-    [](const auto& info) { return info.param; });
-
+// In [-1, 1].
 template <typename T>
-struct Values {
-  Values(int64_t r, int64_t c, unsigned seed) : rows(r), columns(c), stride(c + 2) {
-    std::mt19937 generator(seed);
-    std::uniform_real_distribution<float> uniform(-1, 1);
-    for (int64_t k = 0; k < rows * stride; ++k) data.push_back(narrow<T>(uniform(generator)));
-  }
-  double at(int64_t r, int64_t c) const { return widen(data[r * stride + c]); }
-  Matrix<const T> matrix() const { return {data.data(), stride}; }
-  // Also transposes the packing.
-  Values transposed() const {
-    Values y(columns, rows, 0);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < columns; ++c) y.data[c * y.stride + r] = data[r * stride + c];
-    }
-    return y;
-  }
-
-  int64_t rows, columns, stride;
-  std::vector<T> data;
-};
+TestMatrix<T> uniform(int64_t rows, int64_t columns, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> distribution(-1, 1);
+  return TestMatrix<T>(rows, columns, /*gap=*/2).fill([&] {
+    return narrow<T>(distribution(generator));
+  });
+}
 
 template <typename T>
 struct AlignedArray {
-  explicit AlignedArray(int64_t size) : memory(size * sizeof(T) + 64) {}
+  explicit AlignedArray(int64_t size, unsigned char byte = 0)
+      : memory(size * sizeof(T) + 64, byte) {}
   T* data() {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
     return reinterpret_cast<T*>((begin + 63) / 64 * 64);
@@ -121,10 +81,12 @@ void check_gemm(Format format, int64_t m, int64_t n, int64_t k, bool transposed,
   using Operand = typename Format::Operand;
   using Source = typename Format::Source;
   constexpr bool kInt8 = std::is_same_v<Format, Int8Format>;
-  const Values<Source> a(m, k, 1), b(k, n, 2);
+  const auto a = uniform<Source>(m, k, 1), b = uniform<Source>(k, n, 2);
   const int64_t padded_k = Format::padded_k(k), padded_n = Format::padded_n(n);
   const int64_t a_stride = Format::a_stride(k);
-  AlignedArray<Operand> a_memory(m * a_stride), b_memory(padded_k * padded_n);
+  // pack_a_transposed writes the padding: NaN before. pack_a keeps it.
+  AlignedArray<Operand> a_memory(m * a_stride, transposed && !kInt8 ? 0xFF : 0);
+  AlignedArray<Operand> b_memory(padded_k * padded_n);
   const Matrix<Operand> a_packed = {a_memory.data(), a_stride};
   const PackedB<Operand> b_packed = {b_memory.data(), padded_k, padded_n, padded_n};
   if constexpr (!kInt8) {
@@ -142,13 +104,9 @@ void check_gemm(Format format, int64_t m, int64_t n, int64_t k, bool transposed,
   Format::gemm(m, as_const(a_packed), as_const(b_packed), {c.data(), padded_n}, accumulate);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      double sum = accumulate ? kBefore : 0, magnitude = sum;
-      for (int64_t l = 0; l < k; ++l) {
-        sum += a.at(i, l) * b.at(l, j);
-        magnitude += std::abs(a.at(i, l) * b.at(l, j));
-      }
-      const double bound = error_of(format, k) * magnitude + absolute_error(format, k);
-      ASSERT_NEAR(c[i * padded_n + j], sum, bound + (kInt8 ? 1e-6 : 0)) << i << ", " << j;
+      const Sum sum(a, b, i, j, accumulate ? kBefore : 0);
+      const double bound = error_of(format, k) * sum.magnitude + absolute_error(format, k);
+      ASSERT_NEAR(c[i * padded_n + j], sum.value, bound + (kInt8 ? 1e-6 : 0)) << i << ", " << j;
     }
   }
 }
@@ -189,7 +147,7 @@ TEST_P(FormatsOfGemm, ProductsOfBytes) {
 TEST_P(FormatsOfGemm, PairsOfRowsOfBfloat16AreInterleaved) {
   for (const int64_t k : {1, 2, 31, 32, 33, 70}) {
     for (const int64_t n : {1, 16, 33}) {
-      const Values<BFloat16> x(k, n, 1);
+      const auto x = uniform<BFloat16>(k, n, 1);
       const int64_t padded_k = Bf16Format::padded_k(k);
       for (const bool transposed : {false, true}) {
         std::vector<BFloat16> memory(padded_k * n, BFloat16{1});

@@ -1,62 +1,35 @@
 // GEMM of floats quantized to 8 bits: quantization, exact products and scales. Links only the
 // kernels.
 #include "cpu/kernel/int8.h"
-#include "cpu/kernel/table.h"
-#include "cpu_features.h"
-
-#include <gtest/gtest.h>
+#include "kernel_test.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
 
 namespace lltm::cpu {
-
-#if defined(LLTM_EMULATED_AMX)
-const Kernels* kernels_emulated_amx();
-#endif
-
 namespace {
 
-const Int8Kernels* find_kernels(const std::string& isa) {
-  if (isa == "emulated_amx") {
-#if defined(LLTM_EMULATED_AMX)
-    if (lltm_test::cpu_has("avx512")) return &kernels_emulated_amx()->int8;
-#endif
-    return nullptr;
+const Int8Kernels* find_int8(const std::string& isa) {
+  if (isa == "vnni" || isa == "dotprod" || isa == "i8mm") {
+    if (!lltm_test::cpu_has(isa)) return nullptr;
+    return isa == "vnni" ? kernels_vnni() : isa == "i8mm" ? kernels_i8mm() : kernels_dotprod();
   }
-  if (!lltm_test::cpu_has(isa)) return nullptr;
-  if (isa == "vnni") return kernels_vnni();
-  if (isa == "dotprod") return kernels_dotprod();
-  if (isa == "i8mm") return kernels_i8mm();
-  const Kernels* const kernels = isa == "amx"      ? kernels_amx()
-                                 : isa == "avx512" ? kernels_avx512()
-                                 : isa == "avx2"   ? kernels_avx2()
-                                                   : kernels_default();
+  const Kernels* const kernels = find_kernels(isa);
   return kernels == nullptr ? nullptr : &kernels->int8;
 }
 
-class Int8Kernel : public testing::TestWithParam<std::string> {
+class Int8Kernel : public KernelTest {
  protected:
   void SetUp() override {
-    const Int8Kernels* const kernels = find_kernels(GetParam());
-    if (kernels == nullptr) GTEST_SKIP() << "this CPU or this compiler has none";
-    kernels_ = *kernels;
+    const Int8Kernels* const kernels = find_int8(GetParam());
+    expect_any(kernels);
+    if (kernels != nullptr) kernels_ = *kernels;
   }
 
   Int8Kernels kernels_{};
 };
-
-INSTANTIATE_TEST_SUITE_P(
-    Kernels,
-    Int8Kernel,
-    testing::Values("default", "avx2", "avx512", "vnni", "amx", "emulated_amx", "dotprod", "i8mm"),
-    [](const auto& info) { return info.param; });
+LLTM_EACH_ISA(
+    Int8Kernel, "default", "avx2", "avx512", "vnni", "amx", "emulated_amx", "dotprod", "i8mm");
 
 constexpr std::uint8_t kUntouched = 0x5A;
 

@@ -112,7 +112,7 @@ std::vector<Packing> forms() {
 
 std::string form_name(const testing::TestParamInfo<Packing>& info) {
   const auto& [cell, dtype, quantized] = info.param;
-  return std::string(cell) + "_" + name(dtype) + (quantized.has_value() ? "_int8" : "");
+  return std::string(cell) + "_" + lltm_test::name(dtype) + (quantized.has_value() ? "_int8" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, PrepackedBytes, testing::ValuesIn(forms()), form_name);

@@ -169,6 +169,9 @@ TEST(CellText, AStateForgetsIfAFactorBoundsIt) {
   EXPECT_TRUE(forgets(gate + "a = multiply f c\nw = greater z.i 0.0\n", "where w a c"))
       << "at times it is kept";
   EXPECT_TRUE(forgets("m = minimum z.i 1.0\nn = maximum m -1.0\n", "multiply n c"));
+  for (const char* bounded : {"sin", "cos", "erf"}) {
+    EXPECT_TRUE(forgets(std::string("a = ") + bounded + " z.i\n", "multiply a c")) << bounded;
+  }
   EXPECT_TRUE(forgets("a = elu z.i\nm = minimum a 1.0\n", "multiply m c"));
   EXPECT_TRUE(forgets("a = abs z.i\nb = negate a\nm = maximum b -1.0\n", "multiply c m"));
 }
@@ -182,6 +185,7 @@ TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   EXPECT_FALSE(forgets("", "multiply p c"));
   EXPECT_FALSE(forgets("", "multiply c 1.1"));
   EXPECT_FALSE(forgets("e = exp z.i\n", "multiply e c"));
+  EXPECT_FALSE(forgets("e = exp2 z.i\n", "multiply e c"));
   EXPECT_FALSE(forgets("e = elu z.i\n", "multiply e c"));
   EXPECT_FALSE(forgets("", "tanh c")) << "not linear";
   EXPECT_FALSE(forgets("s = sign z.i\n", "multiply s c")) << "of the same size for ever";
@@ -291,24 +295,26 @@ TEST(CellText, WithoutStatesReadsH) {
 }
 
 TEST(CellText, SupportsEveryOperation) {
-  // Each operation uses the last result and two others.
-  std::string assignments = "v = copy z.n_x\n", last = "v", all;
-  for (size_t k = 0; k < std::size(lltm_test::kOperations); ++k) {
-    const std::string operation = lltm_test::kOperations[k];
+  // Each operation uses the last result and two others. At most 32 values can be saved.
+  std::string assignments = "v = copy z.n_x\n", last = "v", saved[2];
+  for (size_t k = 0; k < lltm_test::kOperations.size(); ++k) {
+    const std::string& operation = lltm_test::kOperations[k];
     const std::string name = "of_" + operation;
     const int count = info_of(static_cast<Op>(k)).operands;
     const char* const more[] = {"", " z.i", " z.i z.n_h"};
     assignments += name + " = " + operation + " " + last + more[count - 1] + "\n";
-    all += " " + name;
+    saved[k % 2] += " " + name;
     last = name;
   }
-  std::string text = replaced("a = sigmoid z.i\n", assignments + "a = sigmoid z.i\n");
-  text.replace(text.find("save a c"), 8, "save a c" + all);
-  const auto cell = parse_cell(text);
-  std::mt19937 random(3);
-  std::normal_distribution<double> normal;
-  for (int round = 0; round < 20; ++round) {
-    EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [&] { return normal(random); }), "");
+  for (const std::string& some : saved) {
+    std::string text = replaced("a = sigmoid z.i\n", assignments + "a = sigmoid z.i\n");
+    text.replace(text.find("save a c"), 8, "save a c" + some);
+    const auto cell = parse_cell(text);
+    std::mt19937 random(3);
+    std::normal_distribution<double> normal;
+    for (int round = 0; round < 20; ++round) {
+      EXPECT_EQ(lltm_test::difference_from_text(*cell, text, [&] { return normal(random); }), "");
+    }
   }
 }
 
@@ -531,7 +537,6 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
   const std::vector<Wrong> table = {
       // lines and words
       {kBase, "", first_line + "the end of the cell"},
-      {kBase, "\n", "1: expected words with one space between them, got ''"},
       {kBase, "lltm-cell 1", "1: expected a line that ends with \\n, got 'lltm-cell 1'"},
       {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the cell"},
       {"cell 1", "cell 3", first_line + "'lltm-cell 3'"},
@@ -542,9 +547,6 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"name base",
        "name base ",
        "2: expected words with one space between them, got 'name base '"},
-      {"name base",
-       " name base",
-       "2: expected words with one space between them, got ' name base'"},
       {"end\n", "end", "24: expected a line that ends with \\n, got 'end'"},
       {"end\n", "end\nend\n", "25: expected the end of the cell, got 'end'"},
       {"end\n", "end now\n", "24: expected 'end', got 'end now'"},
@@ -571,7 +573,6 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"state c -1e30", "state h 0", "7: expected " + unused + ", got 'h'"},
       {"state c -1e30", "state c nan", "7: expected a number, got 'nan'"},
       {"state c -1e30", "state c 1e999", "7: expected a number, got '1e999'"},
-      {"state c -1e30", "state c 1e", "7: expected a number, got '1e'"},
       {"state c -1e30", "state c 0x10", "7: expected a number, got '0x10'"},
       {"state c -1e30", "state c 1-2", "7: expected a number, got '1-2'"},
       {"parameter p 0.5", "parameter c 0.5", "8: expected " + unused + ", got 'c'"},
@@ -583,9 +584,6 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"a = sigmoid z.i",
        "a sigmoid z.i",
        "11: expected " + assignment + " or 'save', got 'a sigmoid z.i'"},
-      {"a = sigmoid z.i",
-       "# a comment",
-       "11: expected " + assignment + " or 'save', got '# a comment'"},
       {"a = sigmoid z.i", "a =", "11: expected " + assignment + ", got 'a ='"},
       {"a = sigmoid z.i", "a = gelu z.i", "11: expected an operation, got 'gelu'"},
       {"a = sigmoid z.i",
@@ -599,23 +597,16 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
        "a = where z.i z.i",
        "11: expected where of 3 operands, got 'a = where z.i z.i'"},
       {"a = sigmoid z.i", "a = sigmoid z.k", "11: expected " + operand + ", got 'z.k'"},
-      {"a = sigmoid z.i", "a = sigmoid a", "11: expected " + operand + ", got 'a'"},
       {"a = sigmoid z.i", "a = sigmoid b", "11: expected " + operand + ", got 'b'"},
-      {"a = sigmoid z.i", "a = sigmoid i", "11: expected " + operand + ", got 'i'"},
       {"a = sigmoid z.i", "a = sigmoid nan", "11: expected " + operand + ", got 'nan'"},
-      {"a = sigmoid z.i", "a = sigmoid -", "11: expected " + operand + ", got '-'"},
       {"a = sigmoid z.i", "a = sigmoid \x1b[31m", "11: expected " + operand + ", got '\\x1b[31m'"},
       {"a = sigmoid z.i", "a.b = sigmoid z.i", "11: expected " + name + ", got 'a.b'"},
       {"a = sigmoid z.i", "d' = sigmoid z.i", "11: expected " + name + ", got 'd''"},
       {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + unused + ", got 'z.i'"},
-      {"a = sigmoid z.i", "p = sigmoid z.i", "11: expected " + unused + ", got 'p'"},
       {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + unused + ", got 'a'"},
       {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
        "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\nh = sigmoid z.i",
        "10: expected " + unused + ", got 'h'"},
-      {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
-       "state c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid h",
-       "10: expected " + operand + ", got 'h'"},
       {"c' = multiply a c\n",
        "",
        "14: expected an assignment of c' in forward, got 'save a c h' z.n_h'"},
@@ -633,7 +624,6 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"save a c h' z.n_h\n", "", "15: expected " + assignment + " or 'save', got 'backward'"},
       {"save a c", "save a a", "15: expected each value once, got 'a'"},
       {"save a c", "save a p", "15: expected " + value + ", got 'p'"},
-      {"save a c", "save a e", "15: expected " + value + ", got 'e'"},
       {"save a c", "save a 1.0", "15: expected " + value + ", got '1.0'"},
       {"backward\n", "save a\nbackward\n", "16: expected 'backward', got 'save a'"},
       {"backward\n", "", "16: expected 'backward', got 'd.z.i = multiply a d.h''"},

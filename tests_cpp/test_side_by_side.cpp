@@ -64,7 +64,7 @@ std::array<SequenceOutputs, 2> together(const Pair& calls) {
   return {first, second};
 }
 std::array<SequenceOutputs, 2> alone(const Pair& calls) {
-  return {lltm::op::sequence(args_of(calls[0])), lltm::op::sequence(args_of(calls[1]))};
+  return {lltm::op::call(args_of(calls[0])), lltm::op::call(args_of(calls[1]))};
 }
 
 Tensors wanted(const Pair& calls) {

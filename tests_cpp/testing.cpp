@@ -8,7 +8,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <sys/mman.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -19,6 +18,8 @@
 
 namespace lltm_test {
 namespace {
+
+using at::Tensor;
 
 at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype, at::Generator& generator) {
   return at::randn(shape, generator, at::TensorOptions(at::kDouble)).to(dtype);
@@ -41,19 +42,11 @@ Arguments states_and_weights(
   if (info.has_c()) arguments.c = normal({s.B, info.states * s.H}, dtype, generator);
   const int64_t of_x = info.x.count() * s.H, of_h = info.h.count() * s.H;
   arguments.cell = cell;
-  arguments.weights = uniform({of_x, info.joined ? s.H + s.I : s.I});
-  if (!info.joined) arguments.weight_hh = uniform({of_h, s.H});
+  arguments.weights = uniform({of_x, info.concatenated ? s.H + s.I : s.I});
+  if (!info.concatenated) arguments.weight_hh = uniform({of_h, s.H});
   if (bias) arguments.bias = uniform({of_x});
-  if (bias && !info.joined) arguments.bias_hh = uniform({of_h});
+  if (bias && !info.concatenated) arguments.bias_hh = uniform({of_h});
   return arguments;
-}
-
-template <typename Real>
-reference::Matrix<Real> to_matrix(const at::Tensor& tensor, int64_t cols) {
-  const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
-  reference::Matrix<Real> matrix(cols == 0 ? 0 : values.numel() / cols, cols);
-  std::copy_n(values.const_data_ptr<double>(), values.numel(), matrix.data.begin());
-  return matrix;
 }
 
 std::vector<int64_t> rows_per_step(const Arguments& arguments) {
@@ -66,20 +59,18 @@ std::vector<int64_t> rows_per_step(const Arguments& arguments) {
   return std::vector<int64_t>(static_cast<size_t>(steps), arguments.h.size(0));
 }
 
-// max|y - y64|; infinity if y is not finite or has another size.
-double largest_error(const at::Tensor& y, const reference::Matrix<>& y64) {
-  const at::Tensor values = y.detach().to(at::kDouble).contiguous();
-  const double infinity = std::numeric_limits<double>::infinity();
-  if (values.numel() != static_cast<int64_t>(y64.data.size())) {
-    return infinity;
-  }
-  const double* const got = values.const_data_ptr<double>();
-  double error = 0;
-  for (size_t k = 0; k < y64.data.size(); ++k) {
-    const auto difference = static_cast<double>(std::abs(got[k] - y64.data[k]));
-    error = std::isfinite(difference) ? std::max(error, difference) : infinity;
-  }
-  return error;
+bool is_step(const Arguments& arguments) {
+  return arguments.input.dim() == 2 && !arguments.batch_sizes;
+}
+
+double largest(const Tensor& values) {
+  return values.numel() == 0 ? 0 : values.abs().max().item<double>();
+}
+
+// max|y - y64|; infinity if y is not finite.
+double largest_error(const Tensor& y, const Tensor& y64) {
+  const double error = largest(y.detach().to(at::kDouble) - y64);
+  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace
@@ -130,7 +121,6 @@ auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-using at::Tensor;
 using Optional = std::optional<Tensor>;
 Optional if_defined(const Tensor& tensor) {
   return tensor.defined() ? Optional(tensor) : std::nullopt;
@@ -328,12 +318,12 @@ namespace {
 
 template <typename Arguments, typename Visit>
 void for_each_argument(Arguments& a, const Visit& visit) {
-  const bool joined = a.cell == "lltm";
+  const bool concatenated = a.cell == "lltm";
   visit("input", a.input);
   visit("h", a.h);
   if (a.c.defined()) visit("c", a.c);
-  visit(joined ? "weights" : "weight_ih", a.weights);
-  if (a.bias) visit(joined ? "bias" : "bias_ih", *a.bias);
+  visit(concatenated ? "weights" : "weight_ih", a.weights);
+  if (a.bias) visit(concatenated ? "bias" : "bias_ih", *a.bias);
   if (a.weight_hh) visit("weight_hh", *a.weight_hh);
   if (a.bias_hh) visit("bias_hh", *a.bias_hh);
 }
@@ -421,23 +411,30 @@ Tensors random_like(const Tensors& like, uint64_t seed) {
   return result;
 }
 
-namespace {
+Tensors like_outputs(const Arguments& a) {
+  std::vector<int64_t> shape = a.input.sizes().vec();
+  shape.back() = a.h.size(1);
+  Tensors outputs = {at::empty(shape, a.input.options())};
+  if (!is_step(a)) outputs.push_back(at::empty_like(a.h));
+  if (a.c.defined()) outputs.push_back(at::empty_like(a.c));
+  return outputs;
+}
 
-template <typename GradientsOf>
-Evaluation evaluate_with(
-    const Function& function, const Arguments& arguments, const GradientsOf& grads_of) {
+Tensors random_gradients(const Arguments& arguments, uint64_t seed) {
+  return random_like(like_outputs(arguments), seed);
+}
+
+Evaluation evaluate(
+    const Function& function, const Arguments& arguments, const Tensors& grad_outputs) {
   const Arguments leaves = requiring_grad(arguments);
-  const Tensors outputs = function(leaves);
-  const Tensors grad_outputs = grads_of(outputs);
-  Tensors used;
-  Tensors gradients;
+  const Tensors outputs = function(leaves), x = differentiable(leaves);
+  Tensors used, gradients;
   for (size_t k = 0; k < outputs.size(); ++k) {
     if (grad_outputs.at(k).defined()) {
       used.push_back(outputs[k]);
       gradients.push_back(grad_outputs[k]);
     }
   }
-  const Tensors x = differentiable(leaves);
   gradients = torch::autograd::grad(
       used,
       x,
@@ -446,159 +443,73 @@ Evaluation evaluate_with(
       /*create_graph=*/false,
       /*allow_unused=*/true);
   for (size_t k = 0; k < gradients.size(); ++k) {
-    if (!gradients[k].defined()) {
-      gradients[k] = at::zeros_like(x[k]);
-    }
+    if (!gradients[k].defined()) gradients[k] = at::zeros_like(x[k]);
   }
   return {outputs, gradients};
 }
 
-}  // namespace
-
-Evaluation evaluate(
-    const Function& function, const Arguments& arguments, const Tensors& grad_outputs) {
-  return evaluate_with(function, arguments, [&](const Tensors&) { return grad_outputs; });
+Tensors in_double(Tensors tensors) {
+  for (Tensor& tensor : tensors) {
+    if (tensor.defined()) tensor = tensor.to(at::kDouble);
+  }
+  return tensors;
 }
 
-namespace {
-
-template <typename Real>
-Expected expect_in(const Arguments& arguments, const Tensors& grad_outputs) {
-  reference::Arguments<Real> a;
-  const int64_t hidden_size = arguments.h.size(1);
-  a.input = to_matrix<Real>(arguments.input, arguments.input.size(-1));
-  a.batch_sizes = rows_per_step(arguments);
-  a.input.rows = std::accumulate(a.batch_sizes.begin(), a.batch_sizes.end(), int64_t{0});
-  a.h = to_matrix<Real>(arguments.h, hidden_size);
-  a.c = to_matrix<Real>(arguments.c, hidden_size);
-  a.weights = to_matrix<Real>(arguments.weights, arguments.weights.size(1));
-  if (arguments.bias) {
-    a.bias = to_matrix<Real>(*arguments.bias, 3 * hidden_size).data;
-  }
-  a.reverse = arguments.reverse;
-  if (arguments.reset.has_value()) {
-    const at::Tensor reset = arguments.reset->flatten().contiguous();
-    const bool* const begin = reset.const_data_ptr<bool>();
-    a.reset.assign(begin, begin + reset.numel());
-  }
-  if (arguments.recurrent_mask.has_value()) {
-    a.recurrent_mask = to_matrix<Real>(*arguments.recurrent_mask, hidden_size);
-  }
-
-  // A step returns (h', c'): h' is the complete output, and h_n is unused.
-  const bool step = grad_outputs.size() == 2;
-  const auto gradient_or_zero = [&](const at::Tensor& gradient, int64_t rows) {
-    return gradient.defined() ? to_matrix<Real>(gradient, hidden_size)
-                              : reference::Matrix<Real>(rows, hidden_size);
-  };
-  reference::Outputs<Real> d;
-  d.output = gradient_or_zero(grad_outputs.front(), a.input.rows);
-  d.h = gradient_or_zero(step ? at::Tensor() : grad_outputs[1], a.h.rows);
-  d.c = gradient_or_zero(grad_outputs.back(), a.h.rows);
-
-  const auto forward = reference::sequence_forward(a);
-  const auto backward = reference::sequence_backward(a, forward, d);
-  Expected expected;
-  const auto add = [](std::vector<reference::Matrix<>>& to, const reference::Matrix<Real>& result) {
-    to.emplace_back(result);
-  };
-  add(expected.outputs, forward.outputs.output);
-  if (!step) add(expected.outputs, forward.outputs.h);
-  add(expected.outputs, forward.outputs.c);
-  for (const auto* result : {&backward.input, &backward.h, &backward.c, &backward.weights}) {
-    add(expected.gradients, *result);
-  }
-  if (a.bias) {
-    reference::Matrix<Real> bias(1, 3 * hidden_size);
-    bias.data = backward.bias;
-    add(expected.gradients, bias);
-  }
-  return expected;
-}
-
-// torch.nn cells: PyTorch in float64.
-Expected expect_in_torch(const Arguments& arguments, const Tensors& grad_outputs) {
-  const auto in_double = [](Tensors tensors) {
-    for (at::Tensor& tensor : tensors) {
-      if (tensor.defined()) tensor = tensor.to(at::kDouble);
-    }
-    return tensors;
-  };
-  const auto matrices = [](const Tensors& tensors) {
-    std::vector<reference::Matrix<>> result;
-    for (const at::Tensor& tensor : tensors) {
-      result.push_back(to_matrix<reference::Widest>(tensor, tensor.size(-1)));
-    }
-    return result;
-  };
-  const Evaluation exact = evaluate(
-      arguments.input.dim() == 2 && !arguments.batch_sizes ? eager_cell : eager_sequence,
+Evaluation expect(const Arguments& arguments, const Tensors& grad_outputs) {
+  return evaluate(
+      is_step(arguments) ? eager_cell : eager_sequence,
       with(arguments, in_double(differentiable(arguments))),
       in_double(grad_outputs));
-  return {matrices(exact.outputs), matrices(exact.gradients)};
-}
-
-}  // namespace
-
-Expected expect(const Arguments& arguments, const Tensors& grad_outputs) {
-  if (arguments.cell != "lltm") return expect_in_torch(arguments, grad_outputs);
-  return arguments.input.scalar_type() == at::kDouble
-             ? expect_in<reference::Widest>(arguments, grad_outputs)
-             : expect_in<double>(arguments, grad_outputs);
-}
-
-void Comparison::add(
-    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64) {
-  if (!ours.defined() || !eager.defined()) {
-    mismatch_ = "a result is undefined";
-    return;
-  }
-  if (ours.sizes() != eager.sizes() || ours.scalar_type() != eager.scalar_type()) {
-    std::ostringstream text;
-    text << ours.scalar_type() << ' ' << ours.sizes() << ", but PyTorch gives "
-         << eager.scalar_type() << ' ' << eager.sizes();
-    mismatch_ = text.str();
-    return;
-  }
-  ours_ = std::max(ours_, largest_error(ours, y64));
-  eager_ = std::max(eager_, largest_error(eager, y64));
-  for (const reference::Widest value : y64.data) {
-    scale_ = std::max(scale_, static_cast<double>(std::abs(value)));
-  }
-  eps_ = epsilon(ours.scalar_type());
-}
-
-::testing::AssertionResult Comparison::result() const {
-  if (!mismatch_.empty()) {
-    return ::testing::AssertionFailure() << mismatch_;
-  }
-  if (!std::isfinite(eager_)) {
-    return ::testing::AssertionFailure()
-           << "the PyTorch reference is infinitely wrong here, so the comparison is meaningless";
-  }
-  // Scaled by max|y64|, which may be 0.
-  const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);
-  if (ours_ <= bound) {
-    return ::testing::AssertionSuccess();
-  }
-  return ::testing::AssertionFailure()
-         << "largest error: ours " << ours_ << ", eager " << eager_ << ", largest value " << scale_
-         << ", eps " << eps_ << ": " << ours_ / bound << " times what is allowed";
-}
-
-::testing::AssertionResult is_accurate(
-    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64) {
-  Comparison comparison;
-  comparison.add(ours, eager, y64);
-  return comparison.result();
 }
 
 namespace {
+
+class Comparison {
+ public:
+  void add(const Tensor& ours, const Tensor& eager, const Tensor& y64) {
+    if (!ours.defined() || !eager.defined()) {
+      mismatch_ = "a result is undefined";
+      return;
+    }
+    if (ours.sizes() != eager.sizes() || ours.scalar_type() != eager.scalar_type()) {
+      std::ostringstream text;
+      text << ours.scalar_type() << ' ' << ours.sizes() << ", but PyTorch gives "
+           << eager.scalar_type() << ' ' << eager.sizes();
+      mismatch_ = text.str();
+      return;
+    }
+    ours_ = std::max(ours_, largest_error(ours, y64));
+    eager_ = std::max(eager_, largest_error(eager, y64));
+    scale_ = std::max(scale_, largest(y64));
+    eps_ = epsilon(ours.scalar_type());
+  }
+
+  testing::AssertionResult result() const {
+    if (!mismatch_.empty()) return testing::AssertionFailure() << mismatch_;
+    if (!std::isfinite(eager_)) {
+      return testing::AssertionFailure()
+             << "the PyTorch reference is infinitely wrong here, so the comparison is meaningless";
+    }
+    // Scaled by max|y64|, which may be 0.
+    const double bound = 2 * std::max(eager_, 4 * eps_ * scale_);
+    if (ours_ <= bound) return testing::AssertionSuccess();
+    return testing::AssertionFailure()
+           << "largest error: ours " << ours_ << ", eager " << eager_ << ", largest value "
+           << scale_ << ", eps " << eps_ << ": " << ours_ / bound << " times what is allowed";
+  }
+
+ private:
+  double ours_ = 0;   // max|y - y64|
+  double eager_ = 0;  // max|y - y64|
+  double scale_ = 0;  // max|y64|
+  double eps_ = 0;
+  std::string mismatch_;  // dtype or shape mismatch of ours and eager
+};
 
 struct Comparisons {
   std::vector<Comparison> outputs, gradients;
 
-  void add(const Evaluation& ours, const Evaluation& eager, const Expected& expected) {
+  void add(const Evaluation& ours, const Evaluation& eager, const Evaluation& expected) {
     outputs.resize(expected.outputs.size());
     gradients.resize(expected.gradients.size());
     ASSERT_EQ(ours.outputs.size(), outputs.size());
@@ -646,15 +557,13 @@ std::string describe(const Arguments& a, uint64_t seed) {
   return text.str();
 }
 
-constexpr int64_t kFewestElements = 200;
+constexpr int64_t kFewestElements = 100;
 
-int64_t fewest_elements(const Expected& expected) {
+int64_t fewest_elements(const Evaluation& expected) {
   int64_t fewest = std::numeric_limits<int64_t>::max();
-  for (const auto& results : {expected.outputs, expected.gradients}) {
-    for (const reference::Matrix<>& result : results) {
-      if (!result.data.empty()) {
-        fewest = std::min(fewest, static_cast<int64_t>(result.data.size()));
-      }
+  for (const Tensors& results : {expected.outputs, expected.gradients}) {
+    for (const Tensor& result : results) {
+      if (result.numel() > 0) fewest = std::min(fewest, result.numel());
     }
   }
   return fewest;
@@ -662,9 +571,16 @@ int64_t fewest_elements(const Expected& expected) {
 
 }  // namespace
 
-void check_all(
-    const std::vector<Function>& ours,
-    const Function& baseline,
+testing::AssertionResult is_accurate(const Tensor& ours, const Tensor& eager, const Tensor& y64) {
+  Comparison comparison;
+  comparison.add(ours, eager, y64);
+  return comparison.result();
+}
+
+void check(
+    const Functions& ours,
+    const Evaluator& baseline,
+    const Evaluator& oracle,
     const Problem& problem,
     const OutputGradients& output_gradients,
     uint64_t problems) {
@@ -673,11 +589,9 @@ void check_all(
   uint64_t seed = 0;
   while (seed < problems || elements < kFewestElements) {
     const Arguments arguments = problem(++seed);
-    Tensors grad_outputs;
-    const Evaluation eager = evaluate_with(baseline, arguments, [&](const Tensors& outputs) {
-      return grad_outputs = output_gradients(outputs, seed + 1000);
-    });
-    const Expected expected = expect(arguments, grad_outputs);
+    const Tensors grad_outputs = output_gradients(arguments, seed + 1000);
+    const Evaluation eager = baseline(arguments, grad_outputs);
+    const Evaluation expected = oracle(arguments, grad_outputs);
     for (size_t k = 0; k < ours.size(); ++k) {
       comparisons[k].add(evaluate(ours[k], arguments, grad_outputs), eager, expected);
     }
@@ -692,25 +606,20 @@ void check_all(
 }
 
 void check(
-    const Function& ours,
+    const Functions& ours,
     const Function& baseline,
     const Problem& problem,
     const OutputGradients& output_gradients,
     uint64_t problems) {
-  check_all({ours}, baseline, problem, output_gradients, problems);
-}
-
-void check_step(const Problem& problem, const OutputGradients& output_gradients) {
-  check(cell, eager_cell, problem, output_gradients);
-}
-
-void check_sequence(const Problem& problem, const OutputGradients& output_gradients) {
-  check(sequence, eager_sequence, problem, output_gradients);
+  const Evaluator eager = [&](const Arguments& arguments, const Tensors& grad_outputs) {
+    return evaluate(baseline, arguments, grad_outputs);
+  };
+  check(ours, eager, expect, problem, output_gradients, problems);
 }
 
 void check_threads(const Function& function, int count, const Arguments& arguments) {
   SCOPED_TRACE(describe(arguments, 1) + ", threads " + std::to_string(count));
-  const Tensors grad_outputs = random_like(function(arguments), 1000);
+  const Tensors grad_outputs = random_gradients(arguments, 1000);
   const auto run = [&](int threads) {
     const ThreadCount thread_count(threads);
     return evaluate(function, arguments, grad_outputs);
@@ -754,7 +663,7 @@ class FilledMemory {
 
 void check_uninitialised_memory(const Function& function, const Arguments& arguments) {
   SCOPED_TRACE(describe(arguments, 1));
-  const Tensors grad_outputs = random_like(function(arguments), 1000);
+  const Tensors grad_outputs = random_gradients(arguments, 1000);
   const Evaluation before = evaluate(function, arguments, grad_outputs);
   const FilledMemory filled;
   const Evaluation after = evaluate(function, arguments, grad_outputs);
@@ -765,7 +674,6 @@ void check_uninitialised_memory(const Function& function, const Arguments& argum
 }
 
 const std::vector<Layout>& layouts() {
-  using at::Tensor;
   static const std::vector<Layout> layouts = {
       {"transposed",
        [](const Tensor& t) { return t.transpose(0, -1).contiguous().transpose(0, -1); }},
@@ -797,7 +705,7 @@ std::vector<std::vector<size_t>> positions_of(std::string_view cell, bool weight
   std::vector<bool> is_weight = {false, false};      // input, h
   if (info.has_c()) is_weight.push_back(false);      // c
   is_weight.insert(is_weight.end(), {true, false});  // weights and bias, or input weights
-  if (!info.joined) is_weight.insert(is_weight.end(), {true, false});  // recurrent weights
+  if (!info.concatenated) is_weight.insert(is_weight.end(), {true, false});  // recurrent weights
   std::vector<std::vector<size_t>> positions;
   std::vector<size_t> all;
   for (size_t k = 0; k < is_weight.size(); ++k) {
@@ -858,32 +766,6 @@ bool identical(const Tensors& a, const Tensors& b) {
       a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
         return identical(x, y);
       });
-}
-
-namespace {
-constexpr int64_t kRowDistance = int64_t{1} << 31;
-constexpr int64_t kElements = 2 * kRowDistance + 64;
-}  // namespace
-
-FarApart::FarApart(at::ScalarType dtype)
-    : bytes_(kElements * c10::elementSize(dtype)),
-      memory_(mmap(
-          nullptr,
-          bytes_,
-          PROT_READ | PROT_WRITE,
-          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-          -1,
-          0)) {
-  TORCH_CHECK(memory_ != MAP_FAILED, "cannot reserve ", bytes_, " bytes of address space");
-  elements_ = at::from_blob(memory_, {kElements}, at::TensorOptions(dtype));
-}
-
-FarApart::~FarApart() {
-  munmap(memory_, bytes_);
-}
-
-at::Tensor FarApart::copy(const at::Tensor& matrix, int64_t offset) const {
-  return elements_.as_strided(matrix.sizes(), {kRowDistance, 1}, offset).copy_(matrix);
 }
 
 std::string name(at::ScalarType dtype) {

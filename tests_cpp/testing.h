@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cell/cells.h"
-#include "reference.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -10,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <concepts>
 #include <functional>
 #include <optional>
 #include <ostream>
@@ -157,57 +157,53 @@ struct Evaluation {
 Evaluation evaluate(
     const Function& function, const Arguments& arguments, const Tensors& grad_outputs);
 
-// reference.h for the LLTM, PyTorch in float64 for other cells. Undefined grad_outputs are zero.
-struct Expected {
-  std::vector<reference::Matrix<>> outputs;
-  std::vector<reference::Matrix<>> gradients;
-};
-Expected expect(const Arguments& arguments, const Tensors& grad_outputs);
+Tensors in_double(Tensors tensors);
+
+// Such as `evaluate` with a certain function.
+using Evaluator = std::function<Evaluation(const Arguments&, const Tensors& grad_outputs)>;
+
+// The oracle: PyTorch in float64.
+Evaluation expect(const Arguments& arguments, const Tensors& grad_outputs);
 
 // A bound for few samples (docs/accuracy.md has the criterion):
 //     e(ours) <= 2 max(e(eager), 4 eps of the dtype),  e(y) = max|y - y64| / max|y64|
-// The maxima cover several small problems, because errors of single small results are random.
-class Comparison {
- public:
-  void add(const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
-  ::testing::AssertionResult result() const;
-
- private:
-  double ours_ = 0;   // max|y - y64|
-  double eager_ = 0;  // max|y - y64|
-  double scale_ = 0;  // max|y64|
-  double eps_ = 0;
-  std::string mismatch_;  // dtype or shape mismatch of ours and eager
-};
-
 ::testing::AssertionResult is_accurate(
-    const at::Tensor& ours, const at::Tensor& eager, const reference::Matrix<>& y64);
+    const at::Tensor& ours, const at::Tensor& eager, const at::Tensor& y64);
 
 using Problem = std::function<Arguments(uint64_t seed)>;
 
+// With the shapes and dtype of the outputs, uninitialized or random.
+Tensors like_outputs(const Arguments& arguments);
+Tensors random_gradients(const Arguments& arguments, uint64_t seed = 2);
+
 // Undefined gradients are of unused outputs.
-using OutputGradients = std::function<Tensors(const Tensors& outputs, uint64_t seed)>;
-inline const OutputGradients kRandom = [](const Tensors& outputs, uint64_t seed) {
-  return random_like(outputs, seed);
+using OutputGradients = std::function<Tensors(const Arguments& arguments, uint64_t seed)>;
+inline const OutputGradients kRandom = random_gradients;
+
+// One or several.
+struct Functions : std::vector<Function> {
+  using vector::vector;
+  template <std::convertible_to<Function> F>
+  Functions(const F& function) : vector{Function(function)} {}
 };
 
-// Comparison of all outputs and gradients of `ours`, with `baseline` instead of eager. Outputs must
-// be contiguous. At least `problems` seeds, until the smallest result has some hundred elements.
-void check_all(
-    const std::vector<Function>& ours,
+// All outputs and gradients of `ours` meet the bound of is_accurate, with `baseline` instead of
+// eager. Outputs must be contiguous. The maxima cover several small problems, because errors of
+// single small results are random: at least `problems` seeds, until the smallest result has a
+// hundred elements.
+void check(
+    const Functions& ours,
     const Function& baseline,
     const Problem& problem,
     const OutputGradients& output_gradients = kRandom,
     uint64_t problems = 3);
 void check(
-    const Function& ours,
-    const Function& baseline,
+    const Functions& ours,
+    const Evaluator& baseline,
+    const Evaluator& oracle,
     const Problem& problem,
     const OutputGradients& output_gradients = kRandom,
     uint64_t problems = 3);
-
-void check_step(const Problem& problem, const OutputGradients& output_gradients = kRandom);
-void check_sequence(const Problem& problem, const OutputGradients& output_gradients = kRandom);
 
 // With one thread as baseline; repeated runs bitwise.
 void check_threads(const Function& function, int count, const Arguments& arguments);
@@ -239,23 +235,6 @@ Function against_the_steps(const Function& sequence);
 // No tolerance; NaN equals NaN.
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
-
-// Up to three matrix rows, 2^31 elements apart. Only written pages use physical memory.
-class FarApart {
- public:
-  explicit FarApart(at::ScalarType dtype);
-  ~FarApart();
-  FarApart(const FarApart&) = delete;
-  FarApart& operator=(const FarApart&) = delete;
-
-  // Starts at `offset` in the first row.
-  at::Tensor copy(const at::Tensor& matrix, int64_t offset) const;
-
- private:
-  size_t bytes_;
-  void* memory_;
-  at::Tensor elements_;
-};
 
 std::string name(at::ScalarType dtype);
 

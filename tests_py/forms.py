@@ -1,10 +1,9 @@
-"""Every form in which a cell is called, with sample arguments; test_properties.py tests them."""
+"""Modules of every built-in cell, with sample arguments; test_properties.py tests them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import support
 import torch
-from support import DTYPES, Arguments
+from support import DTYPES
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -24,42 +23,10 @@ Values = dict[str, Tensor]
 SEED = 1
 
 
-@dataclass(frozen=True)
-class Cell:
-    """lltm's modules, and their reference modules."""
-
-    step: Any
-    layer: Any
-    plain_step: Any
-    plain_layer: Any
-    # Used for strides and repr, which do not depend on the cell.
-    torch_step: Any
-    torch_layer: Any
-    # Dtypes of modules, and of forms without derivatives or tested elsewhere. Only the first cell
-    # tests every dtype.
-    dtypes: tuple[torch.dtype, ...]
-    dtypes_of_others: tuple[torch.dtype, ...]
-
-
-REFERENCE = lltm.reference
-
-
-def cells() -> dict[str, Cell]:
-    """Built-in cells by layer name; the first in every dtype."""
-    names = [name.removesuffix("Cell") for name in REFERENCE.__all__ if name.endswith("Cell")]
-    found: dict[str, Cell] = {}
-    for name in sorted(
-        names, key=lambda name: support.CELLS.index(getattr(lltm, name)(1, 1)._CELL)
-    ):
-        classes = [getattr(m, n) for m in (lltm, REFERENCE) for n in (f"{name}Cell", name)]
-        of_torch = [getattr(nn, f"{name}Cell", nn.LSTMCell), getattr(nn, name, nn.LSTM)]
-        both = (torch.float64, torch.float32)
-        dtypes = (both, both[1:]) if found else (DTYPES, DTYPES)
-        found[name] = Cell(*classes, *of_torch, *dtypes)
-    return found
-
-
-CELLS = cells()
+def layer_names() -> list[str]:
+    """Built-in cells by layer name, in the operators' order."""
+    names = [name for name in lltm.reference.__all__ if f"{name}Cell" in lltm.reference.__all__]
+    return sorted(names, key=lambda name: support.CELLS.index(getattr(lltm, name)(1, 1)._CELL))
 
 
 @dataclass(frozen=True)
@@ -79,15 +46,13 @@ class Sample:
     values: Values
     run: Callable[[Values], list[Tensor]]
     plain: Callable[[Values], list[Tensor]]
-    states: tuple[str, ...] = ("h", "c")
-    # Constructor options, module, and call arguments, if any.
-    options: dict[str, Any] = field(default_factory=dict)
-    module: Any = None
-    arguments: Callable[[Values], tuple[Any, ...]] = lambda values: ()
-    # The same module with other values.
-    fresh: Callable[[], Any] = lambda: None
-    kind: str = "batched"
-    has_reset: bool = False
+    states: tuple[str, ...]
+    options: dict[str, Any]  # of the constructor
+    module: Any
+    arguments: Callable[[Values], tuple[Any, ...]]  # of the call
+    fresh: Callable[[], Any]  # the same module with other values
+    kind: str
+    has_reset: bool
 
     def __str__(self) -> str:
         shapes = {name: tuple(value.shape) for name, value in self.values.items()}
@@ -114,11 +79,11 @@ class Sample:
 class Form:
     name: str
     samples: Callable[[torch.dtype, Sizes], Iterator[Sample]]
+    make: Callable[..., Any]
     dtypes: tuple[torch.dtype, ...] = DTYPES
     trainable: bool = True
     quantized: bool = False
     steps: bool = True
-    make: Callable[..., Any] | None = None
     torch_module: Callable[..., Any] = nn.LSTM
     prepacked: bool = False
     plain: bool = False
@@ -152,52 +117,6 @@ def tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     changed(tree, found.append)
     return found
-
-
-def of_function(outputs: support.Outputs, name: str, a: Arguments) -> Sample:
-    def run(implementation: Any, values: dict[str, Any]) -> list[Tensor]:
-        x = values["input"]
-        mask = None if a.recurrent_mask is None else a.recurrent_mask.to(x)
-        reset = None if a.reset is None else a.reset.to(x.device)
-        return list(outputs(implementation, replace(a, **values, recurrent_mask=mask, reset=reset)))
-
-    values = dict(zip(support.NAMES, a.tensors(), strict=False))
-    return Sample(
-        name,
-        values,
-        partial(run, lltm.functional),
-        partial(run, lltm.reference),
-        kind="packed" if a.batch_sizes is not None else "batched",
-        has_reset=a.reset is not None,
-    )
-
-
-def of_cell(dtype: torch.dtype, sizes: Sizes) -> Iterator[Sample]:
-    shape = sizes.batch, sizes.inputs, sizes.hidden
-    for bias in (True, False):
-        a = support.cell_arguments(shape, dtype, bias)
-        yield of_function(support.cell_outputs, "bias" if bias else "no bias", a)
-
-
-def of_sequence(
-    outputs: support.Outputs, dtype: torch.dtype, sizes: Sizes, masks: bool = True
-) -> Iterator[Sample]:
-    shape = sizes.steps, sizes.batch, sizes.inputs, sizes.hidden
-    dense, packed = partial(support.sequence_arguments, shape, dtype), support.packed_arguments
-    yield of_function(outputs, "forward", dense())
-    yield of_function(outputs, "reverse", dense(reverse=True))
-    yield of_function(outputs, "no bias", dense(bias=False))
-    yield of_function(outputs, "reset", support.with_reset(dense()))
-    if masks:
-        a = support.with_recurrent_mask(support.with_reset(dense(reverse=True)))
-        yield of_function(outputs, "reverse, reset, recurrent mask", a)
-    if sizes.batch > 0:
-        for reverse in (False, True):
-            a = packed(lengths(sizes), sizes.inputs, sizes.hidden, dtype, reverse)
-            yield of_function(outputs, "packed, reverse" if reverse else "packed", a)
-            if masks and reverse:
-                a = support.with_recurrent_mask(a)
-            yield of_function(outputs, "packed, reset, or mask in reverse", support.with_reset(a))
 
 
 def lengths(sizes: Sizes) -> list[int]:
@@ -257,15 +176,6 @@ PROJECTIONS = (
     ),
 )
 SOME = {use.name for use in (*SOME_LAYERS, *PROJECTIONS)}
-AS_PYTORCH = tuple(
-    Use(
-        "as PyTorch tests nn.LSTM",
-        {"num_layers": 2, "bias": bias, "batch_first": first, "bidirectional": both},
-        "unbatched",
-        state,
-    )
-    for bias, first, both, state in itertools.product((False, True), repeat=4)
-)
 
 
 def packed_rows(kind: str, sizes: Sizes) -> PackedSequence:
@@ -381,39 +291,31 @@ def state_of(values: Values, states: tuple[str, ...]) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-WITH_FLOAT32 = tuple(dtype for dtype in DTYPES if dtype != torch.float64)
-
-
 def forms() -> Iterator[Form]:
-    checkpoints = partial(support.checkpointed_outputs, 2)
-    yield Form("functional.step", of_cell, steps=False, torch_module=nn.LSTMCell)
-    yield Form("functional.sequence", partial(of_sequence, support.sequence_outputs))
-    yield Form("functional.sequence, checkpoints", partial(of_sequence, checkpoints))
-    function = partial(of_sequence, partial(support.prepacked_outputs, None), masks=False)
-    yield Form("functional.sequence, prepacked", function, trainable=False, prepacked=True)
-    function = partial(of_sequence, partial(support.prepacked_outputs, torch.qint8), masks=False)
-    yield Form(
-        "functional.sequence, int8",
-        function,
-        WITH_FLOAT32,
-        trainable=False,
-        quantized=True,
-        prepacked=True,
-    )
-    for name, cell in CELLS.items():
+    for k, name in enumerate(layer_names()):
+        step, ours = getattr(lltm, f"{name}Cell"), getattr(lltm, name)
+        plain_step, plain = getattr(lltm.reference, f"{name}Cell"), getattr(lltm.reference, name)
+        # Only the first cell is tested in every dtype.
+        dtypes = (torch.float64, torch.float32) if k else DTYPES
+        dtypes_of_others = (torch.float32,) if k else DTYPES
         projections = PROJECTIONS if name == "LSTM" else ()
-        as_pytorch = AS_PYTORCH if name == next(iter(CELLS)) else ()
-        step = partial(Modules, STEPS)
-        every = partial(Modules, (*LAYERS, *projections, *as_pytorch))
+        of_step = partial(Modules, STEPS)
+        every = partial(Modules, (*LAYERS, *projections))
         layer = partial(Modules, (*SOME_LAYERS, *projections))
-        of_step: dict[str, Any] = {"steps": False, "torch_module": cell.torch_step}
-        of_step.update(dtypes=cell.dtypes)
-        of_layer: dict[str, Any] = {"torch_module": cell.torch_layer, "dtypes": cell.dtypes}
-        ours, plain = cell.layer, cell.plain_layer
+        # torch.nn's strides and repr do not depend on the cell.
+        torch_step = getattr(nn, f"{name}Cell", nn.LSTMCell)
+        of_layer: dict[str, Any] = {"torch_module": getattr(nn, name, nn.LSTM), "dtypes": dtypes}
         with_checkpoints = partial(ours, checkpoint_steps=2)
-        yield Form(f"{name}Cell", step(cell.step, cell.plain_step), make=cell.step, **of_step)
+        yield Form(
+            f"{name}Cell",
+            of_step(step, plain_step),
+            step,
+            dtypes,
+            steps=False,
+            torch_module=torch_step,
+        )
         yield Form(name, every(ours, plain), make=ours, **of_layer)
-        of_layer.update(dtypes=cell.dtypes_of_others)
+        of_layer.update(dtypes=dtypes_of_others)
         yield Form(
             f"{name}, checkpoints",
             layer(with_checkpoints, plain),
@@ -428,18 +330,15 @@ def forms() -> Iterator[Form]:
             f"Prepacked{name}, int8",
             layer(ours, plain, finish=int8),
             quantized=True,
-            **{**of_layer, "dtypes": tuple(d for d in cell.dtypes_of_others if d in WITH_FLOAT32)},
+            **{**of_layer, "dtypes": tuple(d for d in dtypes_of_others if d != torch.float64)},
         )
-        # Reference modules, compared in the opposite direction.
-        of_plain: dict[str, Any] = {"plain": True, "dtypes": cell.dtypes_of_others}
-        yield Form(
-            f"reference.{name}Cell",
-            step(cell.plain_step, cell.step),
-            make=cell.plain_step,
-            steps=False,
-            **of_plain,
-        )
-        yield Form(f"reference.{name}", layer(plain, ours), make=plain, **of_plain)
+        # Reference modules, compared in the opposite direction: the same code for each cell.
+        if k == 0:
+            of_plain: dict[str, Any] = {"plain": True, "dtypes": dtypes_of_others}
+            plain_steps = of_step(plain_step, step)
+            name = f"reference.{name}"
+            yield Form(f"{name}Cell", plain_steps, plain_step, steps=False, **of_plain)
+            yield Form(name, layer(plain, ours), plain, **of_plain)
 
 
 FORMS = tuple(forms())

@@ -245,15 +245,6 @@ def packed_arguments(
     )
 
 
-def with_reset(a: Arguments, share: float = 0.4) -> Arguments:
-    return replace(a, reset=torch.rand(a.input.shape[:-1]) < share)
-
-
-def with_recurrent_mask(a: Arguments) -> Arguments:
-    mask = nn.functional.dropout(torch.ones_like(a.h), 1 / 3)
-    return replace(a, recurrent_mask=mask.t().contiguous().t())
-
-
 def _steady(a: Arguments) -> Arguments:
     # Larger weights amplify early rounding errors in long sequences: chance decides the ratio.
     return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
@@ -289,16 +280,6 @@ def _listed(states: Any) -> tuple[Tensor, ...]:
 
 def checkpointed_outputs(steps: int, implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     return sequence_outputs(implementation, a, checkpoint_steps=steps)
-
-
-def prepacked_outputs(
-    quantized: torch.dtype | None, implementation: Any, a: Arguments
-) -> tuple[Tensor, ...]:
-    """lltm.reference does not prepack."""
-    if implementation is lltm.reference:
-        return sequence_outputs(implementation, a)
-    packed = implementation.prepack(a.cell, a.weights, a.weight_hh, quantized)
-    return sequence_outputs(implementation, a, packed)
 
 
 NAMES = ("input", "h", "c", "weights", "bias")
@@ -575,7 +556,6 @@ def _states(*shape: int) -> tuple[Tensor, Tensor]:
 # Modules for compilers and exporters, with I = 3 and H = 5.
 MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "cell": lambda: (lltm.LLTMCell(3, 5), (torch.randn(4, 3),)),
-    "cell, one row": lambda: (lltm.LLTMCell(3, 5), (torch.randn(3),)),
     "cell, state, no bias": lambda: (
         lltm.LLTMCell(3, 5, bias=False),
         (torch.randn(4, 3), _states(4)),
@@ -585,13 +565,11 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         lltm.LLTM(3, 5, bias=False),
         (torch.randn(6, 4, 3), _states(1, 4)),
     ),
-    "layer, no batch": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 3),)),
     "layer, no batch, state": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 3), _states(1))),
     "layers and directions": lambda: (
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
         (torch.randn(4, 6, 3), _states(4, 4)),
     ),
-    "cell, LSTM": lambda: (lltm.LSTMCell(3, 5), (torch.randn(4, 3),)),
     "cell, GRU, state": lambda: (lltm.GRUCell(3, 5), (torch.randn(4, 3), torch.randn(4, 5))),
     "LSTM, layers and directions": lambda: (
         lltm.LSTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),

@@ -98,17 +98,6 @@ def test_the_option_can_be_changed() -> None:
         assert size in [t.numel() for t in saved(lambda: layer(x))]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
-def test_a_scripted_layer_runs_with_checkpoints(options: dict[str, Any]) -> None:
-    layer = lltm.LLTM(3, 5, checkpoint_steps=4, **options)
-    scripted: Any = torch.jit.script(layer)
-    x = torch.randn(10, 6, 3)
-    torch.testing.assert_close(scripted(x), layer(x))
-    tensors = saved(lambda: scripted(x))
-    assert max(t.numel() for t in tensors) <= 10 * 6 * 5 * 2  # both directions
-
-
 def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
     def run(*values: Tensor) -> tuple[Tensor, ...]:
         given: dict[str, Any] = dict(zip(names, values, strict=True))

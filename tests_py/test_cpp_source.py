@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import support
 import torch
 from torch import Tensor, sigmoid, tanh
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lltm
 from lltm.custom.program import Program, evaluate
@@ -155,74 +152,6 @@ def test_a_step_that_combines_hidden_units_has_no_cpp_source() -> None:
     assert ".given_blocks = {0, 0, 0, 0, 1}" in lltm.cells.augru.cpp_source
 
 
-# Compares a cell definition with its serialized cell.
-COMPARE = """
-import pathlib, sys
-import torch
-
-library, text = sys.argv[1:]
-torch.ops.load_library(library)
-torch.manual_seed(0)
-T, B, I, H = 7, 6, 12, 40
-for dtype in (torch.float64, torch.float32, torch.bfloat16):
-    leaves = [
-        torch.randn(size).to(dtype).div(4).requires_grad_()
-        for size in ((T, B, I), (B, H), (2 * H, I), (2 * H, H), (2 * H,), (2 * H,))
-    ]
-    results = []
-    for cell in ("ugrnn", pathlib.Path(text).read_text()):
-        x, h, *weights = leaves
-        output, h_n, _ = torch.ops.lltm.sequence(cell, x, h, None, *weights)
-        h_next, _ = torch.ops.lltm.step(cell, x[0], h, None, *weights)
-        loss = output.float().square().sum() + h_next.float().sum()
-        results.append([output, h_n, h_next, *torch.autograd.grad(loss, leaves)])
-    for ours, programs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, programs)
-"""
-
-
-@pytest.mark.slow
-@support.needs_cmake
-def test_a_cell_is_built_in_by_the_steps_of_contributing(tmp_path: Path) -> None:
-    """Only the three steps of CONTRIBUTING.md."""
-    cell = lltm.cells.ugrnn
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    for file in ("CMakeLists.txt", "LICENSE", "LICENSE-THIRD-PARTY", "README.md"):
-        shutil.copy(support.ROOT / file, sources)
-    for folder in ("cmake", "cpp"):
-        shutil.copytree(support.ROOT / folder, sources / folder)
-    cells_h = sources / "cpp" / "src" / "cell" / "cells.h"
-    (cells_h.parent / "ugrnn.h").write_text(cell.cpp_source)
-    text, edits = cells_h.read_text(), 0
-    for old, new in (
-        ('#include "cell/lstm.h"\n', '#include "cell/lstm.h"\n#include "cell/ugrnn.h"\n'),
-        (">;\nstatic_assert(Cells", ", Ugrnn>;\nstatic_assert(Cells"),
-    ):
-        edits += text.count(old)
-        text = text.replace(old, new)
-    assert edits == 2
-    cells_h.write_text(text)
-
-    build = tmp_path / "build"
-    defines = {
-        "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
-        "CMAKE_UNITY_BUILD": "ON",
-        "CMAKE_CXX_FLAGS_RELEASE": "-O1",
-        "LLTM_KERNEL_FLAGS": "-O1;-fno-math-errno;-fno-trapping-math",
-        "LLTM_CUDA": "OFF",
-    }
-    options = [f"-D{name}={value}" for name, value in defines.items()]
-    (tmp_path / "compare.py").write_text(COMPARE)
-    (tmp_path / "ugrnn.txt").write_text(cell.text)
-    for command in (
-        ["cmake", "-S", str(sources), "-B", str(build), *options],
-        ["cmake", "--build", str(build), "--target", "lltm", "--parallel", "2"],
-        [sys.executable, "compare.py", str(build / "liblltm.so"), "ugrnn.txt"],
-    ):
-        support.run(command, cwd=tmp_path)
-
-
 def sections(cell: lltm.Cell) -> dict[str, str]:
     """Texts without the first sentence."""
     form = r"^==== (\w+): (\w+)\n(.*?)\n\n(.*?)\n(?=\n====|\Z)"
@@ -262,18 +191,6 @@ def test_explains_saved_values_and_instructions() -> None:
         assert count == f"{len(lines)} instructions, {executed} executed"
     assert found["cpp_source"] + "\n" == cell.cpp_source
     assert lltm.Cell(cell.text).explain().count("autograd saves") == 0  # without its function
-
-
-def test_counts_bytes_that_autograd_saves() -> None:
-    @lltm.cell(gates=1)
-    def kept(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
-        y = tanh(z[0])  # saves y
-        return y * c, torch.where(c > 0, y, c)  # saves y again, c, and a byte for the condition
-
-    assert unwrapped(sections(kept)["saved"]).endswith("saves 9 bytes")
-    report = kept.explain()
-    with torch.no_grad(), torch.autograd.set_detect_anomaly(True), FakeTensorMode():
-        assert kept.explain() == report
 
 
 def test_hints_at_a_stabilizer_with_a_derivative() -> None:

@@ -19,7 +19,7 @@ import pytest
 import support
 import torch
 from support import DTYPES, Arguments
-from test_opcheck import check_sequence_operators, check_step_operators, opcheck
+from test_opcheck import check_sequence_operators, opcheck
 from torch import Tensor, nn
 
 import lltm
@@ -283,17 +283,15 @@ CUSTOM_CELLS = [
 each_custom_cell = pytest.mark.parametrize(("name", "dtype"), CUSTOM_CELLS, ids=forms.id_of)
 
 
-# The last shape uses 16-byte loads.
 @each_custom_cell
-@pytest.mark.parametrize("shape", [(6, 3, 4, 5), (5, 40, 24, 72), (3, 1100, 8, 128)], ids=str)
-def test_custom_cells_are_as_exact_as_on_the_cpu(
-    name: str,
-    dtype: torch.dtype,
-    shape: tuple[int, int, int, int],
-) -> None:
-    *leading, inputs, hidden = shape
-    layer = support.gallery_module(name, inputs, hidden)
-    check_on_cuda(layer, (*leading, layer.input_size), dtype)
+def test_custom_cells_are_as_exact_as_on_the_cpu(name: str, dtype: torch.dtype) -> None:
+    for *leading, inputs, hidden in (
+        (6, 3, 4, 5),
+        (5, 40, 24, 72),
+        (3, 1100, 8, 128),  # 16-byte loads
+    ):
+        layer = support.gallery_module(name, inputs, hidden)
+        check_on_cuda(layer, (*leading, layer.input_size), dtype)
 
 
 @each_custom_cell
@@ -335,7 +333,6 @@ def test_opcheck(dtype: torch.dtype) -> None:
     pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
     a = on_gpu(support.cell_arguments((3, 2, 4), dtype))
     opcheck(ops.step.default, a.leaves().operands())
-    check_step_operators(a)
 
 
 @each_direction

@@ -20,7 +20,6 @@ import support
 import torch
 import torch.nn.functional as F
 from support import flat
-from test_trace import spike
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
@@ -49,11 +48,6 @@ def gru(z: Any, h: Tensor) -> Tensor:
 @lltm.cell(gates=("z",))
 def plain(z: Any) -> Tensor:
     return tanh(z.z)
-
-
-@lltm.cell(gates=1, reads={"g0": "x"}, parameters={"u": lambda t: t.uniform_(-0.5, 0.5)})
-def without_products_of_h(z: Any, h: Tensor, u: Tensor) -> Tensor:
-    return tanh(z[0] + u * h)
 
 
 @lltm.cell(gates=("i", "g"), parameters={"p": 0.25, "q": lltm.scalar(-0.5)}, states={"m": 0.5})
@@ -86,26 +80,20 @@ def several_stages(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return tanh(scale * c_next) * sigmoid(z.o(v)), c_next
 
 
-@lltm.cell(gates=1, parameters={"beta": 0.9})
-def spiking(z: Any, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    v_next = beta * v + z[0]
-    s = spike(v_next - 1.0)
-    return s, v_next - s
-
-
 CELLS = (
-    *(lstm, gru, plain, without_products_of_h, two_states, reads_both, detaching),
-    *(several_stages, spiking),
+    *(lstm, gru, plain, two_states, reads_both, detaching, several_stages),
+    *(lltm.cells.indrnn, lltm.cells.lif),
 )
-SMOOTH = CELLS[:-1]
-IN_A_GRAPH = (two_states, without_products_of_h, reads_both, several_stages, spiking)
-each = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-# For compilers: states and parameters, no GEMM of h, a custom gradient.
-each_in_a_graph = pytest.mark.parametrize(
-    "cell",
-    [pytest.param(c, id=c.name, marks=() if c in IN_A_GRAPH else pytest.mark.slow) for c in CELLS],
-)
-each_smooth = pytest.mark.parametrize("cell", SMOOTH, ids=lambda cell: cell.name)
+OWN = CELLS[:-2]  # test_gallery.py compares the others with their functions
+# States and parameters, products, no GEMM of h, a custom gradient.
+SOME = (two_states, reads_both, several_stages, lltm.cells.indrnn, lltm.cells.lif)
+
+
+def each_of(cells: tuple[lltm.Cell, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cell", cells, ids=lambda cell: cell.name)
+
+
+each, each_own, each_of_some = map(each_of, (CELLS, OWN, SOME))
 
 
 def states(cell: lltm.Cell, *shape: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -120,9 +108,12 @@ def same(a: Any, b: Any, **tolerance: Any) -> None:
 # ---- results and gradients -----------------------------------------------------------
 
 
-@each
+@each_own
 def test_a_layer_computes_its_function(cell: lltm.Cell) -> None:
-    check_cell(cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 72)], verbose=False)
+    shapes = [(5, 3, 4, 5), (4, 40, 24, 72)]
+    if cell is plain:  # small-batch engines: each block of hidden units reads all of h_0
+        shapes += [(3, 2, 3, 200), (40, 2, 3, 200)]
+    check_cell(cell, shapes=shapes, verbose=False)
 
 
 @pytest.mark.parametrize("wrong", ["add", "subtract inf inf\noff = add"])  # also NaN
@@ -286,13 +277,6 @@ def test_biases_and_scalars_have_their_own_shapes() -> None:
         other(torch.zeros(2, 3))
 
 
-# Small-batch engines: each block of hidden units reads all of h_0.
-def test_small_batches_of_a_cell_without_states() -> None:
-    check_cell(
-        plain, shapes=[(3, 2, 3, 200), (40, 2, 3, 200)], dtypes=[torch.float32], verbose=False
-    )
-
-
 def test_starts_from_the_initial_values_of_states() -> None:
     layer = two_states.Layer(4, 6)
     x = torch.randn(3, 2, 4)
@@ -309,9 +293,9 @@ def test_parameters_have_their_initial_values() -> None:
         if name.startswith(("p_l", "q_l")):
             assert (parameter == (0.25 if name.startswith("p") else -0.5)).all(), name
     assert len(list(layer.parameters())) == 4 * 6
-    own: Any = without_products_of_h.Cell(4, 6).u
-    assert own.abs().max() <= 0.5
-    assert own.unique().numel() > 1
+    drawn: Any = lltm.cells.indrnn.Cell(4, 6).u
+    assert drawn.min() >= 0
+    assert drawn.unique().numel() > 1
 
 
 def test_check_cell_calls_the_function_as_the_trace_does() -> None:
@@ -325,57 +309,6 @@ def test_check_cell_calls_the_function_as_the_trace_does() -> None:
 
     assert cell.gates == ("n_h", "r")
     check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
-
-
-@pytest.mark.parametrize("name", ["most of all", "dtypes of conditions", "unusual", "parameter"])
-def test_other_cells(name: str) -> None:
-    def most_of_all(
-        z: Any, x: Tensor, y: Tensor, w: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
-    ) -> Any:
-        x_next = x * torch.exp(-F.softplus(a)) + z.u * b
-        y_next = F.leaky_relu(c * y + z.v, 0.2) + torch.expm1(-x.abs()) * d
-        w_next = torch.addcmul(w, x_next, y_next, value=0.5) / (1 + y_next**2)
-        return F.elu(w_next) * F.logsigmoid(y_next), x_next, y_next, w_next
-
-    def dtypes_of_conditions(z: Any, prev: Tensor) -> Any:
-        after = prev + (z.u - prev) * (z.v.abs() < 0.5).double()
-        return torch.clamp(after, min=-1).clamp(max=1.0), after
-
-    def unusual(gates: Any, h: Tensor, auto: Tensor, register: Tensor) -> Any:
-        new = sigmoid(gates.u + auto.abs())
-        delete = torch.log1p(gates["v"].abs()) - F.softplus(gates[1] * register)
-        return new * h + (1 - new) * delete.clamp(-1, 1)
-
-    functions: dict[str, Any] = {
-        "parameter": lambda z, p: p,
-        "most of all": most_of_all,
-        "dtypes of conditions": dtypes_of_conditions,
-    }
-    function: Any = functions.get(name, unusual)
-    parameters = {"most of all": [*"abcd"], "unusual": ["auto", "register"], "parameter": ["p"]}
-    reads = {"most of all": {"v": "x"}, "unusual": {"v": "h"}}.get(name, {"u": "x", "v": "x"})
-    cell = lltm.cell(
-        gates=("u", "v"),
-        reads=reads,
-        states={"x": 0} if name == "most of all" else None,
-        parameters=dict.fromkeys(parameters.get(name, []), 0.3),
-        name="other",
-    )(function)
-    dtypes = [torch.float64, torch.float32, torch.bfloat16]
-    check_cell(cell, shapes=[(5, 3, 4, 5)], dtypes=dtypes, verbose=False)
-
-
-def test_a_layer_without_biases_has_its_parameters() -> None:
-    @lltm.cell(gates=1, parameters={"bias_scale": 2.0})
-    def cell(z: Any, bias_scale: Tensor) -> Tensor:
-        return bias_scale * tanh(z[0])
-
-    for module, x in ((cell.Layer(3, 4, bias=False), "l0"), (cell.Cell(3, 4, bias=False), "")):
-        names = [name for name, _ in module.named_parameters()]
-        stems = ("weight_ih", "weight_hh", "bias_scale")
-        assert names == [f"{stem}_{x}".rstrip("_") for stem in stems]
-        assert "bias=False" in repr(module)
-    same(cell.Layer(3, 4, bias=False)(torch.zeros(1, 2, 3))[0], torch.zeros(1, 2, 4))
 
 
 @pytest.mark.parametrize("reads", ["input", ("input", "h"), ("input", "product")], ids=str)
@@ -410,7 +343,7 @@ def test_padding_of_a_product_does_not_read_uninitialized_memory() -> None:
 # ---- transforms, compilers, files ------------------------------------------------------
 
 
-@each_smooth
+@each_of((plain, two_states, several_stages, lltm.cells.indrnn))
 def test_transforms(cell: lltm.Cell) -> None:
     layer = cell.Layer(3, 4).double()
     x = torch.randn(2, 3, 2, 3, dtype=torch.float64)
@@ -445,16 +378,16 @@ def test_transforms(cell: lltm.Cell) -> None:
 
 
 def test_a_custom_gradient_has_first_derivatives_only() -> None:
-    layer = spiking.Layer(3, 4)
+    layer = lltm.cells.lif.Layer(3, 4)
     x = torch.randn(2, 3, 3, requires_grad=True)
-    output, _ = layer(x)
+    (output, _), _ = layer(x)
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=False)
     assert grad.abs().max() > 0
-    expected = "lltm: cell spiking defines its own gradient: expected first derivatives by autograd"
+    expected = "lltm: cell lif defines its own gradient: expected first derivatives by autograd"
     with pytest.raises(NotImplementedError, match=expected):
-        torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+        torch.autograd.grad(layer(x)[0][0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=expected):
-        torch.func.grad(lambda x: layer(x)[0].sum())(x.detach())
+        torch.func.grad(lambda x: layer(x)[0][0].sum())(x.detach())
 
 
 class Clamped(torch.autograd.Function):
@@ -537,7 +470,7 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
     same(second(program), second(lambda given: cell([given], c)[0]))
 
 
-@each_in_a_graph
+@each_of_some
 def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
     layer = cell.Layer(3, 4)
@@ -553,7 +486,7 @@ def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     same(*([g for g in grads if g is not None] for grads in gradients))
 
 
-@each_in_a_graph
+@each_of_some
 def test_decomposes_for_export(cell: lltm.Cell) -> None:
     layer = cell.Layer(3, 4).eval()
     x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
@@ -568,10 +501,8 @@ def test_torchscript_traces() -> None:
     for module, x in (
         (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
         (gru.Cell(3, 4), torch.randn(2, 3)),
-        (lltm.LLTM(3, 4, num_layers=2), torch.randn(3, 2, 3)),
     ):
-        traced = torch.jit.trace(module, (x,))
-        same(traced(x), module(x))
+        same(torch.jit.trace(module, (x,))(x), module(x))
 
 
 @lltm.cell(gates=2, parameters={"p": 0.5, "q": 0.25}, states=3)
@@ -580,7 +511,7 @@ def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) 
     return tanh(a + p * b) * z[1], 0.5 * a + c_next, tanh(z[1] * b), c_next
 
 
-@pytest.mark.parametrize("cell", [*CELLS, three_states], ids=lambda cell: cell.name)
+@each_of((plain, three_states, *SOME))
 def test_torchscript_compiles(cell: lltm.Cell) -> None:
     """Covers every kind of module, before and after saving, direct and in a model."""
     deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
@@ -619,7 +550,7 @@ def test_a_function_without_module_is_scripted() -> None:
         same(torch.jit.script(layer)(x), layer(x))
 
 
-@each
+@each_of_some
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
     layer = cell.Layer(3, 4)
@@ -631,7 +562,7 @@ def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
     same(output, expected)
 
 
-@each
+@each_of_some
 def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     layer = cell.Layer(3, 4, num_layers=2)
     packed = cell.Layer(3, 4).prepack()
@@ -716,7 +647,7 @@ class Noted(lltm.Cell):
         self.note = note
 
 
-@pytest.mark.parametrize("protocol", [*range(pickle.HIGHEST_PROTOCOL + 1), "torch"])
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL, "torch"])
 def test_subclasses_are_pickled_as_subclasses(protocol: Any) -> None:
     def again(module: Any) -> Any:
         if protocol == "torch":
@@ -826,11 +757,6 @@ def test_hints_name_unused_gates() -> None:
     assert "is not used" not in lstm.explain()
 
 
-def test_classes_have_a_docstring() -> None:
-    assert lstm.Layer.__doc__ == lltm.CustomLayer.__doc__
-    assert lstm.Cell.__doc__ == lltm.CustomCell.__doc__
-
-
 def test_a_missing_argument_is_an_error_that_names_the_cells_class() -> None:
     make: Any
     for make, name in ((lstm.Layer, "Layer"), (lstm.Cell, "Cell")):
@@ -867,11 +793,9 @@ def test_wrong_states_are_named() -> None:
     for hx, text in (
         (s, r"expected hx to be a tuple \(h_0, c_0, m_0\), got Tensor"),
         ((s, s), r"expected hx to be a tuple \(h_0, c_0, m_0\), got 2 values"),
-        ([s], r"expected hx to be a tuple \(h_0, c_0, m_0\), got 1 value$"),
         ((s, s, 1), r"expected m_0 to be a tensor, got int"),
         ((s, s, s[:, :2]), r"expected m_0 of shape \(1, 3, 4\), got \(1, 2, 4\)"),
         ((s, s, s.half()), r"expected m_0 of dtype float32, the dtype of the input, got float16"),
-        ((s.half(), s, s), r"expected h_0 of dtype float32, the dtype of the input, got float16"),
         ((s, s.bool(), s), r"expected c_0 of dtype float32, the dtype of the input, got bool"),
         ((s[:, :1], s[:, :1], s[:, :1]), r"expected h_0 of shape \(1, 3, 4\), got \(1, 1, 4\)"),
     ):
@@ -909,16 +833,6 @@ def test_wrong_serialized_cells_are_rejected() -> None:
         lltm.Cell(wrong)
     with pytest.raises(ValueError, match=expected):
         torch.ops.lltm.sequence(wrong, x, h, h, torch.zeros(16, 3), torch.zeros(16, 4))
-
-
-@pytest.mark.parametrize("line", ["n = product t1", "t4 = product t2", "z.n = product t1"])
-def test_wrong_products_of_gradients_are_rejected(line: str) -> None:
-    reads = {"n": ("x", "product")}
-    cell = lltm.cell(gates=("r", "n"), reads=reads, name="it")(lambda z: tanh(z.n(sigmoid(z.r))))
-    wrong = re.sub(r"\n\w+ = product d.z.n\n", f"\n{line}\n", cell.text)
-    assert wrong != cell.text
-    with pytest.raises(lltm.ArgumentError, match=r"line \d+: expected .*, got '(z\.n|t1|t2)'$"):
-        lltm.Cell(wrong)
 
 
 @pytest.mark.parametrize(
@@ -1032,7 +946,10 @@ def test_bytes_that_autograd_saves(kept: int, function: Any) -> None:
     """Counts no freed graphs, tensors once, and operands of products."""
     reads = {"n": ("x", "product")} if kept == 8 else {}
     cell = lltm.cell(gates=[*"abn"], reads=reads, name="it")(function)
-    assert f" autograd saves {kept} bytes" in " ".join(cell.explain().split())
+    report = cell.explain()
+    assert f" autograd saves {kept} bytes" in " ".join(report.split())
+    with torch.no_grad(), torch.autograd.set_detect_anomaly(True), FakeTensorMode():
+        assert cell.explain() == report
 
 
 def test_the_decorator_has_arguments() -> None:
@@ -1041,26 +958,17 @@ def test_the_decorator_has_arguments() -> None:
         lltm.cell(lambda z: z[0])  # type: ignore[arg-type]
 
 
-def test_wrong_sizes_are_named() -> None:
-    for arguments, text in (((0, 4), "input_size"), ((3, -1), "hidden_size")):
-        with pytest.raises(ValueError, match=rf"^lltm::gru.Layer: expected {text}"):
-            gru.Layer(*arguments)
-
-
-@pytest.mark.parametrize("op", ["step", "sequence"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_the_padding_of_a_concatenated_matrix_has_a_zero_gradient(
-    op: str, dtype: torch.dtype
-) -> None:
+def test_the_padding_of_a_concatenated_matrix_has_a_zero_gradient(dtype: torch.dtype) -> None:
     @lltm.cell(gates=("a", "b"), reads={"a": "x"})
     def unequal(z: Any, h: Tensor) -> Tensor:
         return torch.tanh(z.a + torch.sigmoid(z.b) * h)
 
-    hidden, rows = 32, (16,) if op == "step" else (6, 16)
+    hidden = 32
     weights = torch.randn(2 * hidden, hidden + 8, dtype=dtype).div(8).requires_grad_()
-    arguments = torch.randn(*rows, 8, dtype=dtype), torch.randn(16, hidden, dtype=dtype), None
+    arguments = torch.randn(6, 16, 8, dtype=dtype), torch.randn(16, hidden, dtype=dtype), None
     with support.deterministic():
-        output = getattr(torch.ops.lltm, op)(unequal.text, *arguments, weights, None)[0]
+        output, *_ = torch.ops.lltm.sequence(unequal.text, *arguments, weights, None)
         (gradient,) = torch.autograd.grad(output.float().square().sum(), [weights])
     assert gradient[:hidden].abs().min() > 0
     assert torch.equal(gradient[hidden:, :hidden], torch.zeros(hidden, hidden, dtype=dtype))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import graphlib
 import json
 import os
 import re
@@ -181,18 +179,6 @@ def lines(page: Path) -> list[str]:
     return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
 
 
-# Quick commands that need no other file.
-RUN = re.compile(r"python -m lltm(\.benchmark (--quick|--shapes \S+ --dtype \w+)|\.explain.*)?")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", dict.fromkeys(line for page in PAGES for line in lines(page) if RUN.fullmatch(line))
-)
-def test_a_command_runs(line: str, tmp_path: Path) -> None:
-    run_commands(line, tmp_path)
-
-
 @functools.cache
 def source(pattern: str) -> str:
     return "\n".join(path.read_text() for path in sorted(ROOT.glob(pattern)))
@@ -341,29 +327,6 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
     stems = {stem(path) for path in linked}
     missing = {name(path) for path in files if stem(path) not in stems}
     assert {path for path in missing if not path.endswith("__init__.py")} == set()
-
-
-def imported(file: Path) -> Iterator[str]:
-    """Includes local imports."""
-    package = file.relative_to(ROOT / "python").parent.parts
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else ()
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            yield from [module] * bool(node.module)
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def test_imports_in_the_package_have_no_cycles() -> None:
-    files = {}
-    for path in (ROOT / "python/lltm").rglob("*.py"):
-        parts = path.relative_to(ROOT / "python").with_suffix("").parts
-        files[".".join(part for part in parts if part != "__init__")] = path
-    graph = {module: {*imported(path)} & files.keys() for module, path in files.items()}
-    assert graph["lltm.reference"] >= {"lltm.modules", "lltm._check"}
-    graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.slow

@@ -57,13 +57,10 @@ def test_proj_size_has_the_position_of_nn_lstm_s() -> None:
     [
         ("num_layers", np.int64(2), 2),
         ("hidden_size", np.int32(5), 5),
-        ("dropout", np.float32(0.5), 0.5),
         ("dropout", np.float64(0.25), 0.25),
         ("dropout", 0, 0.0),
-        ("bidirectional", 1, True),
         ("bidirectional", np.bool_(True), True),
         ("batch_first", 0, False),
-        ("bias", np.int64(0), False),
     ],
 )
 def test_numpy_numbers_and_integers_for_bools_become_python_s(

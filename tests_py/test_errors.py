@@ -38,7 +38,6 @@ DTYPES = "of dtype float64, float32, bfloat16 or float16"
 
 # fmt: off
 BAD_CELL: list[Row] = [
-    ("input", randn(3), ValueError, "input of shape (B, I), got (3,)"),
     ("input", randn(4, 2), ValueError, "input of shape (4, 3), got (4, 2)"),
     ("input", torch.ones(4, 3, dtype=torch.int64), TypeError, "input of dtype float32, got int64"),
     ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
@@ -49,8 +48,6 @@ BAD_CELL: list[Row] = [
     ("h", randn(4, 5).double(), TypeError, "h of dtype float32, got float64"),
     ("h", torch.empty(4, 5, device="meta"), RuntimeError, "h on device cpu, got meta"),
     ("c", randn(4, 5).half(), TypeError, "c of dtype float32, got float16"),
-    ("c", torch.tensor(1.0), ValueError, "c of shape (4, 5), got ()"),
-    ("weight_ih", randn(15), ValueError, "weight_ih of shape (3H, H+I), got (15,)"),
     ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (3H, H+I), got (15, 4)"),
     ("weight_ih", randn(15, 8).bfloat16(), TypeError, "input of dtype bfloat16, got float32"),
     ("weight_ih", randn(15, 8).to(torch.int64), TypeError, f"weight_ih {DTYPES}, got int64"),
@@ -64,20 +61,16 @@ RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
     ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
     ("input", randn(6, 4, 2), ValueError, "input of shape (6, 4, 3), got (6, 4, 2)"),
-    ("input", torch.ones(6, 4, 3, dtype=torch.bool), TypeError, "input of dtype float32, got bool"),
-    ("h_0", randn(1, 4, 5), ValueError, "h_0 of shape (4, 5), got (1, 4, 5)"),
     ("h_0", randn(4, 6), ValueError, "h_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 5).double(), TypeError, "c_0 of dtype float32, got float64"),
     ("c_0", torch.empty(4, 5, device="meta"), RuntimeError, "c_0 on device cpu, got meta"),
     ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
     ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
-    ("reset", RESET.t(), ValueError, "reset of shape (6, 4), got (4, 6)"),
     ("reset", RESET.to("meta"), RuntimeError, "reset on device cpu, got meta"),
     ("reset", RESET.to_sparse(), RuntimeError, "reset of layout Strided, got Sparse"),
     ("recurrent_mask", randn(4, 5).double(), TypeError, f"{MASK} of dtype float32, got float64"),
     ("recurrent_mask", randn(5), ValueError, f"{MASK} of shape (4, 5), got (5,)"),
-    ("recurrent_mask", randn(5, 4), ValueError, f"{MASK} of shape (4, 5), got (5, 4)"),
     ("recurrent_mask", torch.empty(4, 5, device="meta"), RuntimeError,
      f"{MASK} on device cpu, got meta"),
     ("recurrent_mask", randn(4, 5).to_sparse(), RuntimeError, f"{MASK} of layout Strided, got Sp"),
@@ -89,15 +82,10 @@ BAD_PACKED: list[Row] = [
      "batch_sizes with the sum 8, the number of input rows, got the sum 9"),
     ("batch_sizes", torch.tensor([3, 3, 3]), ValueError,
      "batch_sizes to begin with 4, the batch size of h_0, got 3"),
-    ("batch_sizes", torch.tensor([9]), ValueError,
-     "batch_sizes to begin with 4, the batch size of h_0, got 9"),
     ("batch_sizes", torch.tensor([-4, -2]), ValueError,
      "batch_sizes to begin with 4, the batch size of h_0, got -4"),
     ("batch_sizes", torch.tensor([4, 3, 1]), ValueError,
      "batch_sizes with the sum 9, the number of input rows, got the sum 8"),
-    ("batch_sizes", SIZES[:0], ValueError,
-     "batch_sizes with the sum 9, the number of input rows, got the sum 0"),
-    ("batch_sizes", SIZES[0], ValueError, "batch_sizes of shape (T,), got ()"),
     ("batch_sizes", SIZES.to("meta"), RuntimeError, "batch_sizes on device cpu, got meta"),
     ("h_0", randn(5), ValueError, "h_0 of shape (B, H), got (5,)"),
     ("reset", RESET, ValueError, "reset of shape (9,), got (6, 4)"),
@@ -105,7 +93,6 @@ BAD_PACKED: list[Row] = [
     ("batch_sizes", torch.tensor([4, 4, 4, -3]), ValueError, f"{ORDERED}, got -3 after 4"),
     ("batch_sizes", SIZES[None], ValueError, "batch_sizes of shape (T,), got (1, 3)"),
     ("batch_sizes", SIZES.int(), TypeError, "batch_sizes of dtype int64, got int32"),
-    ("batch_sizes", SIZES.float(), TypeError, "batch_sizes of dtype int64, got float32"),
 ]
 BAD_CHECKPOINT_STEPS: list[Row] = [
     ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
@@ -212,54 +199,33 @@ def test_a_function_rejects(
     refuses(lambda: way(name, arguments), error, name, text, value_error)
 
 
-# T = 6, B = 4, I = 3, H = 5; N = 9. Argument shapes by operator.
-LETTERS = {"T": 6, "B": 4, "I": 3, "H": 5, "N": 9, "G": 15, "X": 8, "S": 20, "R": 24, "K": 2}
-OF_STEP = {"input": "BI", "h": "BH", "c": "BH"}
-DENSE, ROWS = ({"input": letters, "h_0": "BH", "c_0": "BH"} for letters in ("TBI", "NI"))
-JOINED = {"weight_ih": "GX", "bias_ih": "G"}
-APART = {"weight_ih": "SI", "weight_hh": "SH", "bias_ih": "S", "bias_hh": "S"}
-SAVED = {"activations": "BS", "grad_h": "BH"}
-# Operator, shapes; then backward's: grad_c, or saved, output and checkpoint_steps.
-SHAPES: dict[str, tuple[str, dict[str, str], tuple[Any, ...]]] = {
-    "step": ("step", OF_STEP | JOINED, ()),
-    "step of lstm": ("step", OF_STEP | APART, ()),
-    "sequence of lstm": ("sequence", DENSE | APART, ()),
-    "packed of lstm": ("sequence", ROWS | APART, ()),
-    "step_backward": ("step_backward", OF_STEP | JOINED | SAVED, (None,)),
-    "sequence": ("sequence", DENSE | JOINED, ()),
-    "packed": ("sequence", ROWS | JOINED, ()),
-    "backward": ("sequence_backward", DENSE | JOINED, ("RS", "TBH", 0)),
-    "packed backward": ("sequence_backward", ROWS | JOINED, ("NS", "NH", 0)),
-    "checkpointed backward": ("sequence_backward", DENSE | JOINED, ("KBH", "TBH", 3)),
-}
+# T = 6, B = 4, I = 3, H = 5; N = 9 if packed. LLTM cells have one matrix, LSTM cells two.
+CALLS = (
+    *("step", "sequence", "packed", "sequence of lstm", "packed of lstm"),
+    *("backward", "packed backward", "checkpointed backward"),
+)
 
 
-def call_of_shapes(name: str) -> tuple[str, dict[str, Any]]:
-    op, letters, rest = SHAPES[name]
-    arguments: dict[str, Any] = {
-        argument: torch.zeros([LETTERS[letter] for letter in letters_of])
-        for argument, letters_of in letters.items()
-    }
-    if "lstm" in name.split():
-        arguments["cell"] = "lstm"
-        if op == "sequence":
-            arguments["batch_sizes"] = None
-    if "packed" in name.split():
-        arguments["batch_sizes"] = torch.tensor([4, 3, 2])
-    if op.endswith("_backward"):
-        absent = {"weight_hh": None, "bias_hh": None}
-        arguments.update(absent, output_mask=[True] * 4 + [False, True, False])
-    if op == "step_backward":
-        (arguments["grad_c"],) = rest
-    if op == "sequence_backward":
-        saved, output, checkpoint_steps = rest
-        arguments.setdefault("batch_sizes", None)
-        arguments.update(reverse=False, reset=None, recurrent_mask=None)
-        arguments.update(checkpoint_steps=checkpoint_steps)
-        shapes = {"saved": saved, "output": output, "grad_output": output}
-        for argument, letters_of in {**shapes, "grad_h_n": "BH", "grad_c_n": "BH"}.items():
-            arguments[argument] = torch.zeros([LETTERS[letter] for letter in letters_of])
-    return op, arguments
+def call_of(name: str) -> tuple[str, dict[str, Any]]:
+    """An operator and its valid arguments, by name."""
+    ops, words = torch.ops.lltm, name.split()
+    if name == "step":
+        op, values = "step", support.cell_arguments((4, 3, 5)).operands()
+    else:
+        a = (
+            support.packed_arguments((3, 3, 2, 1), 3, 5)
+            if "packed" in words
+            else support.sequence_arguments((6, 4, 3, 5))
+        )
+        a = support.of_cell("lstm" if "lstm" in words else "lltm", a)
+        checkpoint_steps = 3 if "checkpointed" in words else 0
+        op, values = "sequence", (*a.operands(), a.batch_sizes, False, None, checkpoint_steps, None)
+        if "backward" in words:
+            output, h_n, c_n, saved = ops.sequence_forward(*values)
+            values = (*values, output, saved, output, h_n, c_n, a.wanted())
+            op = "sequence_backward"
+    names = [argument.name for argument in getattr(ops, op).default._schema.arguments]
+    return op, dict(zip(names, values, strict=False))
 
 
 MATRICES = ("weight_ih", "weight_ih", "weight_hh")
@@ -273,16 +239,16 @@ def wrong_shapes_of(argument: str, shape: tuple[int, ...]) -> list[tuple[int, ..
     """
     wrong = [(1, *shape), shape[1:]]
     for d, size in enumerate(shape):
-        steps = (1, -1, 3, -3, 4, -4) if argument in OF_GATES and d == 0 else (1, -1)
-        wrong += [(*shape[:d], size + step, *shape[d + 1 :]) for step in steps]
+        gates = 3 if argument in OF_GATES and d == 0 else 1
+        wrong += [(*shape[:d], size + step, *shape[d + 1 :]) for step in (1, -1, gates)]
     if argument in MATRICES:
         wrong += [shape[::-1], (2 * shape[0], shape[1] + 1), (shape[0] // 2, shape[1] - 1)]
     return wrong
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CALLS)
 def test_if_arguments_disagree_the_error_names_the_first_after_the_weights(name: str) -> None:
-    op, arguments = call_of_shapes(name)
+    op, arguments = call_of(name)
     in_torch_ops(op, arguments)
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
     for argument in (key for key in tensors if key != "batch_sizes"):
@@ -305,11 +271,6 @@ def test_if_arguments_disagree_the_error_names_the_first_after_the_weights(name:
                 in_torch_ops(op, {**arguments, argument: torch.zeros(shape)})
 
 
-def test_states_that_agree_only_with_each_other_are_named() -> None:
-    with pytest.raises(ValueError, match=r"^lltm::step: expected h of shape \(4, 5\), got"):
-        in_torch_ops("step", {**CELL, "h": torch.zeros(4, 6), "c": torch.zeros(4, 6)})
-
-
 def test_an_argument_of_another_hidden_size_does_not_determine_other_sizes() -> None:
     layer = torch.nn.GRU(4, 6)
     arguments = (torch.zeros(5, 2, 4), torch.zeros(6, 2), None, *layer.parameters())
@@ -317,7 +278,13 @@ def test_an_argument_of_another_hidden_size_does_not_determine_other_sizes() -> 
         torch.ops.lltm.sequence("gru", *arguments)
 
 
-STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
+STEP_OF_LSTM: dict[str, Any] = {
+    **CELL,
+    "cell": "lstm",
+    "weight_ih": randn(20, 3),
+    "weight_hh": randn(20, 5),
+    "bias_ih": randn(20),
+}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +296,7 @@ STEP_OF_LSTM = call_of_shapes("step of lstm")[1]
         ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
         ({"weight_ih": randn(20, 4)}, "input of shape (4, 4), got (4, 3)"),
         ({"weight_ih": randn(8, 4)}, "weight_hh of shape (8, 2), got (20, 5)"),
-        ({"cell": "gru", "c": None, "weight_hh": randn(15, 5), "bias_hh": randn(15)},
+        ({"cell": "gru", "c": None, "weight_hh": randn(15, 5)},
          "weight_ih of shape (3H, I), got (20, 3)"),
     ],
 )  # fmt: skip
@@ -364,14 +331,13 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({"batch_first": True}, (randn(6, 4, 2),), ValueError,
      "input of shape (B, T, 3) or (T, 3), got (6, 4, 2)"),
     ({}, (randn(3),), ValueError, "input of shape (T, B, 3) or (T, 3), got (3,)"),
-    ({}, (X[None],), ValueError, "input of shape (T, B, 3) or (T, 3), got (1, 6, 4, 3)"),
     ({}, ([1.0],), TypeError, f"{TENSOR_OR_PACKED}, got list"),
     *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; convert it")
       for x in NESTED),
+    ({}, (X, (NESTED[0], STATE[1])), TypeError, "h_0 to be a tensor, got a nested tensor"),
     ({}, (pack_sequence([randn(2, 4)]),), ValueError, "input of packed shape (N, 3), got (2, 4)"),
     ({}, (X, STATE[0]), TypeError, "hx to be a tuple (h_0, c_0), got Tensor"),
     ({}, (X, (*STATE, None)), TypeError, "hx to be a tuple (h_0, c_0), got 3 values"),
-    ({}, (X, STATE[:1]), TypeError, "hx to be a tuple (h_0, c_0), got 1 value"),
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
     ({}, (X, STEP), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
@@ -384,70 +350,52 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     *(({}, (X, None, reset), error, f"reset {text}") for reset, error, text in (
         (torch.zeros(6, 4), TypeError, "of dtype bool, got float32"),
         (RESET[0], ValueError, "of shape (6, 4), got (4,)"),
-        (RESET.t(), ValueError, "of shape (6, 4), got (4, 6)"),
     )),
     *(
         ({"num_layers": layers, "dtype": dtype}, (x,), error, f"input {text}")
         for layers in (1, 2)
         for dtype, x, error, text in (
             (None, X.double(), TypeError, f"of dtype float32, the dtype {WHOSE}, got float64"),
-            (None, X.long(), TypeError, f"of dtype float32, the dtype {WHOSE}, got int64"),
             (None, X.to("meta"), RuntimeError, f"on device cpu, the device {WHOSE}, got meta"),
-            (torch.float64, X, TypeError, f"of dtype float64, the dtype {WHOSE}, got float32"),
         )
     ),
 ]
 BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (randn(4, 2),), ValueError, "input of shape (B, 3) or (3,), got (4, 2)"),
-    ({}, (randn(4, 2), STEP), ValueError, "input of shape (B, 3) or (3,), got (4, 2)"),
     ({}, (randn(2, 4, 3),), ValueError, "input of shape (B, 3) or (3,), got (2, 4, 3)"),
     ({}, (None,), TypeError, "input to be a tensor, got NoneType"),
     *(({}, (x,), TypeError, "input to be a tensor, got a nested tensor") for x in NESTED),
     ({}, (ROW, randn(2, 4, 5)), TypeError, "hx to be a tuple (h, c), got Tensor"),
     ({}, (ROW, (STEP[0], 0)), TypeError, "c to be a tensor, got int"),
     ({}, (ROW, (randn(4, 6), STEP[1])), ValueError, "h of shape (4, 5), got (4, 6)"),
-    ({}, (ROW, (randn(2, 5), randn(2, 5))), ValueError, "h of shape (4, 5), got (2, 5)"),
-    ({}, (ROW, (randn(4, 1, 1, 5),) * 2), ValueError, "h of shape (4, 5), got (4, 1, 1, 5)"),
     ({}, (randn(3), (randn(5), randn(1, 5))), ValueError, "c of shape (5,), got (1, 5)"),
     ({}, (ROW.double(),), TypeError, f"input of dtype float32, the dtype {WHOSE}, got float64"),
-    ({}, (ROW.long(),), TypeError, f"input of dtype float32, the dtype {WHOSE}, got int64"),
     ({}, (ROW.to("meta"),), RuntimeError, f"input on device cpu, the device {WHOSE}, got meta"),
-    ({"dtype": torch.float64}, (ROW,), TypeError,
-     f"input of dtype float64, the dtype {WHOSE}, got float32"),
 ]
 BAD_SIZES: list[Row] = [
     (name, *row)
     for name in ("input_size", "hidden_size")
     for row in (
         (0, ValueError, f"{name} to be positive, got 0"),
-        (-1, ValueError, f"{name} to be positive, got -1"),
         (5.0, TypeError, f"{name} to be an int, got float"),
-        ("5", TypeError, f"{name} to be an int, got str"),
         (2**62, ValueError, f"{name} of at most {2**27}, got {2**62}"),
     )
 ] + [
     ("bias", 2, TypeError, "bias to be a bool, got int"),
-    ("bias", None, TypeError, "bias to be a bool, got NoneType"),
-    ("bias", "True", TypeError, "bias to be a bool, got str"),
 ]
 BAD_OPTIONS: list[Row] = [
     ("num_layers", 0, ValueError, "num_layers to be positive, got 0"),
     ("num_layers", True, TypeError, "num_layers to be an int, got bool"),
-    ("num_layers", 2.0, TypeError, "num_layers to be an int, got float"),
     ("num_layers", np.bool_(True), TypeError, "num_layers to be an int, got bool"),
     ("num_layers", 10**30, ValueError, f"num_layers of at most {2**16}, got {10**30}"),
     ("checkpoint_steps", 2**63, ValueError,
      f"checkpoint_steps of at most {2**63 - 1}, got {2**63}"),
     ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
-    ("batch_first", None, TypeError, "batch_first to be a bool, got NoneType"),
     ("batch_first", "False", TypeError, "batch_first to be a bool, got str"),
     ("bidirectional", "yes", TypeError, "bidirectional to be a bool, got str"),
-    ("dropout", 1.5, ValueError, "dropout to be in [0, 1], got 1.5"),
     ("dropout", float("nan"), ValueError, "dropout to be in [0, 1], got nan"),
     ("dropout", "0.5", TypeError, "dropout to be a number, got str"),
-    ("dropout", True, TypeError, "dropout to be a number, got bool"),
     ("recurrent_dropout", -0.1, ValueError, "recurrent_dropout to be in [0, 1], got -0.1"),
-    ("recurrent_dropout", float("nan"), ValueError, "recurrent_dropout to be in [0, 1], got nan"),
     ("proj_size", None, TypeError, "proj_size to be an int, got NoneType"),
 ]
 BAD_PROJECTION: list[Row] = [
@@ -538,25 +486,16 @@ def test_modules_reject_other_layouts(layout: str) -> None:
             refuses(call, RuntimeError, op, f"{name} of layout Strided, got {layout}")
 
 
-@pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
-def test_modules_reject_nested_states(nested: Tensor) -> None:
-    text = "to be a tensor, got a nested tensor"
-    for layer in (lltm.LSTM(3, 5), lltm.LSTM(3, 5).prepack()):
-        refuses(partial(layer, X, (nested, STATE[1])), TypeError, "LSTM", f"h_0 {text}")
-        refuses(partial(layer, X, (STATE[0], nested)), TypeError, "LSTM", f"c_0 {text}")
-
-
 # fmt: off
 BAD_PROJECTED: list[tuple[str, Callable[[Tensor], Tensor], type[Exception], str]] = [
-    *((name, lambda t, dtype=dtype: t.to(dtype), TypeError,
-       f"of dtype float32, the dtype of the input, got {lltm._check.dtype(dtype)}")
-      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr")
-      for dtype in (torch.float16, torch.int64, torch.bool, torch.float64)),
+    *((name, Tensor.double, TypeError, "of dtype float32, the dtype of the input, got float64")
+      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr")),
     *((name, lambda t: t.to("meta"), RuntimeError,
        "on device cpu, the device of the input, got meta")
       for name in ("h_0", "c_0", "bias_hh", "weight_hr")),
     *((name, lambda t: t[..., :1], ValueError, "of shape")
       for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_ih", "weight_hh", "weight_hr")),
+    ("weight_hr", lambda t: t[0, 0], ValueError, "of shape (proj_size, hidden_size), got ()"),
 ]
 # fmt: on
 
@@ -593,18 +532,13 @@ def test_a_projected_lstm_checks_its_arguments(
     ("sizes", "error", "text"),
     [
         ([[8]], ValueError, "of shape (T,), got (1, 1)"),
-        (8, ValueError, "of shape (T,), got ()"),
         ([8.0], TypeError, "of dtype int64, got float32"),
         ([-1, 9], ValueError, "without negative or increasing values, got -1"),
         ([3, 5], ValueError, "without negative or increasing values, got 5 after 3"),
         ([2**62, 2**62], ValueError, "with a sum below 2^63"),
         *(
-            (
-                torch.tensor(sizes, dtype=torch.int64),
-                ValueError,
-                f"with the sum 8, the number of input rows, got the sum {sum(sizes)}",
-            )
-            for sizes in ([], [0], [0, 0], [9], [2**62], [4, 3])
+            (sizes, ValueError, f"with the sum 8, the number of input rows, got the sum {sizes[0]}")
+            for sizes in ([0], [9], [2**62])
         ),
     ],
 )
@@ -621,43 +555,13 @@ def test_layers_check_batch_sizes_before_they_plan(
             refuses(partial(module, packed), error, name, f"batch_sizes {text}")
 
 
-def test_weight_hr_without_columns_is_named() -> None:
-    parameters = [*lltm.LSTM(3, 5).parameters(), torch.tensor(1.0)]
-    call = partial(
-        torch.ops.lltm.layer,
-        "lstm",
-        X,
-        STATE,
-        parameters,
-        True,
-        3,
-        5,
-        1,
-        False,
-        False,
-        0.0,
-        0.0,
-        0,
-        False,
-    )
-    refuses(
-        call,
-        ValueError,
-        "LSTM",
-        "weight_hr of shape (proj_size, hidden_size), got ()",
-        OF_TORCH_OPS,
-    )
-
-
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(
     ("order", "error", "text"),
     [
         (torch.tensor([0, 1, 2]), ValueError, "of shape (2,), got (3,)"),
-        (torch.tensor([[0, 1]]), ValueError, "of shape (2,), got (1, 2)"),
         (torch.tensor([0.0, 1.0]), TypeError, "of dtype int64, got float32"),
         (torch.tensor([0, 2]), ValueError, "to be in [0, 2), got 2"),
-        (torch.tensor([-1, 0]), ValueError, "to be in [0, 2), got -1"),
     ],
 )
 def test_wrong_orders_of_a_packed_batch_are_named(
@@ -680,26 +584,13 @@ def test_dropout_without_a_second_layer_warns_the_caller(module: Any) -> None:
     assert [warning.filename for warning in caught] == [__file__]
 
 
-@pytest.mark.parametrize("nested", NESTED, ids=["strided", "jagged"])
-def test_functions_reject_nested_tensors(nested: Tensor) -> None:
-    names = "input", "h", "c", "weight_ih", "weight_hh", "bias_ih"
-    good = randn(4, 3), randn(4, 5), randn(4, 5), randn(20, 3), randn(20, 5), randn(20)
-    for k, name in enumerate(names):
-        x, h, c, *rest = (nested if i == k else value for i, value in enumerate(good))
-        with pytest.raises(TypeError, match=f"^lltm::step: expected {name} .*a nested tensor$"):
-            lltm.functional.step("lstm", x, (h, c), *rest)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
         ("dropout", 2.0, "to be in [0, 1], got 2"),
-        ("dropout", float("nan"), "to be in [0, 1], got nan"),
         ("recurrent_dropout", -1.0, "to be in [0, 1], got -1"),
-        ("recurrent_dropout", float("nan"), "to be in [0, 1], got nan"),
         ("hidden_size", -6, "to be positive, got -6"),
         ("hidden_size", 2**62, f"of at most {2**27}, got {2**62}"),
-        ("num_layers", 2**62, f"of at most {2**16}, got {2**62}"),
     ],
 )
 def test_options_that_were_changed_are_checked_as_in_the_constructor(
@@ -725,9 +616,9 @@ NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
      "states to be a tuple (h, c), got Tensor"),
     (lambda: lltm.functional.sequence("lltm", X, (H1,) * 3, CELL["weight_ih"]), "sequence",
      "states to be a tuple (h_0, c_0), got 3 values"),
-    *((lambda f=f, a=a, x=x: in_functional(f, {**a, "input": x}), f,
-       "input to be a tensor, got a nested tensor")
-      for f, a in (("step", CELL), ("sequence", SEQUENCE)) for x in NESTED),
+    *((lambda f=f, a=a, k=k: in_functional(f, {**a, k: NESTED[0]}), f,
+       f"{k} to be a tensor, got a nested tensor")
+      for f, a, k in (("step", CELL, "h"), ("sequence", SEQUENCE, "input"))),
 ]
 # fmt: on
 
@@ -806,27 +697,11 @@ def test_a_wrong_shape_in_torch_ops_is_a_value_error(path: str) -> None:
     assert type(caught.value) is OF_TORCH_OPS
 
 
-def test_other_value_errors_of_operators_are_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def other(*arguments: Any) -> Any:
-        raise ValueError("another's")
-
-    monkeypatch.setattr(torch.ops.lltm, "step", other)
-    with pytest.raises(ValueError, match=r"^another's$") as caught:
-        in_functional("step", CELL)
-    assert type(caught.value) is ValueError
-
-
 def test_errors_of_pytorch_keep_their_class() -> None:
+    losses = torch.ones(2, 3), torch.tensor([0])
     for call, error in (
         (lambda: torch.ops.aten.view(torch.ones(3), [2]), RuntimeError),
-        (lambda: torch.ops.aten.stack([]), RuntimeError),
-        (
-            lambda: torch.ops.aten.cross_entropy_loss(torch.ones(2, 3), torch.tensor([0])),
-            ValueError,
-        ),
-        (lambda: nn.functional.one_hot(torch.tensor([-1])), RuntimeError),
+        (lambda: torch.ops.aten.cross_entropy_loss(*losses), ValueError),
         (lambda: torch.ones(3)[5], IndexError),
         (lambda: torch.ones(3).sum(dtype=3), TypeError),  # type: ignore[call-overload]
     ):
@@ -835,37 +710,19 @@ def test_errors_of_pytorch_keep_their_class() -> None:
         assert type(caught.value) is error
 
 
-def backward_arguments() -> dict[str, Tensor]:
-    new_h, new_cell, i, o, g, X, gates = lltm._C.forward(
-        X1, CELL["weight_ih"], CELL["bias_ih"], H1, C1
-    )
-    return {
-        "grad_h": new_h,
-        "grad_cell": new_h,
-        "new_cell": new_cell,
-        "input_gate": i,
-        "output_gate": o,
-        "candidate_cell": g,
-        "X": X,
-        "gate_weights": gates,
-        "weights": CELL["weight_ih"],
-    }
-
-
 def test_the_low_level_pair_s_forward_rejects() -> None:
     arguments = X1, CELL["weight_ih"], CELL["bias_ih"], H1[:2], C1
     text = "old_h of shape (4, 5), got (2, 5)"
     refuses(lambda: lltm._C.forward(*arguments), ValueError, "forward", text)
 
 
-STATES = ("grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell")
-
-
-@pytest.mark.parametrize(("name", "width"), [*((name, 5) for name in STATES), ("gate_weights", 15)])
+@pytest.mark.parametrize(("name", "width"), [("grad_h", 5), ("new_cell", 5), ("gate_weights", 15)])
 def test_the_low_level_pair_s_backward_rejects(name: str, width: int) -> None:
-    good = backward_arguments()
+    new_h, *saved = lltm._C.forward(X1, CELL["weight_ih"], CELL["bias_ih"], H1, C1)
+    names = ("grad_h", "grad_cell", "new_cell", "i", "o", "g", "X", "gate_weights", "weights")
+    good = dict(zip(names, (new_h, new_h, *saved, CELL["weight_ih"]), strict=True))
     lltm._C.backward(*good.values())
-    bad = {**good, name: good["candidate_cell"][:, :4]}
+    bad = {**good, name: good["g"][:, :4]}
     text = f"{name} of shape (4, {width}), got (4, 4)"
     refuses(lambda: lltm._C.backward(*bad.values()), ValueError, "backward", text)
 

@@ -62,13 +62,10 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
 
 
 # Other options affect only the graph, tested above.
-QUICK = ("cell", "layers and directions", "cell, GRU, state", "GRU", "checkpoints", "bfloat16")
+SOME = ("cell", "layers and directions", "cell, GRU, state", "GRU", "checkpoints", "bfloat16")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODULES],
-)
+@pytest.mark.parametrize("name", SOME)
 def test_an_exported_module_decomposes_into_core_aten(name: str) -> None:
     module, arguments, program = exported(name)
     program = program.run_decompositions(support.decompositions())
@@ -108,34 +105,8 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
             torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
 
 
-class Transposed(nn.Module):
-    def __init__(self, copy: bool) -> None:
-        super().__init__()
-        self.layer, self.copy = lltm.LLTM(3, 5), copy
-
-    def forward(self, input: Tensor) -> Any:
-        output = self.layer(input)[0].transpose(0, 1)
-        return output.clone() if self.copy else output
-
-
-guarded = pytest.mark.xfail(
-    support.TORCH == (2, 15),
-    raises=AssertionError,
-    reason="PyTorch 2.15 adds a guard that the sizes differ, also without lltm",
-)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        pytest.param(lltm.LLTM(3, 5, batch_first=True), id="batch_first"),
-        pytest.param(Transposed(copy=False), marks=guarded, id="transposed"),
-        pytest.param(Transposed(copy=True), id="copied"),
-    ],
-)
-def test_a_decomposed_program_accepts_a_batch_as_large_as_the_number_of_steps(
-    module: nn.Module,
-) -> None:
+def test_a_decomposed_program_accepts_a_batch_as_large_as_the_number_of_steps() -> None:
+    module = lltm.LLTM(3, 5, batch_first=True)
     program = dynamic_program(module, batch_first=True)
     program = program.run_decompositions(support.decompositions())
     for size in (3, 1):

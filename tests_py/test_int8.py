@@ -24,7 +24,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
 
 
-quantized = partial(support.prepacked_outputs, torch.qint8, lltm.functional)
+def quantized(a: Arguments) -> tuple[Tensor, ...]:
+    packed = lltm.functional.prepack(a.cell, a.weights, a.weight_hh, torch.qint8)
+    return support.sequence_outputs(lltm.functional, a, packed)
 
 
 def quantize(x: Tensor, scale: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -160,8 +161,8 @@ assert torch.equal(changed, twice(x)[0])
 """
 
 
-def test_a_layer_uses_attributes_of_a_patched_module() -> None:
-    support.run_python("-c", PATCHED)
+def test_a_layer_uses_attributes_of_a_patched_module(tmp_path: Path) -> None:
+    support.run_forked("-c", PATCHED, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,10 +28,6 @@ def transposed(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
-def every_other(tensor: Tensor) -> Tensor:
-    return torch.stack([tensor, tensor], dim=-1)[..., 0]
-
-
 def expanded(tensor: Tensor) -> Tensor:
     """One value per row, with stride 0."""
     return tensor[..., :1].expand(tensor.shape)
@@ -41,7 +36,6 @@ def expanded(tensor: Tensor) -> Tensor:
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": contiguous,
     "transposed": transposed,
-    "every other": every_other,
     "expanded": expanded,
 }
 
@@ -66,14 +60,9 @@ PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
 }
 
-KINDS = [
-    *((dtype, "contiguous") for dtype in DTYPES),
-    *((torch.float32, layout) for layout in LAYOUTS if layout != "contiguous"),
-]
 PLAIN = (torch.float32, "contiguous")
 # A widened dtype; reordered and zero strides.
-SOME_KINDS = (
-    PLAIN,
+KINDS = (
     (torch.bfloat16, "contiguous"),
     (torch.float32, "transposed"),
     (torch.float32, "expanded"),
@@ -81,23 +70,17 @@ SOME_KINDS = (
 
 
 def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
-    """Tests cases, kinds and, if `saving`, activation checkpoints.
+    """Tests all cases, the first in other kinds and, if `saving`, two with activation checkpoints.
 
-    Graph errors depend on case, kind or saved values, not on combinations: the first case in some
-    kinds, all cases in one, checkpoints in two.
+    Graph errors depend on case, kind or saved values, not on combinations.
     """
-    first, *_ = cases
-    some = (first, "packed gru")
-    params = []
-    for case, (dtype, layout), steps in itertools.product(cases, KINDS, (0, 2)[: 1 + saving]):
-        kind = (dtype, layout)
-        if steps == 0:
-            quick = kind == PLAIN or (case == first and kind in SOME_KINDS)
-        else:
-            quick = kind == PLAIN and case in some
-        values = (case, dtype, layout, steps)[: 3 + saving]
-        params.append(pytest.param(*values, marks=() if quick else pytest.mark.slow))
-    names = ("case", "dtype", "layout", "checkpoint_steps")[: 3 + saving]
+    first, *others = cases
+    params: list[tuple[Any, ...]] = [(case, *PLAIN) for case in (first, *others)]
+    params += [(first, *kind) for kind in KINDS]
+    names: tuple[str, ...] = ("case", "dtype", "layout")
+    if saving:
+        names = (*names, "checkpoint_steps")
+        params = [(*p, 0) for p in params] + [(c, *PLAIN, 2) for c in (first, "packed gru")]
     return pytest.mark.parametrize(names, params, ids=str)
 
 
@@ -135,19 +118,6 @@ SOME = (True, False, True, False, True, True, False)
 OTHERS = tuple(not wanted for wanted in SOME)
 
 
-def check_step_operators(a: Arguments, change: Callable[[Tensor], Tensor] = contiguous) -> None:
-    arguments = a.map(change).operands()
-    opcheck(ops.step_forward.default, arguments)
-    *_, activations = ops.step_forward(*arguments)
-    grad_h, grad_c = change(torch.randn_like(a.h)), change(torch.randn_like(a.c))
-    for grads, mask in (
-        ((grad_h, grad_c), a.wanted()),
-        ((None, grad_c), a.wanted(SOME)),
-        ((grad_h, None), a.wanted(OTHERS)),
-    ):
-        opcheck(ops.step_backward.default, (*arguments, activations, *grads, mask))
-
-
 def check_sequence_operators(
     a: Arguments, checkpoint_steps: int, change: Callable[[Tensor], Tensor] = contiguous
 ) -> None:
@@ -160,11 +130,6 @@ def check_sequence_operators(
     opcheck(ops.sequence_backward.default, (*arguments, *grads, a.wanted()))
     some = (*arguments, None, grads[1], None, a.wanted(SOME))
     opcheck(ops.sequence_backward.default, some)
-
-
-@each(STEPS)
-def test_step_forward_and_backward(case: str, dtype: torch.dtype, layout: str) -> None:
-    check_step_operators(STEPS[case](dtype), LAYOUTS[layout])
 
 
 @each(SEQUENCES | PACKED, saving=True)

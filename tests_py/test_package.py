@@ -60,9 +60,7 @@ def build_step(name: str = "torch_pin") -> Any:
 @pytest.mark.parametrize(
     ("found", "pin"),
     [
-        ("2.11.0", "torch==2.11.*"),
         ("2.13.0+cpu", "torch==2.13.*"),
-        ("2.14.1+cu130", "torch==2.14.*"),
         ("2.14.0a0+git1234567", "torch==2.14.*"),
     ],
 )
@@ -75,7 +73,7 @@ def test_the_build_pins_the_minor_release_it_finds(
     assert step.dynamic_metadata(settings, {}) == {"dependencies": [pin]}
 
 
-@pytest.mark.parametrize("found", ["2.10.1", "2.16.0", "2.16.0.dev20261101", "3.0.0"])
+@pytest.mark.parametrize("found", ["2.10.1", "2.16.0.dev20261101"])
 def test_the_build_rejects_a_torch_outside_the_supported_range(
     monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
@@ -185,11 +183,6 @@ def test_the_rebuild_of_an_editable_install_installs_the_package(tmp_path: Path)
     assert found == {path for path in expected if "__pycache__" not in path.parts}
 
 
-def test_the_package_is_imported_without_docstrings() -> None:
-    code = "import lltm; assert lltm.LSTM.__doc__ is None; print(lltm.LSTM(3, 5))"
-    assert support.run_python("-OO", "-c", code).stdout == "LSTM(3, 5)\n"
-
-
 @pytest.mark.parametrize("name", [*lltm.modules.__all__, "CustomLayer", "CustomCell"])
 def test_docstrings_describe_the_constructors_arguments(name: str) -> None:
     cls = getattr(lltm, name)
@@ -268,25 +261,13 @@ def test_python_m_lltm_knows_its_arguments(tmp_path: Path) -> None:
     assert "unrecognized arguments: benchmark" in run.stderr
 
 
-def test_another_torch_is_rejected_in_one_clear_sentence() -> None:
-    code = "import torch; torch.__version__ = '2.99.1+cpu'; import lltm"
-    run = support.run_python("-c", code, check=False)
-    assert run.returncode == 1
-    message = run.stderr.strip().splitlines()[-1]
-    major, minor, *_ = str(torch.__version__).split(".")
-    assert message.startswith(f"ImportError: lltm was built against torch {major}.{minor}.")
-    assert "cannot be loaded with torch 2.99.1+cpu" in message
-    assert f"install torch=={major}.{minor}.*" in message
-    assert "pip install --no-build-isolation" in message
-
-
 @pytest.mark.parametrize("name", lltm.__all__)
 def test_every_public_name_exists_and_is_documented(name: str) -> None:
     value = getattr(lltm, name)
     assert isinstance(value, str) or value.__doc__
 
 
-# DTensor is slow to import.
+# Run without docstrings and assert statements. DTensor is slow to import.
 IMPORT = """
 import sys, torch
 
@@ -295,11 +276,15 @@ torch.manual_seed(0)
 before = torch.random.get_rng_state()
 import lltm
 
-assert torch.equal(before, torch.random.get_rng_state()), "random numbers were drawn"
-assert "torch.distributed.tensor" not in sys.modules, "distributed tensors were imported"
+if not torch.equal(before, torch.random.get_rng_state()):
+    sys.exit("random numbers were drawn")
+if "torch.distributed.tensor" in sys.modules:
+    sys.exit("distributed tensors were imported")
+print(lltm.LSTM.__doc__, lltm.LSTM(3, 5))
 """
 
 
 def test_the_import_accepts_another_patch_release_and_has_no_side_effects() -> None:
     major, minor, *_ = str(torch.__version__).split(".")
-    support.run_python("-c", IMPORT, f"{major}.{minor}.99")
+    run = support.run_python("-OO", "-c", IMPORT, f"{major}.{minor}.99")
+    assert run.stdout == "None LSTM(3, 5)\n"

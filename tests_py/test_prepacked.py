@@ -6,6 +6,7 @@ Values: tests_cpp/test_cells.cpp for the function, test_properties.py for layers
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,8 @@ from lltm.cells import cifg
 
 SIZES: dict[str, Any] = {"input_size": 5, "hidden_size": 33}
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"num_layers": 2, "bidirectional": True},
+    {"num_layers": 2, "bidirectional": True, "dropout": 0.5},
     {"batch_first": True, "bias": False},
-    {"num_layers": 2, "dropout": 0.5},
 ]
 
 
@@ -139,25 +138,14 @@ def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
     torch.testing.assert_close(model.share_memory()(x), expected)
 
 
-@pytest.mark.xdist_group("compilers")
-def test_is_compiled_by_its_method() -> None:
-    torch.compiler.reset()
-    packed = lltm.LLTM(**SIZES).prepack()
-    x = torch.randn(3, 2, 5)
-    expected = packed(x)
-    packed.compile(fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(packed(x), expected)
-
-
 @pytest.mark.parametrize(
     ("convert", "error", "text"),
     [
-        (lambda m: m.half(), TypeError, "dtype to stay float32, got float16; convert the original"),
         (lambda m: m.double(), TypeError, "dtype to stay float32, got float64; convert the"),
         (lambda m: m.to(torch.bfloat16), TypeError, "dtype to stay float32, got bfloat16; convert"),
         (lambda m: m.to("meta"), RuntimeError, "device to stay cpu, got meta; move the original"),
     ],
-    ids=["half", "double", "to dtype", "to device"],
+    ids=["double", "to dtype", "to device"],
 )
 def test_conversions_are_rejected(convert: Any, error: type[Exception], text: str) -> None:
     for module in (lltm.LLTM(**SIZES).prepack(), Model().prepack()):
@@ -173,7 +161,6 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
     torch.testing.assert_close(packed.float().cpu().to(torch.float32)(x)[0], expected)
 
 
-@pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     "cell",
@@ -184,7 +171,7 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
     ids=str,
 )
 def test_its_state_dict_equals_the_layers(
-    cell: Any, options: dict[str, Any], assign: bool, tmp_path: Path
+    cell: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     def make() -> nn.Sequential:
         return nn.Sequential(cell(**SIZES, **options)).eval()
@@ -198,7 +185,7 @@ def test_its_state_dict_equals_the_layers(
     saved = torch.load(tmp_path / "packed.pt", weights_only=True)
     torch.testing.assert_close(dict(saved), dict(model.state_dict()), rtol=0, atol=0)
     x = torch.randn(3, 2, 5, dtype=next(model.parameters()).dtype)
-    for state_dict in (saved, model.state_dict()):
+    for assign, state_dict in itertools.product((False, True), (saved, model.state_dict())):
         for loaded, expected in ((prepacked(make()), packed), (make(), model)):
             assert not any(loaded.load_state_dict(state_dict, assign=assign))
             assert torch.equal(loaded(x)[0], expected(x)[0])
@@ -219,10 +206,7 @@ def test_another_dtype_is_converted_as_by_a_layer(saved: torch.dtype, dtype: tor
     "other",
     [
         {"input_size": 6, "hidden_size": 33},
-        {"input_size": 5, "hidden_size": 32},
-        {**SIZES, "num_layers": 2},
         {**SIZES, "bidirectional": True},
-        {**SIZES, "bias": False},
     ],
     ids=str,
 )
@@ -343,18 +327,18 @@ def test_rejects_values_that_are_no_weight_matrix() -> None:
         lltm.functional.prepack("lltm", 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"lltm::prepack: expected weight_ih of dtype .* got int64"):
         lltm.functional.prepack("lltm", torch.zeros(6, 5, dtype=torch.int64))
-    for shape in ((6,), (7, 5), (6, 1), (6, 5, 2)):
+    for shape in ((7, 5), (6, 1)):
         with pytest.raises(
             ValueError, match=r"lltm::prepack: expected weight_ih of shape \(3H, H\+I"
         ):
             lltm.functional.prepack("lltm", torch.zeros(shape))
 
 
-@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1", "weight_hr_l1_reverse"])
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hr_l1_reverse"])
 def test_rejects_a_projection_with_weights_of_other_shapes(name: str) -> None:
     layer = lltm.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2)
     layer.prepack()
-    for shape in ((), (7,), (16, 5)):
+    for shape in ((), (16, 5)):
         setattr(layer, name, torch.nn.Parameter(torch.ones(shape)))
         with pytest.raises(ValueError, match=rf"^lltm::prepack: expected {name} of shape \("):
             layer.prepack()
@@ -376,12 +360,11 @@ def test_rejects_weights_of_another_cell(form: torch.dtype | None) -> None:
             ops.sequence(a.cell, input, h, c, packed)
 
 
-@pytest.mark.parametrize("offset", [1, 8, 16])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_packed_bytes_may_have_any_alignment(offset: int, steps: int) -> None:
+def test_packed_bytes_may_have_any_alignment(steps: int) -> None:
     a = support.sequence_arguments((steps, 4, 5, 17))
     packed = lltm.functional.prepack("lltm", a.weights)
-    moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[offset:][: packed.numel()]
+    moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[1:][: packed.numel()]
     moved.copy_(packed)
     expected, got = (
         lltm.functional.sequence("lltm", a.input, (a.h, a.c), weights, bias_ih=a.bias)

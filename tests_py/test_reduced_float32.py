@@ -94,7 +94,7 @@ assert torch.equal(layer(x)[0], usual)
 """
 
 
-@pytest.mark.parametrize("capability", ["avx512", "avx2"])
+@pytest.mark.parametrize("capability", ["avx512", pytest.param("avx2", marks=pytest.mark.slow)])
 def test_a_cpu_without_bfloat16_gemms_is_unaffected(capability: str) -> None:
     support.run_python("-c", _WITHOUT_PRODUCTS, ATEN_CPU_CAPABILITY=capability)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import support
@@ -16,38 +17,47 @@ from support import DTYPES, LENGTHS, SEQUENCE_SHAPES, packed_arguments, sequence
 import lltm
 
 
-@pytest.mark.parametrize("shape", SEQUENCE_SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_agrees_with_the_reference(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
-    """Covers each shape and each dtype, not all combinations."""
-    reverse = (SEQUENCE_SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
-    support.check_accuracy(
-        support.sequence_outputs, lambda: sequence_arguments(shape, dtype, reverse=reverse)
-    )
+def each(cases: Sequence[Any]) -> pytest.MarkDecorator:
+    """Tests each case and each dtype, not all combinations."""
+    values = [(case, DTYPES[k % len(DTYPES)]) for k, case in enumerate(cases)]
+    return pytest.mark.parametrize(("case", "dtype"), values, ids=str)
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_agrees_with_the_reference_when_packed(
-    dtype: torch.dtype, lengths: Sequence[int], reverse: bool
+each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+
+
+@each_direction
+@each(SEQUENCE_SHAPES)
+def test_agrees_with_the_reference(
+    case: tuple[int, int, int, int], dtype: torch.dtype, reverse: bool
 ) -> None:
     support.check_accuracy(
-        support.sequence_outputs, lambda: packed_arguments(lengths, dtype=dtype, reverse=reverse)
+        support.sequence_outputs, lambda: sequence_arguments(case, dtype, reverse=reverse)
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_steps_without_sequences_add_nothing_to_gradients(dtype: torch.dtype) -> None:
-    """The batch is large enough for separate chunks."""
-    a = support.sequence_arguments((1, 600, 5, 16), dtype)
-    x = torch.randn(1200, 5, dtype=dtype)
-    gradients = []
-    for sizes in ([600, 600], [600, 600, 0]):
-        leaves = replace(a, input=x, batch_sizes=torch.tensor(sizes)).leaves()
-        output, *_ = support.sequence_outputs(lltm.functional, leaves)
-        gradients.append(torch.autograd.grad(output.sum(), leaves.tensors()))
-    torch.testing.assert_close(gradients[1], gradients[0])
+@each_direction
+@each(LENGTHS)
+def test_agrees_with_the_reference_when_packed(
+    case: Sequence[int], dtype: torch.dtype, reverse: bool
+) -> None:
+    support.check_accuracy(
+        support.sequence_outputs, lambda: packed_arguments(case, dtype=dtype, reverse=reverse)
+    )
+
+
+@each_direction
+def test_resets_and_masks_as_the_reference_does(reverse: bool) -> None:
+    a = sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
+    reset, mask = torch.rand(6, 4) < 0.4, torch.rand(4, 5, dtype=torch.float64)
+    for change in ({"reset": reset}, {"recurrent_mask": mask}):
+        changed = replace(a, **change)  # type: ignore[arg-type]
+        ours, expected = (
+            support.sequence_outputs(implementation, changed)
+            for implementation in (lltm.functional, lltm.reference)
+        )
+        torch.testing.assert_close(ours, expected)
+        assert not torch.allclose(ours[0], support.sequence_outputs(lltm.functional, a)[0])
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")

@@ -78,71 +78,6 @@ def built_in(name: str) -> tuple[Callable[..., Any], dict[str, Any], int]:
     return of_c if states else of_h, {"gates": gates, "reads": reads, "name": name}, saved
 
 
-def cifg(z: Any, c: Tensor) -> Any:
-    i, o, g = z
-    i, o, g = sigmoid(i), sigmoid(o), tanh(g)
-    c_next = (1 - i) * c + i * g
-    return o * tanh(c_next), c_next
-
-
-def mgu(z: Any, c: Tensor) -> Any:
-    f, g = sigmoid(z[0]), tanh(z[1])
-    c_next = f * c + (1 - f) * g
-    return tanh(c_next), c_next
-
-
-def peephole(z: Any, c: Tensor, p_i: Tensor, p_f: Tensor, p_o: Tensor) -> Any:
-    i, f, g = sigmoid(z.i + p_i * c), sigmoid(z.f + p_f * c), tanh(z.g)
-    c_next = f * c + i * g
-    return sigmoid(z.o + p_o * c_next) * tanh(c_next), c_next
-
-
-def slstm(z: Any, c: Tensor, n: Tensor, m: Tensor) -> Any:
-    log_f = F.logsigmoid(z.f)
-    m_next = torch.maximum(log_f + m, z.i)
-    i, f = torch.exp(z.i - m_next), torch.exp(log_f + m - m_next)
-    c_next, n_next = f * c + i * tanh(z.g), f * n + i
-    return sigmoid(z.o) * c_next / n_next, c_next, n_next, m_next
-
-
-def slstm_detached(z: Any, c: Tensor) -> Any:
-    o, g = sigmoid(z[3]), tanh(z[2])
-    m = torch.maximum(z[0], z[1]).detach()
-    i, f = torch.exp(z[0] - m), torch.exp(z[1] - m)
-    c_next = (f * c + i * g) / (f + i)
-    return o * c_next, c_next
-
-
-def janet(z: Any, c: Tensor) -> Any:
-    f, g = sigmoid(z[0]), tanh(z[1])
-    c_next = f * c + (1 - sigmoid(z[0] - 1)) * g
-    return c_next, c_next
-
-
-def ugrnn(z: Any, h: Tensor) -> Any:
-    u = sigmoid(z[0])
-    return torch.lerp(tanh(z[1]), h, u)
-
-
-def indrnn(z: Any, h: Tensor, u: Tensor) -> Any:
-    return F.relu(z.a + u * h)
-
-
-def ligru(z: Any, h: Tensor) -> Any:
-    u, a = sigmoid(z.u), F.relu(z.a)
-    return u * h + (1 - u) * a
-
-
-def lif(z: Any, c: Tensor) -> Any:
-    v = 0.9 * c + z[0]
-    s = spike(v - 1.0)
-    return s, v - s
-
-
-def elman(z: Any) -> Any:
-    return tanh(z[0])
-
-
 def zoo(z: Any, c: Tensor) -> Any:
     a, b = F.softplus(z[0]), torch.clamp(z[1], -0.5, 0.75)
     d = F.relu(z[2]) + 0.1 * F.leaky_relu(z[2], 0.1)
@@ -153,37 +88,12 @@ def zoo(z: Any, c: Tensor) -> Any:
     return tanh(c_next) * e, torch.lerp(c_next, e, 0.25)
 
 
-def keras_gru(z: Any, h: Tensor) -> Any:
-    r, u = sigmoid(z.r), sigmoid(z.u)
-    n = tanh(z.n(r * h))
-    return u * h + (1 - u) * n
-
-
-def layernorm_lstm(z: Any, c: Tensor, scale: Tensor, shift: Tensor) -> Any:
-    i, f, g, o = (F.layer_norm(gate, gate.shape[-1:]) for gate in z)
-    c_next = sigmoid(f) * c + sigmoid(i) * tanh(g)
-    normalized = F.layer_norm(c_next, c_next.shape[-1:], scale, shift, 1e-3)
-    return sigmoid(o) * tanh(normalized), c_next
-
-
-def dreamer_gru(z: Any, h: Tensor) -> Any:
-    r, c, u = lltm.layer_norm((z.r, z.c, z.u), 1e-3)
-    u = sigmoid(u - 1)
-    return u * tanh(sigmoid(r) * c) + (1 - u) * h
-
-
 def two_products(z: Any, h: Tensor, c: Tensor) -> Any:
     """Gates a and b share an operand, gate d multiplies a value of theirs, gate e a state."""
     v = sigmoid(z.r) * h
     a, b = tanh(z.a(v)), sigmoid(z["b"](sigmoid(z.r) * h))
     d = tanh(z.d(a * b.detach()))
     return b * d + (1 - b) * h, F.relu(z.e(c)) * d
-
-
-def zoneout(z: Any, h: Tensor, c: Tensor) -> Any:
-    c_next = sigmoid(z.f) * c + sigmoid(z.i) * tanh(z.g)
-    h_next = sigmoid(z.o) * tanh(c_next)
-    return torch.where(z.m > 0, h_next, h), torch.where(z.m > 0, c_next, c)
 
 
 def means(z: Any, h: Tensor, p: Tensor) -> Any:
@@ -194,30 +104,10 @@ def means(z: Any, h: Tensor, p: Tensor) -> Any:
     return a * b.mean(-1, keepdim=True) * scale + p.mean(-1, keepdim=True)
 
 
-PEEPHOLES = {"p_i": 0.1, "p_f": torch.nn.init.zeros_, "p_o": -0.5}
-
-# Cells with the minimal number of saved values.
+# Cells with the minimal number of saved values; docs/cells.md has the numbers of lltm.cells.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
-    "cifg": (cifg, {"gates": 3}, 5),
-    "mgu": (mgu, {"gates": 2}, 4),
-    "peephole": (peephole, {"gates": tuple("ifgo"), "parameters": PEEPHOLES}, 6),
-    "slstm": (slstm, {"gates": tuple("ifgo"), "states": {"m": -1e30}}, 8),
-    "slstm_detached": (slstm_detached, {"gates": 4}, 5),
-    "janet": (janet, {"gates": 2}, 4),
-    "ugrnn": (ugrnn, {"gates": 2}, 3),
-    "indrnn": (indrnn, {"gates": ["a"], "reads": {"a": "x"}, "parameters": {"u": 1.0}}, 2),
-    "ligru": (ligru, {"gates": ["u", "a"]}, 3),
-    "lif": (lif, {"gates": 1}, 1),
-    "elman": (elman, {"gates": 1}, 1),
     "zoo": (zoo, {"gates": 8}, 18),
-    "keras_gru": (keras_gru, {"gates": [*"run"], "reads": {"n": ("x", "product")}}, 5),
-    "layernorm_lstm": (
-        layernorm_lstm,
-        {"gates": [*"ifgo"], "parameters": {"scale": 1, "shift": 0}},
-        16,
-    ),
-    "dreamer_gru": (dreamer_gru, {"gates": [*"rcu"]}, 8),
     "two_products": (
         two_products,
         {
@@ -227,7 +117,6 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
         },
         9,
     ),
-    "zoneout": (zoneout, {"gates": [*"mifgo"], "reads": {"m": "input"}}, 7),
     "means": (means, {"gates": 2, "parameters": {"p": 0.5}}, 7),
 }
 
@@ -235,8 +124,13 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 def check(
     function: Callable[..., Any], reference: Callable[..., Any] | None = None, **options: Any
 ) -> Program:
-    """Compares the program with autograd, in float64."""
     program = trace(function, **options)
+    check_program(program, reference or function)
+    return program
+
+
+def check_program(program: Program, function: Callable[..., Any]) -> None:
+    """Compares the program with autograd, in float64."""
     names = [*inspect.signature(function).parameters][1:]
     z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
     weights = {g: randn(UNITS, UNITS, dtype=torch.float64) for g in program.products}
@@ -245,7 +139,7 @@ def check(
         k: randn(*[ROWS][k in program.parameters :], UNITS, dtype=torch.float64, requires_grad=True)
         for k in names
     }
-    found = (reference or function)(Gates(z | called), *arguments.values())
+    found = function(Gates(z | called), **arguments)
     found = found if isinstance(found, tuple) else (found,)
     results = {f"{k}'": x for k, x in zip(("h", *program.states), found, strict=True)}
     tangents = {f"d.{k}": randn(ROWS, UNITS, dtype=torch.float64) for k in results}
@@ -267,7 +161,6 @@ def check(
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
     assert Program.read(program.text).reads == program.reads
     check_names(program)
-    return program
 
 
 def check_names(program: Program) -> None:
@@ -308,18 +201,29 @@ def test_the_program_computes_the_same_as_the_function(name: str) -> None:
     assert len(program.saved) == saved, program.text
 
 
-STAGED = ("keras_gru", "layernorm_lstm", "dreamer_gru", "two_products", "zoneout", "means")
+@pytest.mark.parametrize("name", support.GALLERY_CELLS)
+def test_the_program_of_a_gallery_cell_computes_the_same_as_its_function(name: str) -> None:
+    cell = getattr(lltm.cells, name)
+    check_program(Program.read(cell.text), cell.function)
 
 
-@pytest.mark.parametrize("name", STAGED)
-def test_layers_with_products_means_and_given_gates(name: str) -> None:
+def staged(name: str) -> lltm.Cell:
+    """A cell with products, means or given gates."""
+    if name not in CELLS:
+        return getattr(lltm.cells, name)  # type: ignore[no-any-return]
     function, options, _ = CELLS[name]
     cell = lltm.cell(**options)(function)
     dtypes = [torch.float64, torch.float32, torch.bfloat16]
-    lltm.testing.check_cell(
-        cell, shapes=[(5, 3, 4, 5), (4, 40, 24, 64)], dtypes=dtypes, verbose=False
-    )
-    # The same bits on any number of threads, and a new sequence after a reset.
+    shapes = [(5, 3, 4, 5), (4, 40, 24, 64)]
+    lltm.testing.check_cell(cell, shapes=shapes, dtypes=dtypes, verbose=False)
+    return cell
+
+
+@pytest.mark.parametrize("name", ["keras_gru", "zoneout_lstm", "two_products", "means"])
+def test_layers_with_products_means_and_given_gates(name: str) -> None:
+    """The same bits on any number of threads, and a new sequence after a reset."""
+    with support.threads(1):  # fastest for small layers
+        cell = staged(name)
     layer = cell.Layer(24 + 64 * len(cell.Layer._HEADER.gates_input), 64)
     x = torch.randn(6, 5, layer.input_size)
     reset = torch.arange(6).unsqueeze(1).expand(6, 5) == 3
@@ -375,8 +279,7 @@ def test_a_trace_is_freed() -> None:
         return sum(type(x) in (Tracer, Value) for x in gc.get_objects())
 
     before = alive()
-    for name in STAGED:
-        function, options, _ = CELLS[name]
+    for function, options, _ in CELLS.values():
         trace(function, **options)
     with pytest.raises(TypeError):
         trace(lambda z: lltm.layer_norm(z[0]).sum(), gates=1, name="wrong")
@@ -402,11 +305,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "powers": lambda a, b: a**3 + (b * b + 1) ** -2 + torch.square(a) + (a * a + 1) ** -0.5,
     "roots": lambda a, b: (a * a + 1).sqrt() + (b * b + 1).rsqrt() + (a * a + 2) ** 0.5,
     "reciprocal": lambda a, b: torch.reciprocal(a * a + 1) + b**2,
-    "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b),
+    "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b) + torch.special.exp2(a * b),
     "logarithms": lambda a, b: torch.log(a * a + 1) + torch.log1p(b.abs()),
+    "sin": lambda a, b: torch.sin(20 * a) * torch.cos(b),
+    "erf": lambda a, b: torch.erf(a) * torch.special.erf(b),
     "elu": lambda a, b: F.elu(a, 0.5) + F.selu(b) + torch.nn.ELU(2.0)(b),
     "celu": lambda a, b: F.celu(a, 0.5) + F.celu(b, 2.0) * F.celu_(a * b),
-    "gelu": lambda a, b: F.gelu(2 * a, approximate="tanh") * b,
+    "gelu": lambda a, b: F.gelu(2 * a, approximate="tanh") * b + F.gelu(3 * b),
     "hardswish": lambda a, b: F.hardswish(4 * a) + F.hardswish(b - b.detach() + 3) * b,
     "hardswish_at_its_edge": lambda a, b: F.hardswish(a - a.detach() - 3) * b,
     "prelu": lambda a, b: F.prelu(a, torch.full((1,), 0.3, dtype=torch.float64)) * b,
@@ -564,11 +469,9 @@ MODES: dict[str, Callable[[], Any]] = {
     "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
         lambda x: x.numpy(), torch.from_numpy
     ),
-    "save_on_cpu": torch.autograd.graph.save_on_cpu,
     "fake": FakeTensorMode,
     "dispatch": Doubled,
     "function": WithTanh,
-    "deterministic": support.deterministic,
     "forward_ad": torch.autograd.forward_ad.dual_level,
 }
 
@@ -620,7 +523,7 @@ LEARNED = torch.nn.Parameter(torch.ones(()))
 class BadSpike(Spike):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return torch.sin(grad)
+        return torch.atan(grad)
 
 
 def on_value(z: Any) -> Any:
@@ -639,14 +542,12 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "bias to be of same shape": lambda z, h: F.layer_norm(z[0], z[0].shape[-1:], bias=h),
     "prelu: expected `weight` to be": lambda z, h: F.prelu(z[0], h),
     "argument 'eps' .*not Tensor": lambda z, h: F.rms_norm(z[0], z[0].shape[-1:], eps=h),
-    "'eps' .* must be float, not Tensor": lambda z, h: lltm.layer_norm((z[0], h), eps=h),
     "expected eps to be a number, got None": lambda z: lltm.layer_norm(
         z[0],
         None,  # type: ignore[arg-type]
     ),
     r"layer_norm: expected values to have.*got \(\)": lambda z: lltm.layer_norm(()),
     r"mean\(-1, keepdim=True\), got dim=None, keepdim=False": lambda z: z[0].mean(),
-    "got dim=0, keepdim=True": lambda z: z[0].mean(0, keepdim=True),
     "got dim=-1, keepdim=True, dtype=torch.float32": lambda z: z[0].mean(
         -1, True, dtype=torch.float
     ),
@@ -658,57 +559,37 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     ),
     r"hooks only on .*got \[3, 1\]": lambda z: z[0].mean(-1, True).register_hook(tanh) and z[0],
     "aten::bernoulli_": lambda z: F.dropout(z[0]),
-    "aten::rand_like": lambda z: z[0] + torch.rand_like(z[0]),
     "aten::randn": lambda z: z[0] + torch.randn(()),
     "aten::_softmax": lambda z: torch.softmax(z[0], -1),
     "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
     "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
-    "do not combine hidden units, got aten::logsumexp": lambda z: z[0].logsumexp(-1, keepdim=True),
-    "do not combine hidden units, got aten::prod": lambda z: z[0].prod(),
-    "do not combine hidden units, got aten::topk": lambda z: z[0].topk(1)[0],
-    "do not combine hidden units, got aten::argmax": lambda z: z[0].argmax(),
-    "do not combine hidden units, got aten::linalg_vector_norm": lambda z: z[0] / z[0].norm(),
     "do not combine hidden units, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
-    "do not combine hidden units, got group_norm": lambda z: F.group_norm(z[0], 1),
     "no matrix multiplications in addition to.*linear": lambda z: F.linear(z[0], torch.ones(7, 7)),
     "lists them.*aten::round": lambda z: torch.round(z[0], decimals=1),
-    'approximate="tanh", got aten::gelu': lambda z: F.gelu(z[0]),
     "in parameters=, got a tensor that requires grad": lambda z: torch.nn.PReLU()(z[0]),
     "a single real value, .*on meta": lambda z: z[0] * torch.ones((), device="meta"),
-    "aten::cat": lambda z: torch.cat([z[0], z[0]]),
-    "aten::sin": lambda z: torch.sin(z[0]),
     "aten::add_": in_place,
-    "aten::mul_": lambda z: OUTSIDE.mul_(z[0]),
     "torch.where instead of Python's.*aten::_local_scalar_dense": on_value,
     "item.*aten::_local_scalar_dense": lambda z: z[0] * z[0].item(),
     "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "dtype conversions only of conditions.*aten::_to_copy": lambda z: z[0].float(),
-    "aten::div": lambda z: torch.div(z[0], 2, rounding_mode="floor"),
     "torch.where instead of Python's `if`, got aten::all": lambda z: (
         z[0] if (z[0] > 0).all() else -z[0]
     ),
     r"a gate, such as z\[0\] or z.g0, got z, the tuple of all gates": lambda z: torch.tanh(z),
     "got z, the tuple of all gates": lambda z: z * 2,
-    "z.g0, got z, the tuple of all gates": lambda z: 1 - z,
-    "the tuple of all gates": lambda z: torch.ones(()) * z,
     r"outside tensors with a single real value, got \[7\]": lambda z: z[0] * OUTSIDE,
     "learned tensors in parameters=": lambda z: z[0] * LEARNED,
-    "aten::mul": lambda z: z[0] * 1j,
-    "'What the function may do'.*aten::exp2": lambda z: torch.exp2(z[0]),
-    "a multiple of 1/2.*got aten::pow": lambda z: 2 ** z[0],
+    "'What the function may do'.*aten::log2": lambda z: torch.log2(z[0]),
     "in the derivative": lambda z: BadSpike.apply(z[0]),  # type: ignore[no-untyped-call]
     "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
-    "constants other than NaN": lambda z: z[0] * math.nan,
     "change of a detached tensor, got aten::mul_": lambda z: tanh(z[0]).detach().mul_(2),
-    "change of a detached tensor, got aten::add_": lambda z: tanh(z[0]).data.add_(2),
     "the function to return only h', got tuple": lambda z: (z[0], z[0]),
-    "the function to return only h', got float": lambda z: 0.5,
     "the function to return only h', got z$": lambda z: z,
     "a function that returns, got StopIteration": lambda z: next(iter(())),
     r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
     r"\(h', c'\), got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
-    r"\(h', c'\), got Tensor, float": lambda z, c: (c, 1.0),
     r"with the shape of a gate .*got \[\]": lambda z: torch.zeros(()),
     "a floating-point dtype, .*bool": lambda z: z[0] > 0,
 }
@@ -725,19 +606,14 @@ def test_unsupported_operations(match: str) -> None:
 # Functions with a gate g0 that reads a product, by message.
 MISUSED: dict[str, Callable[..., Any]] = {
     "one call of z.g0, which reads a product.*got no call": lambda z, h: z[0] * h,
-    "one call of z.g0.*no call": lambda z, h: tanh(z["g0"]),
-    "got no call": lambda z, h: z.g0.sigmoid(),
     "no call": lambda z, h: z.g1 * h,
     "z.g0.*a second call": lambda z, h: z.g0(h) + z.g0(h),
     r"dtype of a gate in z.g0\(...\), got float": lambda z, h: z.g0(0.5),
     r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
     "a value of the step in z.g0.*got a constant": lambda z, h: z.g0(torch.zeros_like(h)),
-    "a value of the step in z.g0.*got a parameter": lambda z, p: z.g0(p),
     "register hooks of parameters on": lambda z, p: p.register_hook(tanh),
     r"hooks only on .*got \[1\].* parameters": lambda z, p: (2 * p).grad_fn.register_hook(tanh),
-    "z.g0.*got a call with no values": lambda z, h: z.g0(),
     "z.g0.*got a call with 2 values": lambda z, h: z.g0(h, h),
-    r"dtype of a gate in z.g0\(...\), got z$": lambda z: z.g0(z),
     "only h', got z.g0$": lambda z, h: (z.g0(h), z.g0)[1],
     "one tensor for z.g0.* and z.g1": lambda z, h: z.g0(spike(h)) + z.g1(spike(h).detach() + 0),
 }
@@ -765,17 +641,10 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
         h * (1 + torch.arange(h.shape[1] - 1, -1, -1) * 5e-4).bfloat16()
     ),
     "do not combine hidden units, got aten::slice": lambda z, h: h - h[:, :1],
-    r"outside tensors with a single real value, got \[130\], torch.int64": lambda z, h: (
-        h * torch.arange(h.shape[1])
-    ),
     "aten::div with 1.0, then aten::div with 11.40": lambda z, h: h / h.shape[-1] ** 0.5,
     "aten::mul with 1.0, then aten::mul with 3.0": lambda z, h: h * h.shape[0],
     "aten::tanh, then aten::sigmoid": lambda z, h: sigmoid(h) if len(h) > 1 else tanh(h),
-    "aten::mul with 2.0, then the end of the func": lambda z, h: h * 2 if h.shape[1] == 1 else h,
     "end of the function, then aten::mul with 2.0": lambda z, h: h * 2 if h.shape[1] > 100 else h,
-    r"outside tensors with a single real value, got \[130\], torch.bool": lambda z, h: torch.where(
-        torch.arange(h.shape[1]) < 1, h, z[0]
-    ),
     r"got \[3, 130\], torch.float32": lambda z, h: h * torch.eye(*h.shape),
 }
 
@@ -865,51 +734,29 @@ def unit(z: Any) -> Any:
 
 WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("gates to be an int or a sequence of names, got 'ifgo'", TypeError, unit, {"gates": "ifgo"}),
-    ("gates to be an int or a sequence of names, got 2.0", TypeError, unit, {"gates": 2.0}),
     ("1 to 8 gates, got 0", ValueError, unit, {"gates": 0}),
-    ("1 to 8 gates, got 9", ValueError, unit, {"gates": 9}),
     ("a name of .* got 'a-b'", ValueError, unit, {"gates": ["a-b"]}),
-    ("a name of .* got 3", ValueError, unit, {"gates": [3]}),
-    ("a name of .* got 'inf'", ValueError, unit, {"gates": ["inf"]}),
     ("different names, got 'a'", ValueError, unit, {"gates": ["a", "a"]}),
-    ("a name of .* got ''", ValueError, unit, {"name": ""}),
     ("a name of .* got 'a{65}'", ValueError, unit, {"name": "a" * 65}),
-    ("a name of .* got 'ä'", ValueError, unit, {"name": "ä"}),
     (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
     ("a tuple of these in reads of g0, got 'both'", ValueError, unit, {"reads": {"g0": "both"}}),
-    ("a tuple of these in reads of g0, got ()", ValueError, unit, {"reads": {"g0": ()}}),
     ('"x" or "input" in reads of g0', ValueError, unit, {"reads": {"g0": ("x", "input")}}),
     ('"h" or "product" in reads of g0', ValueError, unit, {"reads": {"g0": ("h", "product")}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
-    ("reads to be a dict, got 'x'", TypeError, unit, {"reads": "x"}),
     ("a gate that reads x or input, got reads={'g0'", ValueError, unit, {"reads": {"g0": "h"}}),
     ("in z, and states={'x': 0} if x is a state", ValueError, lambda z, x: (x, x), {}),
     ("states={'t': 0} if t is a state, got an argument t", ValueError, lambda z, t: t, {}),
     ("0 states, got 1 in its arguments \\(c\\)", ValueError, lambda z, c: c, {"states": 0}),
-    ("1 states, got 0 in its arguments \\(h\\)", ValueError, lambda z, h: h, {"states": 1}),
-    (
-        "2 states, got 1 in its arguments \\(c, p\\)",
-        ValueError,
-        lambda z, c, p: (c, p),
-        {"states": 2, "parameters": {"p": 1}},
-    ),
     ("states to be an int or a dict, got True", TypeError, unit, {"states": True}),
-    ("states to be an int or a dict, got \\['c'\\]", TypeError, unit, {"states": ["c"]}),
     ("in the range of float, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
-    ("got 'm': its arguments are \\(\\)", ValueError, unit, {"states": {"m": 0}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
-    ("got 'h': its arguments are \\(h\\)", ValueError, lambda z, h: h, {"states": {"h": 0}}),
     ("at most 3 states, got 4", ValueError, lambda z, a, b, c, d: (a, a, b, c, d), {}),
     ("named arguments, got \\*c", ValueError, lambda z, *c: c, {}),
     ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
     (r"z, the gates, as the first argument .*, got \(a, z\)", ValueError, lambda a, z: (z, z), {}),
-    (r"z, the gates, as the first .*, got \(self, h\)", ValueError, lambda self, h: h, {}),
-    (r"z, the gates, as the first .*, got \(z\)", ValueError, lambda *, z: z, {}),
     ("a function or a bound method, got <class '.*Spike'>", TypeError, Spike, {}),
-    ("a function or a bound method, got the module ReLU", TypeError, torch.nn.ReLU(), {}),
     ("a function of z, h.*, got <.*tanh.* without named arguments", ValueError, torch.tanh, {}),
     ("gate names that are not attributes of z, got '_no'", ValueError, unit, {"gates": ["_no"]}),
-    ("attributes of z, got '__class__'", ValueError, unit, {"gates": ["a", "__class__"]}),
     (
         r"weight to be of same shape as .*weight of shape \[1\]",
         TypeError,
@@ -932,7 +779,6 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("bounded to be a bool, got 1", TypeError, unit, {"bounded": 1}),
     ("bias of gates \\(g0\\), got 'a'", ValueError, unit, {"bias": {"a": False}}),
     ("bias of g0 to be a bool, got 0", TypeError, unit, {"bias": {"g0": 0}}),
-    ("bias to be a dict, got False", TypeError, unit, {"bias": False}),
     ("outputs, each once, from h, got 'c'", ValueError, unit, {"outputs": ("h", "c")}),
     ("outputs, each once, from h, c, got 'c'", ValueError, lambda z, c: c, {"outputs": ("c", "c")}),
     ("outputs, each once, from h, got 3", ValueError, unit, {"outputs": 3}),
@@ -942,9 +788,7 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
         lambda z, p: p,
         {"parameters": {"p": lltm.scalar("0")}},  # type: ignore[arg-type]
     ),
-    ("a function or a bound method, got 3", TypeError, 3, {"name": "wrong"}),  # type: ignore[list-item]
     ("one of z's g0, got z\\[1\\]", ValueError, lambda z: z[1], {}),
-    ("one of z's g0, got z.q", ValueError, lambda z: z["q"], {}),
     (r"one of z's g0, got z.q\n  .*test_trace\.py:\d+: .*lambda", ValueError, lambda z: z.q, {}),
     ("runs the same operations in each call", ValueError, lambda z: z[0] * random.random(), {}),
     ("whatever the values", ValueError, lambda z: z[0] * z[0].tolist()[0][0], {}),

@@ -1,7 +1,8 @@
-"""Replacement for lltm._C that calls torch.ops.
+"""Members of lltm._C, and its replacement.
 
 A wheel supports every Python version, but its lltm._C only the version that compiled it. lltm._C
-takes docstrings and ArgumentError from this module. Differences: direct calls of torch.ops.lltm
+has the members of this module. It replaces only forward() and backward(), whose calls are faster
+there, layer() and layer_step(). Differences of the replacement: direct calls of torch.ops.lltm
 raise a plain ValueError for a wrong shape or value (modules and functions still raise
 lltm.ArgumentError). TypeErrors of forward() and backward() name only the wrong argument.
 """
@@ -38,7 +39,7 @@ class ArgumentError(ValueError, RuntimeError):
 ArgumentError.__module__ = "lltm"
 
 
-def _call(name: str, **arguments: Any) -> list[Tensor]:
+def _call(name: str, arguments: dict[str, Any]) -> list[Tensor]:
     try:
         result: list[Tensor] = getattr(_ops, f"_pair_{name}").default(*arguments.values())
     except ValueError as error:
@@ -53,31 +54,42 @@ def _call(name: str, **arguments: Any) -> list[Tensor]:
     return result
 
 
+def _untraced(op: Any, *arguments: bool) -> Any:
+    """Calls an operator without tensors, which torch.jit.trace cannot record."""
+    jit: Any = torch._C
+    state = jit._get_tracing_state()
+    jit._set_tracing_state(None)
+    try:
+        return op(*arguments)
+    finally:
+        jit._set_tracing_state(state)
+
+
 def version() -> str:
     """Returns the version of liblltm, "major.minor.patch"."""
-    return str(_ops._version())
+    return str(_untraced(_ops._version))
 
 
 def build_info() -> str:
     """Returns the build configuration of liblltm as lines "name: value"."""
-    return str(_ops._build_info())
+    return str(_untraced(_ops._build_info))
 
 
 def cpu_kernels() -> str:
     """Returns the CPU kernels in use: "DEFAULT", "AVX2", "AVX512", "AMX" or (on ARM) "NEON"."""
-    return str(_ops._cpu_kernels())
+    return str(_untraced(_ops._cpu_kernels))
 
 
 def cuda_persistent() -> bool:
     """Returns True if sequences on a GPU may use persistent kernels."""
-    return bool(_ops._cuda_persistent())
+    return bool(_untraced(_ops._cuda_persistent))
 
 
 def set_cuda_persistent(enabled: bool) -> None:
     """Sets whether sequences on a GPU may use persistent kernels, for the whole process."""
     if not isinstance(enabled, bool):
         raise TypeError(f"expected enabled to be a bool, got {type(enabled).__name__}")
-    _ops._set_cuda_persistent(enabled)
+    _untraced(_ops._set_cuda_persistent, enabled)
 
 
 def forward(
@@ -99,7 +111,7 @@ def forward(
         states and the activated gates (B, H), X = cat([old_h, input]) (B, H+I), and the
         pre-activations gate_weights = X weights^T + bias (B, 3H).
     """
-    return _call("forward", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
+    return _call("forward", locals())
 
 
 def backward(
@@ -129,18 +141,7 @@ def backward(
     Returns:
         [d_old_h, d_input, d_weights, d_bias, d_old_cell], each with the shape of its argument.
     """
-    return _call(
-        "backward",
-        grad_h=grad_h,
-        grad_cell=grad_cell,
-        new_cell=new_cell,
-        input_gate=input_gate,
-        output_gate=output_gate,
-        candidate_cell=candidate_cell,
-        X=X,
-        gate_weights=gate_weights,
-        weights=weights,
-    )
+    return _call("backward", locals())
 
 
 def layer(*arguments: Any) -> None:

@@ -23,21 +23,28 @@ LARGEST_SIZE = 2**27
 MOST_LAYERS = 2**16
 
 
+def expect(
+    right: bool, where: str, expected: str, got: object, error: type[Exception] = ArgumentError
+) -> None:
+    """Raises an error in the form of the operators' errors, unless `right` is true."""
+    if not right:
+        raise error(f"lltm::{where}: expected {expected}, got {got}")
+
+
 def any_integer(where: str, name: str, value: Any) -> int:
     if type(value) is int:  # fast path
         return value
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected {name} to be an int, got {_type(value)}")
+    right = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    expect(right, where, f"{name} to be an int", _type(value), TypeError)
     return int(value)
 
 
 def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> int:
     """Checks a size: a positive integer, including NumPy integers."""
-    if any_integer(where, name, value) <= 0:
-        raise ArgumentError(f"lltm::{where}: expected {name} to be positive, got {value}")
-    if int(value) > largest:
-        raise ArgumentError(f"lltm::{where}: expected {name} of at most {largest}, got {value}")
-    return int(value)
+    size = any_integer(where, name, value)
+    expect(size > 0, where, f"{name} to be positive", value)
+    expect(size <= largest, where, f"{name} of at most {largest}", value)
+    return size
 
 
 def checkpoint_steps(where: str, name: str, value: Any) -> int:
@@ -45,14 +52,14 @@ def checkpoint_steps(where: str, name: str, value: Any) -> int:
     steps, largest = any_integer(where, name, value), 2**63 - 1
     if not 0 <= steps <= largest:
         bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
-        raise ArgumentError(f"lltm::{where}: expected {name} {bound}, got {value}")
+        expect(False, where, f"{name} {bound}", value)
     return steps
 
 
 def boolean(where: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected {name} to be a bool, got {_type(value)}")
-    return value
+        expect(False, where, f"{name} to be a bool", _type(value), TypeError)
+    return bool(value)
 
 
 def flag(where: str, name: str, value: Any) -> bool:
@@ -65,12 +72,10 @@ def flag(where: str, name: str, value: Any) -> bool:
 
 
 def probability(where: str, name: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"lltm::{where}: expected {name} to be a number, got {_type(value)}")
-    number = float(value)
-    if not 0 <= number <= 1:
-        raise ArgumentError(f"lltm::{where}: expected {name} to be in [0, 1], got {value}")
-    return number
+    right = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    expect(right, where, f"{name} to be a number", _type(value), TypeError)
+    expect(0 <= float(value) <= 1, where, f"{name} to be in [0, 1]", value)
+    return float(value)
 
 
 def tensor(where: str, name: str, value: Any, expected: str = "a tensor") -> Tensor:
@@ -91,11 +96,9 @@ def optional_tensor(where: str, name: str, value: Any) -> Tensor | None:
 
 
 def optional_dtype(where: str, name: str, value: Any) -> torch.dtype | None:
-    if value is not None and not isinstance(value, torch.dtype):
-        raise TypeError(
-            f"lltm::{where}: expected {name} to be a torch.dtype or None, got {_type(value)}"
-        )
-    return value
+    right = value is None or isinstance(value, torch.dtype)
+    expect(right, where, f"{name} to be a torch.dtype or None", _type(value), TypeError)
+    return value  # type: ignore[no-any-return]
 
 
 def states(where: str, names: Sequence[str], value: Any, argument: str = "state") -> list[Tensor]:
@@ -111,28 +114,30 @@ def states(where: str, names: Sequence[str], value: Any, argument: str = "state"
 
 
 def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any) -> None:
-    """Checks that states, at least three, have equal shapes and the input's dtype and device.
-
-    Under autocast, dtypes may differ.
-    """
+    """Checks that states, at least three, have equal shapes and the input's dtype and device."""
     if not all(isinstance(value, Tensor) for value in (input, *states)):  # proxies
         return
     # If only h differs, its shape is the wrong one.
     expected = states[states[1].shape == states[2].shape].shape
     for name, state in zip(names, states, strict=True):
-        if state.dtype != input.dtype and not (
-            state.is_floating_point() and torch.is_autocast_enabled(input.device.type)
-        ):
-            raise TypeError(
-                f"lltm::{where}: expected {name} of dtype {dtype(input.dtype)}, the dtype of the"
-                f" input, got {dtype(state.dtype)}"
-            )
-        if state.device != input.device:
-            raise RuntimeError(
-                f"lltm::{where}: expected {name} on device {input.device}, the device of the"
-                f" input, got {state.device}"
-            )
+        like(where, name, state, input, "input")
         shape(where, name, state, tuple(expected))
+
+
+def like(where: str, name: str, value: Tensor, other: Tensor, of: str) -> None:
+    """Checks the device and dtype of a tensor against another. Autocast converts dtypes."""
+    if value.device != other.device:
+        raise RuntimeError(
+            f"lltm::{where}: expected {name} on device {other.device}, the device of the {of}, got"
+            f" {value.device}"
+        )
+    if value.dtype != other.dtype and not (
+        value.is_floating_point() and torch.is_autocast_enabled(other.device.type)
+    ):
+        raise TypeError(
+            f"lltm::{where}: expected {name} of dtype {dtype(other.dtype)}, the dtype of the {of},"
+            f" got {dtype(value.dtype)}"
+        )
 
 
 def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
@@ -143,23 +148,6 @@ def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
         )
     result: Tensor = value
     return result
-
-
-def of_parameters(where: str, input: Tensor, parameter: Tensor) -> None:
-    """Checks dtype and device of the input against a parameter, for a message that names the input.
-
-    Under autocast, dtypes may differ.
-    """
-    if input.device != parameter.device:
-        raise RuntimeError(
-            f"lltm::{where}: expected input on device {parameter.device}, the device of the"
-            f" parameters, got {input.device}"
-        )
-    if input.dtype != parameter.dtype and not torch.is_autocast_enabled(input.device.type):
-        raise TypeError(
-            f"lltm::{where}: expected input of dtype {dtype(parameter.dtype)}, the dtype of"
-            f" the parameters, got {dtype(input.dtype)}"
-        )
 
 
 def call(operator: Any, *args: Any, **kwargs: Any) -> Any:

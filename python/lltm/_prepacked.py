@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from . import _check
-from ._C import ArgumentError
 from ._recurrent import Recurrent, names_of
 from .integrations import script
 
@@ -47,12 +46,10 @@ class Prepacked(Recurrent):
 
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
         Recurrent.__init__(self)
-        if self._inherits_forward() and not layer._inherits_forward():
-            raise ArgumentError(
-                "lltm::prepack: expected a layer that inherits forward, got"
-                f" {type(layer).__name__}, whose forward the prepacked layer would not call; make"
-                " the layer an attribute of your module and prepack it there"
-            )
+        right = layer._inherits_forward() or not self._inherits_forward()
+        got = f"{type(layer).__name__}, whose forward the prepacked layer would not call; make the"
+        got += " layer an attribute of your module and prepack it there"
+        _check.expect(right, "prepack", "a layer that inherits forward", got)
         vars(self).update(
             {name: getattr(layer, name) for name in self._OF_LAYER},
             heads=getattr(layer, "heads", 1),
@@ -152,9 +149,7 @@ class Prepacked(Recurrent):
         self._pack(state["_buffers"])
 
     def _scriptable(self) -> nn.Module:
-        buffers = [(packed, others) for packed, _, others in self._directions()]
-        saved = buffers, len(self._saved_matrices)
-        return script.prepacked(self, self._names, len(self._STATES), len(self._OUTPUTS), *saved)
+        return script.prepacked(self)
 
     def extra_repr(self) -> str:
         shown = ["input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"]
@@ -189,17 +184,12 @@ class Prepacked(Recurrent):
         """Rejects conversions, which would change the biases but not the packed weights."""
         weights: Any = self._buffers[self._names[0]]
         result = fn(weights.new_empty(0, dtype=self.dtype))
-        if result.dtype != self.dtype:
-            own, other = _check.dtype(self.dtype), _check.dtype(result.dtype)
-            raise TypeError(
-                f"lltm::{type(self).__name__}: expected dtype to stay {own}, got {other};"
-                " convert the original layer and prepack it again"
-            )
-        if result.device != weights.device:
-            raise RuntimeError(
-                f"lltm::{type(self).__name__}: expected device to stay {weights.device}, got"
-                f" {result.device}; move the original layer and prepack it there"
-            )
+        where, own = type(self).__name__, _check.dtype(self.dtype)
+        got = f"{_check.dtype(result.dtype)}; convert the original layer and prepack it again"
+        _check.expect(result.dtype == self.dtype, where, f"dtype to stay {own}", got, TypeError)
+        same, expected = result.device == weights.device, f"device to stay {weights.device}"
+        got = f"{result.device}; move the original layer and prepack it there"
+        _check.expect(same, where, expected, got, RuntimeError)
         packed = {name: self._buffers[name] for name, *_ in self._directions()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._buffers.update(packed)  # to_empty() would leave bytes that _saved cannot unpack

@@ -60,12 +60,9 @@ def step(
 
         h, c = lltm.functional.step("lstm", x, (h, c), m.weight_ih, m.weight_hh, m.bias_ih)
     """
-    text, names, parameters = _cell("step", cell)
-    _check_tensors("step", input, weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
-    h, c = _joined("step", names, states, input)
-    _check_parameters("step", parameters, bias_ih)
-    weights = (weight_ih, weight_hh, bias_ih, bias_hh)
-    h, c = _check.call(torch.ops.lltm.step, text, input, h, c, *weights)
+    optional = {"weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh}
+    text, names, h, c = _checked("step", cell, input, states, weight_ih, optional)
+    h, c = _check.call(torch.ops.lltm.step, text, input, h, c, weight_ih, *optional.values())
     return _split(names, h, c)
 
 
@@ -116,26 +113,14 @@ def sequence(
         after the last step of each sequence, in the form of ``states``. T = 0 returns an empty
         output and the initial states, whose gradients of weights and biases are zero.
     """
-    text, names, parameters = _cell("sequence", cell)
-    _check_tensors(
-        "sequence",
-        input,
-        weight_ih,
-        weight_hh=weight_hh,
-        bias_ih=bias_ih,
-        bias_hh=bias_hh,
-        batch_sizes=batch_sizes,
-        reset=reset,
-        recurrent_mask=recurrent_mask,
-    )
     _check.boolean("sequence", "reverse", reverse)
     steps = _check.checkpoint_steps("sequence", "checkpoint_steps", checkpoint_steps)
-    h_0, c_0 = _joined("sequence", tuple(f"{name}_0" for name in names), states, input)
-    _check_parameters("sequence", parameters, bias_ih)
-    weights = (weight_ih, weight_hh, bias_ih, bias_hh)
-    options = (batch_sizes, reverse, reset, steps, recurrent_mask)
+    optional = {"weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh}
+    optional |= {"batch_sizes": batch_sizes, "reset": reset, "recurrent_mask": recurrent_mask}
+    text, names, h_0, c_0 = _checked("sequence", cell, input, states, weight_ih, optional)
+    given = (weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse, reset, steps)
     output, h_n, c_n = _check.call(
-        torch.ops.lltm.sequence, text, input, h_0, c_0, *weights, *options
+        torch.ops.lltm.sequence, text, input, h_0, c_0, *given, recurrent_mask
     )
     return output, _split(names, h_n, c_n)
 
@@ -200,36 +185,33 @@ def _names(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 _names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _check_parameters(where: str, parameters: tuple[str, ...], bias_ih: Any) -> None:
-    if parameters and bias_ih is None:
-        raise TypeError(
-            f"lltm::{where}: expected bias_ih to be a tensor of the biases and the cell's"
-            f" parameters {', '.join(parameters)}, got None"
-        )
-
-
-def _check_tensors(where: str, input: Any, weight_ih: Any, **optional: Any) -> None:
-    """The types of a call's tensors, for which the dispatcher would raise a RuntimeError."""
+def _checked(
+    where: str, cell: Any, input: Any, states: Any, weight_ih: Any, optional: dict[str, Any]
+) -> tuple[str, tuple[str, ...], Tensor, Tensor | None]:
+    """Checks types, for which the dispatcher would raise a RuntimeError. Returns the operators'
+    name of the cell, the names of its states, h, and the other states side by side."""
+    text, names, parameters = _cell(where, cell)
     _check.tensor(where, "input", input)
     _check.tensor(where, "weight_ih", weight_ih)
     for name, value in optional.items():
         _check.optional_tensor(where, name, value)
     if type(input) is not Tensor:
         sharding.prepare(input)
-
-
-def _joined(
-    where: str, names: tuple[str, ...], states: Any, input: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """The states as the operators accept them: h, and the others side by side."""
     if len(names) == 1:
-        return _check.tensor(where, "states", states), None
-    h, *others = given = _check.states(where, names, states, "states")
-    if len(others) == 1:
-        return h, others[0]
-    _check.alike(where, names, given, input)
-    with torch.autocast(h.device.type, enabled=False):  # of unlike dtypes it promotes
-        return h, torch.cat(others, 1)
+        h, c = _check.tensor(where, "states", states), None
+    else:
+        of_call = names if where == "step" else tuple(f"{name}_0" for name in names)
+        h, c, *more = given = _check.states(where, of_call, states, "states")
+        if more:
+            _check.alike(where, of_call, given, input)
+            with torch.autocast(h.device.type, enabled=False):  # of unlike dtypes it promotes
+                c = torch.cat(given[1:], 1)
+    if parameters and optional["bias_ih"] is None:
+        raise TypeError(
+            f"lltm::{where}: expected bias_ih to be a tensor of the biases and the cell's"
+            f" parameters {', '.join(parameters)}, got None"
+        )
+    return text, names, h, c
 
 
 def _split(names: tuple[str, ...], h: Tensor, c: Tensor) -> Any:

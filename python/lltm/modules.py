@@ -117,12 +117,12 @@ class Step(Recurrent, Generic[State]):
         """Returns the module that torch.jit.script compiles instead of this one."""
         if type(self).forward is not Step.forward:  # already scriptable, or overridden
             return self
-        return script.cell(self, self._parameter_names, len(self._STATES))
+        return script.cell(self)
 
 
 # ---- layers -----------------------------------------------------------------------
 
-# Every layer's arguments in order, with their checks.
+# Every layer's arguments, with their checks.
 _CHECKS: dict[str, Any] = {
     "input_size": _check.integer,
     "hidden_size": _check.integer,
@@ -202,13 +202,11 @@ class Layer(Recurrent, Generic[State]):
         checkpoint_steps: int = 0,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
+        self._make(locals())
 
-    def _make(self, device: Any, dtype: Any, *given: Any, proj_size: int = 0) -> None:
-        """Constructs the layer. `given` has the values of the arguments in _CHECKS."""
-        named = zip(_CHECKS.items(), given, strict=True)
-        options = {name: check(self._where, name, value) for (name, check), value in named}
+    def _make(self, given: Mapping[str, Any], proj_size: int = 0) -> None:
+        """Constructs the layer from the arguments of __init__."""
+        options = {name: check(self._where, name, given[name]) for name, check in _CHECKS.items()}
         ours = {k: options.pop(k) for k in ("dropout", "checkpoint_steps", "recurrent_dropout")}
         if (dropout := ours["dropout"]) > 0 and options["num_layers"] == 1:
             warnings.warn(  # as torch.nn does, but for the caller's line
@@ -216,7 +214,7 @@ class Layer(Recurrent, Generic[State]):
                 f" dropout expects num_layers greater than 1, but got {dropout=} and num_layers=1",
                 stacklevel=3,
             )
-        of_parameters = {"device": device, "dtype": dtype}
+        of_parameters = {name: given[name] for name in ("device", "dtype")}
         if isinstance(self, nn.RNNBase):  # creates the parameters itself
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
         else:
@@ -298,7 +296,7 @@ class Layer(Recurrent, Generic[State]):
         return getattr(forward, "__func__", None) is Layer.forward
 
     def _scriptable(self) -> nn.Module:
-        return script.layer(self, self._names, len(self._STATES), len(self._OUTPUTS))
+        return script.layer(self)
 
     @property
     def _dropout_now(self) -> float:
@@ -459,25 +457,38 @@ class _LayerOfPair(Layer[Pair]):
         recurrent_dropout: float = 0.0,
     ) -> None:
         projection = self._check_projection(hidden_size, proj_size, recurrent_dropout)
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout, proj_size=projection)
+        self._make(locals(), projection)
 
     def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         """Returns the projection size if the layer supports it."""
         where = self._where
-        if _check.any_integer(where, "proj_size", proj_size) != 0:
-            raise ArgumentError(
-                f"lltm::{where}: expected proj_size to be 0, got {proj_size}: an {where} has no"
-                " projection"
-            )
+        right = _check.any_integer(where, "proj_size", proj_size) == 0
+        got = f"{proj_size}: an {where} has no projection"
+        _check.expect(right, where, "proj_size to be 0", got)
         return 0
 
 
 # ---- the LLTM ---------------------------------------------------------------------
 
 
+class _Concatenated(Recurrent):
+    """Base of the LLTM's modules, with a matrix [W_hh, W_ih] and one bias."""
+
+    _CELL = "lltm"
+    _parameter_names = ("weights", "bias")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Biases saved as (1, 3H), the shape in PyTorch's extension tutorial, are flattened.
+        for name, parameter in self._parameters.items():
+            bias = state_dict.get(prefix + name)
+            expected = None if parameter is None or parameter.dim() > 1 else (1, *parameter.shape)
+            if isinstance(bias, Tensor) and bias.shape == expected:
+                state_dict[prefix + name] = bias.flatten()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 @documented
-class LLTMCell(Step[Pair]):
+class LLTMCell(_Concatenated, Step[Pair]):
     """One step of the Long-Long-Term-Memory unit, an LSTM without a forget gate.
 
     Computes the next state from the input x and the state h, c::
@@ -507,16 +518,11 @@ class LLTMCell(Step[Pair]):
     weights: nn.Parameter
     bias: nn.Parameter | None
 
-    _CELL, _STATES, _where = "lltm", ("h", "c"), "LLTMCell"
-    _parameter_names = ("weights", "bias")
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        _flatten_biases(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    _STATES, _where = ("h", "c"), "LLTMCell"
 
 
 @documented
-class LLTM(_LayerOfPair):
+class LLTM(_Concatenated, _LayerOfPair):
     """A multi-layer LLTM (an LSTM without a forget gate), used like torch.nn.LSTM.
 
     Each layer and direction computes at every time step, from its input x and state h, c::
@@ -544,9 +550,7 @@ class LLTM(_LayerOfPair):
         output, (h_n, c_n) = layer(packed)  # output is a PackedSequence
     """
 
-    _CELL = "lltm"
     _where = mode = "LLTM"
-    _parameter_names = ("weights", "bias")
 
     # Private attributes of torch.nn.LSTM that existing code reads.
 
@@ -563,19 +567,6 @@ class LLTM(_LayerOfPair):
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLLTM:
         """Returns a copy with prepacked weights, as :meth:`LSTM.prepack` does."""
         return PrepackedLLTM(self, weights)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        _flatten_biases(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _flatten_biases(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Flattens biases saved as (1, 3H), the shape in PyTorch's extension tutorial."""
-    for name, parameter in module._parameters.items():
-        bias = state_dict.get(prefix + name)
-        expected = None if parameter is None or parameter.dim() > 1 else (1, *parameter.shape)
-        if isinstance(bias, Tensor) and bias.shape == expected:
-            state_dict[prefix + name] = bias.flatten()
 
 
 class PrepackedLLTM(Prepacked, Layer[Pair]):
@@ -641,15 +632,11 @@ class LSTM(_LayerOfPair, nn.RNNBase):
 
     def _check_projection(self, hidden_size: int, proj_size: int, recurrent_dropout: float) -> int:
         projection = _check.any_integer("LSTM", "proj_size", proj_size)
-        if not 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size):
-            raise ArgumentError(
-                f"lltm::LSTM: expected proj_size to be in [0, hidden_size), got {proj_size}"
-            )
-        if projection > 0 and recurrent_dropout != 0:
-            raise ArgumentError(
-                "lltm::LSTM: expected recurrent_dropout to be 0 with proj_size, got"
-                f" {recurrent_dropout}"
-            )
+        right = 0 <= projection < _check.integer("LSTM", "hidden_size", hidden_size)
+        _check.expect(right, "LSTM", "proj_size to be in [0, hidden_size)", proj_size)
+        right = projection == 0 or recurrent_dropout == 0
+        expected = "recurrent_dropout to be 0 with proj_size"
+        _check.expect(right, "LSTM", expected, recurrent_dropout)
         return projection
 
     def prepack(self, weights: torch.dtype | None = None) -> PrepackedLSTM:
@@ -850,8 +837,7 @@ class RNN(Layer[Tensor], nn.RNNBase):
     ) -> None:
         self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
         self.mode = f"RNN_{nonlinearity.upper()}"
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
+        self._make(locals())
 
     @property
     def _CELL(self) -> str:  # type: ignore[override]
@@ -907,10 +893,8 @@ class RNNCell(Step[Tensor], nn.RNNCellBase):
 
 
 def _checked_nonlinearity(where: str, given: str) -> str:
-    if given not in ("tanh", "relu"):
-        raise ArgumentError(
-            f"lltm::{where}: expected nonlinearity to be 'tanh' or 'relu', got {given!r}"
-        )
+    expected = "nonlinearity to be 'tanh' or 'relu'"
+    _check.expect(given in ("tanh", "relu"), where, expected, repr(given))
     return given
 
 

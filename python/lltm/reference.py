@@ -241,15 +241,22 @@ def _returned(states: Sequence[Tensor]) -> Any:
     return tuple(states) if len(states) > 1 else states[0]
 
 
-class _Cell:
+class _Reference:
+    def __prepare_scriptable__(self) -> NoReturn:
+        # torch.jit.script would compile calls of the operators instead of this reference.
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"lltm::reference.{name}: torch.jit.script supports lltm.{name}, which loads the same"
+            " state_dict"
+        )
+
+
+class _Cell(_Reference):
     def forward(self: Any, input: Tensor, hx: Any = None) -> Any:
         return _recurrent.step_of(self, input, hx, _step)
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        _refuse_script(type(self).__name__)
 
-
-class _Layer:
+class _Layer(_Reference):
     def forward(self: Any, input: Any, hx: Any = None, reset: Tensor | None = None) -> Any:
         run = partial(_layer, equations=_EQUATIONS[self._CELL], training=self.training)
         return _recurrent.layer_of(self, input, hx, reset, run)
@@ -257,9 +264,6 @@ class _Layer:
     def prepack(self, weights: torch.dtype | None = None) -> NoReturn:
         name = type(self).__name__
         raise NotImplementedError(f"lltm::reference.{name}: the reference cannot be prepacked")
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        _refuse_script(type(self).__name__)
 
 
 class LLTMCell(_Cell, modules.LLTMCell):
@@ -302,7 +306,7 @@ for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
     where = module._where
     parameters = [getattr(module, name) for name in module._parameter_names]
-    _check.of_parameters(where, input, parameters[0])
+    _check.like(where, "input", input, parameters[0], "parameters")
     if input.dim() not in (1, 2) or input.shape[-1] != module.input_size:
         size = module.input_size
         raise ArgumentError(
@@ -355,7 +359,7 @@ def _layer(
 ) -> tuple[Tensor, list[Tensor]]:
     """Implements forward of a layer, for a tensor or the parts of a PackedSequence."""
     where = module._where
-    _check.of_parameters(where, input, getattr(module, module._names[0]))
+    _check.like(where, "input", input, getattr(module, module._names[0]), "parameters")
     batched = batch_sizes is not None or input.dim() != 2
     if batched or input.shape[1] != module.input_size:
         module.check_input(input, batch_sizes)
@@ -452,11 +456,3 @@ def _check_reset(reset: Tensor | None, input: Tensor, where: str = "sequence") -
         raise TypeError(
             f"lltm::{where}: expected reset of dtype bool, got {_check.dtype(reset.dtype)}"
         )
-
-
-def _refuse_script(name: str) -> NoReturn:
-    # torch.jit.script would compile calls of the operators instead of this reference.
-    raise NotImplementedError(
-        f"lltm::reference.{name}: torch.jit.script supports lltm.{name}, which loads the same"
-        " state_dict"
-    )

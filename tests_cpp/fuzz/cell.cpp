@@ -28,11 +28,13 @@ std::string assignments(
   targets.insert(targets.end(), outputs.begin(), outputs.end());
   for (const std::string& target : targets) {
     // Operations that may be fused.
-    static const std::vector<size_t> often = {1, 15, 16, 17, 17};
-    const size_t op =
-        random.one_in(3) ? random.below(std::size(kOperations)) : random.one_of(often);
-    text += target + " = " + kOperations[op];
-    for (int k = lltm::info_of(static_cast<lltm::Op>(op)).operands; k > 0; --k) {
+    using enum lltm::Op;
+    static const std::vector<lltm::Op> often = {kNegate, kAdd, kSubtract, kMultiply, kMultiply};
+    const lltm::Op op = random.one_in(3) ? static_cast<lltm::Op>(random.below(kOperations.size()))
+                                         : random.one_of(often);
+    const lltm::OpInfo& info = lltm::info_of(op);
+    text += target + " = " + std::string(info.word);
+    for (int k = info.operands; k > 0; --k) {
       const bool recent = known.size() > 4 && random.one_in(2);
       text += ' ';
       text += known.empty() || random.one_in(8) ? number(random)

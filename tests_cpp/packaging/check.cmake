@@ -235,38 +235,15 @@ function(test_changed_torch)
   expect_text(output "torch: ${TORCH}")
 endfunction()
 
-function(configure_subproject)
+function(test_add_subdirectory)
   configure(-S "${here}/subproject" -B build "-DLLTM_SOURCE=${LLTM_SOURCE}"
     "-DTorch_ROOT=${TORCH}/share/cmake/Torch" ${ARGN})
   expect_text(output "ignoring BUILD_SHARED_LIBS=OFF: liblltm must be a shared library")
 endfunction()
 
-function(test_add_subdirectory)
-  configure_subproject()
-endfunction()
-
-function(test_fetch_content)
-  configure_subproject(-DUSE_FETCH_CONTENT=ON)
-endfunction()
-
-# A missing dependency is downloaded; its headers are system headers.
-function(test_download)
-  file(WRITE "${work}/archive/CMakeLists.txt"
-    "cmake_minimum_required(VERSION 3.25)\nproject(thing LANGUAGES NONE)\nadd_library(thing INTERFACE)\n")
-  run(${CMAKE_COMMAND} -E tar czf thing.tar.gz archive)
-  file(SHA256 "${work}/thing.tar.gz" sha256)
-  file(WRITE "${work}/project/CMakeLists.txt"
-    "cmake_minimum_required(VERSION 3.25)\nproject(downloads LANGUAGES NONE)\n"
-    "include(\"${LLTM_SOURCE}/cmake/dependencies.cmake\")\n"
-    "_lltm_require(thing \"file://${work}/thing.tar.gz\" ${sha256} nowhere FIND_PACKAGE_ARGS QUIET)\n"
-    "get_target_property(system thing SYSTEM)\nmessage(\"system: \${system}\")\n")
-  configure(-S project -B build)
-  expect_text(output "system: ON")
-endfunction()
-
 # The parent's install step installs only its program.
 function(test_build_subproject)
-  configure_subproject(-DCMAKE_UNITY_BUILD=ON)
+  test_add_subdirectory(-DCMAKE_UNITY_BUILD=ON)
   run(${CMAKE_COMMAND} --build build --parallel 2)
   run_program("${work}/build/app")
   run(${CMAKE_COMMAND} --install build --prefix "${work}/prefix")

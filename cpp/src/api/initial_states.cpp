@@ -64,11 +64,11 @@ void check_states(
     if (k == 1) rows.back() = hidden;
     const std::string name = state_name(cell, k, suffix);
     check_shape(where, name.c_str(), states[k], rows);
-    if (concatenated) check_joined_kind(where, name.c_str(), states[k], input);
+    if (concatenated) check_kind_of_concatenated(where, name.c_str(), states[k], input);
   }
 }
 
-void check_joined_states(
+void check_concatenated_states(
     const CellInfo& cell,
     const char* where,
     const Tensor& input,
@@ -78,7 +78,7 @@ void check_joined_states(
   for (size_t k = 0; k < states.size(); ++k) {
     const std::string name = state_name(cell, k, suffix);
     check_tensor(where, name.c_str(), states[k]);
-    check_joined_kind(where, name.c_str(), states[k], input);
+    check_kind_of_concatenated(where, name.c_str(), states[k], input);
   }
   // If only h differs, its shape is the wrong one.
   const bool others_agree = states[1].sym_sizes() == states[2].sym_sizes();
@@ -93,7 +93,7 @@ Tensor cat_without_autocast(at::TensorList tensors, int64_t dim) {
   return at::cat(tensors, dim);
 }
 
-JoinedState join(const CellInfo& cell, at::TensorList states) {
+ConcatenatedState concatenate(const CellInfo& cell, at::TensorList states) {
   if (cell.states <= 1) return {states[0], cell.has_c() ? states[1] : Tensor()};
   return {states[0], cat_without_autocast(states.slice(1), -1)};
 }
@@ -110,7 +110,7 @@ std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
   return states;
 }
 
-JoinedState first_state(
+ConcatenatedState first_state(
     const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
   rows.emplace_back(hidden);
   Interceptors interceptors;

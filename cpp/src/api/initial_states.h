@@ -13,10 +13,10 @@
 namespace lltm {
 
 // h, and the other states concatenated, or undefined if there are none.
-struct JoinedState {
+struct ConcatenatedState {
   at::Tensor h, c;
 };
-JoinedState join(const CellInfo& cell, at::TensorList states);
+ConcatenatedState concatenate(const CellInfo& cell, at::TensorList states);
 
 // at::cat, which autocast leaves to the operators: its own cat raises an error for the 16-bit dtype
 // that is not autocast's.
@@ -24,7 +24,7 @@ at::Tensor cat_without_autocast(at::TensorList tensors, int64_t dim);
 std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 
 // Zeros, or the cell's initial values: (*rows, H) each.
-JoinedState first_state(
+ConcatenatedState first_state(
     const CellInfo& cell, const at::Tensor& input, std::vector<c10::SymInt> rows, int64_t hidden);
 
 // Messages call the states h, c, ... with the suffix.
@@ -45,7 +45,7 @@ void check_states(
     int64_t hidden);
 
 // Concatenated states, at least three, must have equal shapes and the input's dtype and device.
-void check_joined_states(
+void check_concatenated_states(
     const CellInfo& cell,
     const char* where,
     const at::Tensor& input,

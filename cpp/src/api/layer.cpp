@@ -108,11 +108,12 @@ std::vector<Tensor> StepModule::forward(const Tensor& input, at::TensorList stat
         input.unsqueeze(0), map_states(states, [](const Tensor& s) { return s.unsqueeze(0); }));
     return map_states(next, [](const Tensor& s) { return s.squeeze(0); });
   }
-  JoinedState initial = states.empty() ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
-                                       : join(cell, states);
-  StepArgs args = {{cell, input, initial.h, std::move(initial.c), parameters[0]}};
+  ConcatenatedState initial = states.empty()
+                                  ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
+                                  : concatenate(cell, states);
+  StepArgs args = {{{cell, input, initial.h, std::move(initial.c), parameters[0]}}};
   set_parameters(args, has_bias, /*prepacked=*/false, hidden_size, parameters);
-  auto [h, c] = op::step(args);
+  auto [output, h, c] = op::call(args);
   return split(cell, std::move(h), std::move(c));
 }
 
@@ -175,8 +176,8 @@ void LayerModule::check(const Tensor& input) const {
   } else if (has_bias) {  // prepacked weights are bytes
     check_kind(cell.layer_class, "input", input, parameters[1], "prepacked layer", /*casts=*/false);
   }
-  const bool own = cell.parameters > 0 || cell.without_bias != 0;
-  for (int64_t k = 0; own && k < directions(); ++k) {
+  const bool custom = cell.parameters > 0 || cell.without_bias != 0;
+  for (int64_t k = 0; custom && k < directions(); ++k) {
     check_custom_parameters(cell, cell.layer_class, input, has_bias, hidden_size, parameters_of(k));
   }
   if (proj_size() > 0) check_projection(input);
@@ -191,7 +192,7 @@ void LayerModule::check_projection(const Tensor& input) const {
     const auto check =
         [&](const char* name, const Tensor& tensor, const std::vector<SymInt>& shape) {
           check_shape(cell.layer_class, name, tensor, shape);
-          check_joined_kind(cell.layer_class, name, tensor, input);
+          check_kind_of_concatenated(cell.layer_class, name, tensor, input);
         };
     check("weight_hr", p.back(), {proj_size(), hidden_size});
     if (has_bias) {
@@ -224,7 +225,7 @@ LayerModule::Result LayerModule::forward(
   const WithoutAutograd guard(interceptors);
   const auto of_batch = [&](const auto& change) { return reset.defined() ? change() : reset; };
   if (input.dim() == 2) {
-    const JoinedState initial = initial_state(input, states, 1, /*batched=*/false);
+    const ConcatenatedState initial = initial_state(input, states, 1, /*batched=*/false);
     const Tensor column = of_batch([&] { return reset.unsqueeze(1); });
     const Result result = run({input.unsqueeze(1), std::nullopt, column}, initial, interceptors);
     const auto squeeze = [](const Tensor& tensor) { return tensor.squeeze(1); };
@@ -234,7 +235,8 @@ LayerModule::Result LayerModule::forward(
         map_states(result.more, squeeze)};
   }
   const Tensor steps = batch_first ? input.transpose(0, 1) : input;
-  const JoinedState initial = initial_state(input, states, steps.sym_size(1), /*batched=*/true);
+  const ConcatenatedState initial =
+      initial_state(input, states, steps.sym_size(1), /*batched=*/true);
   const Tensor by_step = batch_first ? of_batch([&] { return reset.transpose(0, 1); }) : reset;
   Result result = run({steps, std::nullopt, by_step}, initial, interceptors);
   if (batch_first) {
@@ -261,7 +263,7 @@ LayerModule::Result LayerModule::forward(
   const Interceptors interceptors = interceptors_of(rows, states, parameters, reset);
   const WithoutAutograd guard(interceptors);
   const SymInt batch = check_packed_rows(cell.layer_class, input, states);
-  JoinedState initial = initial_state(rows, states, batch, /*batched=*/true);
+  ConcatenatedState initial = initial_state(rows, states, batch, /*batched=*/true);
   // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
     initial.h = initial.h.index_select(1, sorted_indices);
@@ -276,11 +278,11 @@ LayerModule::Result LayerModule::forward(
   return result;
 }
 
-JoinedState LayerModule::initial_state(
+ConcatenatedState LayerModule::initial_state(
     const Tensor& input, at::TensorList states, const SymInt& batch, bool batched) const {
   const int64_t count = directions();
   if (states.empty()) {
-    JoinedState first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
+    ConcatenatedState first = first_state(cell, input, {SymInt(count), batch}, hidden_size);
     if (proj_size() > 0) first.h = Tensor();
     return first;
   }
@@ -290,12 +292,16 @@ JoinedState LayerModule::initial_state(
   if (batched) rows.push_back(batch);
   check_states(
       cell, cell.layer_class, input, states, "_0", std::move(rows), size_of_h(), hidden_size);
-  if (batched) return join(cell, states);
-  return join(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
+  if (batched) return concatenate(cell, states);
+  return concatenate(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }
 
 SequenceArgs LayerModule::args_of(
-    int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const {
+    int64_t k,
+    bool reverse,
+    const ConcatenatedState& initial,
+    const Rows& rows,
+    bool unobserved) const {
   SequenceArgs args = {{cell, rows.input, /*h_0=*/{}, /*c_0=*/{}, parameters_of(k)[0]}};
   set_parameters(args, has_bias, prepacked, hidden_size, parameters_of(k));
   args.batch_sizes = rows.batch_sizes;
@@ -317,10 +323,10 @@ SequenceOutputs LayerModule::run_projected(
   const Tensor& c_0 = args.c_0;
   const Tensor h_0 =
       args.h_0.defined() ? *args.h_0 : c_0.new_zeros_symint({c_0.sym_size(0), proj_size()});
-  const bool plain = args.input->is_cpu() && interceptors.at_most_autograd() && !prepacked &&
-                     !args.batch_sizes.defined() && !args.reset.defined() &&
-                     checkpoint_steps == 0 && !autocasts(args.input);
-  if (plain && is_short_for_product(args.input->size(0), hidden_size)) {
+  const bool unintercepted = args.input->is_cpu() && interceptors.at_most_autograd() &&
+                             !prepacked && !args.batch_sizes.defined() && !args.reset.defined() &&
+                             checkpoint_steps == 0 && !autocasts(args.input);
+  if (unintercepted && is_short_for_product(args.input->size(0), hidden_size)) {
     return run_short_call(args.input, h_0, c_0, p, has_bias, args.reverse);
   }
   SequenceArgs of_y = args;
@@ -330,22 +336,22 @@ SequenceOutputs LayerModule::run_projected(
   const RowEnds ends(args.batch_sizes.flat(), args.reverse);
   if (with_h_0) of_y.input = ends.append_h_0(args.input, h_0, args.reset);
   if (!prepacked) {
-    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0, plain);
+    ProjectedWeights weights = project_weights(p[0], p[1], p.back(), with_h_0, unintercepted);
     of_y.weight_ih = std::move(weights.weight_ih);
     of_y.weight_hh = std::move(weights.weight_hh);
   }
-  const auto [y, y_n, c_n] = op::sequence(of_y);
-  const Tensor output = project_outputs(y, p.back(), plain);
+  const auto [y, y_n, c_n] = op::call(of_y);
+  const Tensor output = project_outputs(y, p.back(), unintercepted);
   return {output, ends.last_of(output, h_0), c_n};
 }
 
 SequenceOutputs LayerModule::run_direction(
     int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const {
-  return proj_size() > 0 ? run_projected(k, args, interceptors) : op::sequence(args);
+  return proj_size() > 0 ? run_projected(k, args, interceptors) : op::call(args);
 }
 
 LayerModule::Result LayerModule::run(
-    Rows rows, const JoinedState& initial, const Interceptors& interceptors) const {
+    Rows rows, const ConcatenatedState& initial, const Interceptors& interceptors) const {
   const bool unobserved = interceptors.none();
   if (directions() == 1) {  // states need no copy
     const SequenceArgs args = args_of(0, /*reverse=*/false, initial, rows, unobserved);

@@ -76,13 +76,17 @@ struct LayerModule {
   int64_t columns_of_input(int64_t k) const;
   // Concatenates checked states, (L*D, B, H) each. With a projection, h_0 is (L*D, B, P), or
   // undefined without states.
-  JoinedState initial_state(
+  ConcatenatedState initial_state(
       const at::Tensor& input, at::TensorList states, const c10::SymInt& batch, bool batched) const;
   // Without interceptors, views are created without the dispatcher.
-  Result run(Rows rows, const JoinedState& initial, const Interceptors& interceptors) const;
+  Result run(Rows rows, const ConcatenatedState& initial, const Interceptors& interceptors) const;
   // They refer to `rows`.
   SequenceArgs args_of(
-      int64_t k, bool reverse, const JoinedState& initial, const Rows& rows, bool unobserved) const;
+      int64_t k,
+      bool reverse,
+      const ConcatenatedState& initial,
+      const Rows& rows,
+      bool unobserved) const;
   SequenceOutputs run_direction(
       int64_t k, const SequenceArgs& args, const Interceptors& interceptors) const;
   SequenceOutputs run_projected(

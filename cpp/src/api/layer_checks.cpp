@@ -119,7 +119,7 @@ void check_kind(const char* where, const Tensor& input, const Tensor& parameter)
   check_kind(where, "input", input, parameter, "parameters", autocasts(input));
 }
 
-void check_joined_kind(
+void check_kind_of_concatenated(
     const char* where, const char* name, const Tensor& tensor, const Tensor& input) {
   const bool casts = autocasts(input) && at::isFloatingType(tensor.scalar_type());
   check_kind(where, name, tensor, input, "input", casts);

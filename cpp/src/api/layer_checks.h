@@ -38,7 +38,7 @@ void check_kind(
 void check_kind(const char* where, const at::Tensor& input, const at::Tensor& parameter);
 // Checks a tensor for concatenation. at::cat would promote another dtype and, under autocast, also
 // integers.
-void check_joined_kind(
+void check_kind_of_concatenated(
     const char* where, const char* name, const at::Tensor& tensor, const at::Tensor& input);
 
 }  // namespace lltm

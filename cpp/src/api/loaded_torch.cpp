@@ -85,14 +85,14 @@ const char* first_library() {
 __attribute__((constructor(102))) void check_other_copy() {
   if (!c10::Dispatcher::singleton().findSchema({"lltm::step", ""})) return;
   const char* const first = first_library();
-  Dl_info own{};
-  const bool found = dladdr(reinterpret_cast<void*>(check_other_copy), &own) != 0;
+  Dl_info here{};
+  const bool found = dladdr(reinterpret_cast<void*>(check_other_copy), &here) != 0;
   std::fprintf(
       stderr,
       "lltm: %s cannot be loaded together with %s: both register the operators lltm::*, and a "
       "process has "
       "one registry; load one of them\n",
-      found ? own.dli_fname : "liblltm",
+      found ? here.dli_fname : "liblltm",
       first != nullptr ? first : "another liblltm");
   std::_Exit(EXIT_FAILURE);
 }

@@ -32,11 +32,11 @@ using at::Tensor;
 using torch::nn::utils::rnn::PackedSequence;
 
 // The last parameters get a custom cell's initial values.
-void draw(at::TensorList parameters, const std::optional<Cell>& own, int64_t hidden_size) {
+void draw(at::TensorList parameters, const std::optional<Cell>& custom, int64_t hidden_size) {
   const at::NoGradGuard no_grad;
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
   const std::vector<double> initial =
-      own.has_value() ? data_of(*own).initial_parameters : std::vector<double>();
+      custom.has_value() ? data_of(*custom).initial_parameters : std::vector<double>();
   const size_t drawn = parameters.size() - initial.size();
   for (size_t k = 0; k < parameters.size(); ++k) {
     if (k < drawn) {
@@ -123,7 +123,7 @@ struct Parameter {
 // Returns the parameters in the order of all_weights.
 std::vector<Parameter> parameters_of(
     const CellInfo& cell,
-    const std::optional<Cell>& own,
+    const std::optional<Cell>& custom,
     int64_t input_size,
     int64_t hidden_size,
     int64_t proj_size,
@@ -131,7 +131,7 @@ std::vector<Parameter> parameters_of(
     const char* where) {
   check_size(where, "heads", heads, kLargestSize);
   TORCH_CHECK_VALUE(
-      heads == 1 || own.has_value(),
+      heads == 1 || custom.has_value(),
       "lltm::",
       where,
       ": expected heads to be 1: only a custom cell has heads, got ",
@@ -145,7 +145,7 @@ std::vector<Parameter> parameters_of(
       ", got ",
       heads);
   const int64_t rows_x = cell.x.count() * hidden_size;
-  if (cell.joined)
+  if (cell.concatenated)
     return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
   const int64_t rows_h = cell.h.count() * hidden_size;
   const int64_t given = cell.given * hidden_size;
@@ -164,25 +164,25 @@ std::vector<Parameter> parameters_of(
       {"weight_hh", shape_of_hh},
       {"bias_ih", {count_biases(cell, cell.x) * hidden_size}, true},
       {"bias_hh", {count_biases(cell, cell.h) * hidden_size}, true}};
-  for (int k = 0; own.has_value() && k < cell.parameters; ++k) {
+  for (int k = 0; custom.has_value() && k < cell.parameters; ++k) {
     const bool scalar = (cell.scalars >> k & 1) != 0;
-    parameters.push_back({own->parameters()[k], {scalar ? 1 : hidden_size}});
+    parameters.push_back({custom->parameters()[k], {scalar ? 1 : hidden_size}});
   }
   if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
   return parameters;
 }
 
-// Members in the same order; `own` is the number of custom parameters.
+// Members in the same order; `custom` is the number of custom parameters.
 using Members = c10::SmallVector<Tensor*, 4>;
-Members members_of(JoinedParameters& p, int64_t /*own*/) {
+Members members_of(JoinedParameters& p, int64_t /*custom*/) {
   return {&p.weights, &p.bias};
 }
-Members members_of(GateParameters& p, int64_t /*own*/) {
+Members members_of(GateParameters& p, int64_t /*custom*/) {
   return {&p.weight_ih, &p.weight_hh, &p.bias_ih, &p.bias_hh};
 }
-Members members_of(CustomParameters& p, int64_t own) {
+Members members_of(CustomParameters& p, int64_t custom) {
   Members members = members_of(static_cast<GateParameters&>(p), 0);
-  p.own.resize(own);
+  p.own.resize(custom);
   for (Tensor& parameter : p.own) members.push_back(&parameter);
   return members;
 }
@@ -406,8 +406,8 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
   std::vector<Tensor> parameters;
   for (size_t k = 0; k < all.size(); k += each) {
     const at::TensorList given = all.slice(k, each);
-    const size_t matrices = cell.joined ? 1 : 2;
-    ProjectedWeights of = {given[0], cell.joined ? Tensor() : given[1]};
+    const size_t matrices = cell.concatenated ? 1 : 2;
+    ProjectedWeights of = {given[0], cell.concatenated ? Tensor() : given[1]};
     if (options.proj_size() > 0) {
       of = project_weights(given[0], given[1], given.back(), /*with_h_0=*/true);
     }

@@ -14,15 +14,15 @@ using at::Tensor;
 using Optional = std::optional<Tensor>;
 
 // Checks states that must be concatenated; the operators check all others.
-JoinedState joined(
+ConcatenatedState concatenated(
     const CellInfo& cell,
     const char* where,
     const Tensor& input,
     at::TensorList states,
     const char* suffix) {
   check_state_count(cell, where, states, suffix);
-  if (cell.states > 1) check_joined_states(cell, where, input, states, suffix);
-  return join(cell, states);
+  if (cell.states > 1) check_concatenated_states(cell, where, input, states, suffix);
+  return concatenate(cell, states);
 }
 
 }  // namespace
@@ -36,9 +36,10 @@ std::vector<Tensor> step(
     const Optional& bias_ih,
     const Optional& bias_hh) {
   const CellInfo& info = get_cell("lltm::step", cell);
-  JoinedState state = joined(info, "step", input, states, "");
-  auto [h, c] = op::step(
-      {{info, input, state.h, std::move(state.c), weight_ih, weight_hh, bias_ih, bias_hh}});
+  ConcatenatedState state = concatenated(info, "step", input, states, "");
+  auto [output, h, c] = op::call(
+      StepArgs{
+          {{info, input, state.h, std::move(state.c), weight_ih, weight_hh, bias_ih, bias_hh}}});
   return split(info, std::move(h), std::move(c));
 }
 
@@ -56,21 +57,22 @@ std::tuple<Tensor, std::vector<Tensor>> sequence(
     int64_t checkpoint_steps,
     const Optional& recurrent_mask) {
   const CellInfo& info = get_cell("lltm::sequence", cell);
-  JoinedState state = joined(info, "sequence", input, states, "_0");
-  auto [output, h_n, c_n] = op::sequence(
-      {{info,
-        input,
-        state.h,
-        std::move(state.c),
-        weight_ih,
-        weight_hh,
-        bias_ih,
-        bias_hh,
-        batch_sizes,
-        reverse,
-        reset,
-        checkpoint_steps,
-        recurrent_mask}});
+  ConcatenatedState state = concatenated(info, "sequence", input, states, "_0");
+  auto [output, h_n, c_n] = op::call(
+      SequenceArgs{
+          {info,
+           input,
+           state.h,
+           std::move(state.c),
+           weight_ih,
+           weight_hh,
+           bias_ih,
+           bias_hh,
+           batch_sizes,
+           reverse,
+           reset,
+           checkpoint_steps,
+           recurrent_mask}});
   return {std::move(output), split(info, std::move(h_n), std::move(c_n))};
 }
 

@@ -19,7 +19,7 @@ using c10::SymInt;
 
 SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
   const Tensor& sizes = rows.batch_sizes;
-  const bool has_values = is_plain(sizes);
+  const bool has_values = is_unwrapped(sizes);
   if (has_values) {
     check_batch_sizes(
         c10::str("lltm::", where),
@@ -50,7 +50,7 @@ void check_order(const char* where, const char* name, const Tensor& order, const
       name,
       " of dtype int64, got ",
       dtype_text(order.scalar_type()));
-  if (!is_plain(order) || !order.is_cpu()) return;
+  if (!is_unwrapped(order) || !order.is_cpu()) return;
   for (int64_t k = 0; k < order.numel(); ++k) {
     const int64_t index = order.const_data_ptr<int64_t>()[k * order.stride(0)];
     TORCH_CHECK_VALUE(

@@ -37,18 +37,18 @@ std::array<Tensor, 2> biases_and_parameters(
     bool has_bias,
     size_t matrices,
     int64_t hidden_size,
-    at::TensorList given) {
+    at::TensorList parameters) {
   const Tensor zeros =
-      has_bias ? Tensor() : given.back().new_zeros(cell.joined_blocks() * hidden_size);
+      has_bias ? Tensor() : parameters.back().new_zeros(cell.concatenated_blocks() * hidden_size);
   const auto bias = [&](size_t k, const SlotRange& slots, const int* blocks) {
     if (!has_bias) return zeros.narrow(0, 0, slots.count() * hidden_size);
-    return with_all_biases(cell, given[matrices + k], slots, blocks, hidden_size);
+    return with_all_biases(cell, parameters[matrices + k], slots, blocks, hidden_size);
   };
   std::vector<Tensor> appended = {bias(0, cell.x, cell.x_blocks)};
-  const size_t first = given.size() - cell.parameters;
+  const size_t first = parameters.size() - cell.parameters;
   for (int k = 0; k < cell.parameters; ++k) {
-    const Tensor& own = given[first + k];
-    appended.push_back((cell.scalars >> k & 1) != 0 ? own.expand({hidden_size}) : own);
+    const Tensor& custom = parameters[first + k];
+    appended.push_back((cell.scalars >> k & 1) != 0 ? custom.expand({hidden_size}) : custom);
   }
   const Tensor bias_ih = appended.size() == 1 ? appended[0] : cat_without_autocast(appended, 0);
   return {bias_ih, bias(1, cell.h, cell.h_blocks)};
@@ -66,21 +66,21 @@ void check_custom_parameters(
     const Tensor& input,
     bool has_bias,
     int64_t hidden_size,
-    at::TensorList given) {
+    at::TensorList parameters) {
   if (cell.parameters == 0 && cell.without_bias == 0) return;
   const auto check = [&](const char* name, const Tensor& parameter, int64_t size) {
     check_shape(where, name, parameter, {c10::SymInt(size)});
-    check_joined_kind(where, name, parameter, input);
+    check_kind_of_concatenated(where, name, parameter, input);
   };
-  const size_t first = given.size() - cell.parameters;
+  const size_t first = parameters.size() - cell.parameters;
   if (has_bias) {
-    check("bias_ih", given[first - 2], count_biases(cell, cell.x) * hidden_size);
+    check("bias_ih", parameters[first - 2], count_biases(cell, cell.x) * hidden_size);
     const bool partial = count_biases(cell, cell.h) < cell.h.count();
-    if (partial) check("bias_hh", given[first - 1], count_biases(cell, cell.h) * hidden_size);
+    if (partial) check("bias_hh", parameters[first - 1], count_biases(cell, cell.h) * hidden_size);
   }
   for (int k = 0; k < cell.parameters; ++k) {
     const bool scalar = (cell.scalars >> k & 1) != 0;
-    check(cell.parameter_names[k], given[first + k], scalar ? 1 : hidden_size);
+    check(cell.parameter_names[k], parameters[first + k], scalar ? 1 : hidden_size);
   }
 }
 

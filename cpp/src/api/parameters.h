@@ -13,8 +13,8 @@ namespace lltm {
 
 // Returns the number per direction.
 inline int64_t count_parameters(const CellInfo& cell, bool has_bias, bool prepacked) {
-  const int64_t matrices = cell.joined || prepacked ? 1 : 2;
-  return matrices + (!has_bias ? 0 : cell.joined ? 1 : 2) + cell.parameters;
+  const int64_t matrices = cell.concatenated || prepacked ? 1 : 2;
+  return matrices + (!has_bias ? 0 : cell.concatenated ? 1 : 2) + cell.parameters;
 }
 
 // Pre-activations in `slots` with biases in modules.
@@ -26,23 +26,24 @@ std::array<at::Tensor, 2> biases_and_parameters(
     bool has_bias,
     size_t matrices,
     int64_t hidden_size,
-    at::TensorList given);
+    at::TensorList parameters);
 
 // weight_ih may be a concatenated or prepacked matrix.
 template <typename Inputs>
 void set_parameters(
-    Inputs& args, bool has_bias, bool prepacked, int64_t hidden_size, at::TensorList given) {
+    Inputs& args, bool has_bias, bool prepacked, int64_t hidden_size, at::TensorList parameters) {
   const CellInfo& cell = *args.cell;
-  const size_t matrices = cell.joined || prepacked ? 1 : 2;
-  args.weight_ih = given[0];
-  if (matrices == 2) args.weight_hh = given[1];
+  const size_t matrices = cell.concatenated || prepacked ? 1 : 2;
+  args.weight_ih = parameters[0];
+  if (matrices == 2) args.weight_hh = parameters[1];
   if (cell.parameters > 0 || (has_bias && cell.without_bias != 0)) {
-    auto [bias_ih, bias_hh] = biases_and_parameters(cell, has_bias, matrices, hidden_size, given);
+    auto [bias_ih, bias_hh] =
+        biases_and_parameters(cell, has_bias, matrices, hidden_size, parameters);
     args.bias_ih = std::move(bias_ih);
     args.bias_hh = std::move(bias_hh);
   } else if (has_bias) {
-    args.bias_ih = given[matrices];
-    if (!cell.joined) args.bias_hh = given[matrices + 1];
+    args.bias_ih = parameters[matrices];
+    if (!cell.concatenated) args.bias_hh = parameters[matrices + 1];
   }
 }
 
@@ -53,6 +54,6 @@ void check_custom_parameters(
     const at::Tensor& input,
     bool has_bias,
     int64_t hidden_size,
-    at::TensorList given);
+    at::TensorList parameters);
 
 }  // namespace lltm

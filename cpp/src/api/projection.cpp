@@ -39,12 +39,12 @@ void check_projection(
 
 namespace {
 
-Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool plain) {
+Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unintercepted) {
 #if defined(__aarch64__)
   // ATen's GEMMs add all products in one chain there. Gradients of weights are sums over rows:
   // autograd adds those of short pieces, as it adds those of the steps in PyTorch's LSTM.
   constexpr int64_t kRows = 64;
-  if (plain && at::GradMode::is_enabled() && x.numel() > 0) {
+  if (unintercepted && at::GradMode::is_enabled() && x.numel() > 0) {
     const int64_t rows = x.numel() / (x.size(0) * x.size(-1));
     std::vector<Tensor> parts = x.split(std::max<int64_t>(kRows / rows, 1));
     for (Tensor& part : parts) part = at::linear(part, weight);
@@ -61,14 +61,15 @@ ProjectedWeights project_weights(
     const Tensor& weight_hh,
     const Tensor& weight_hr,
     bool with_h_0,
-    bool plain) {
+    bool unintercepted) {
   return {
       with_h_0 ? cat_without_autocast({weight_ih, weight_hh}, 1) : weight_ih,
-      plain ? linear(weight_hh, weight_hr.t(), plain) : at::matmul(weight_hh, weight_hr)};
+      unintercepted ? linear(weight_hh, weight_hr.t(), unintercepted)
+                    : at::matmul(weight_hh, weight_hr)};
 }
 
-Tensor project_outputs(const Tensor& y, const Tensor& weight_hr, bool plain) {
-  return linear(y, weight_hr, plain);
+Tensor project_outputs(const Tensor& y, const Tensor& weight_hr, bool unintercepted) {
+  return linear(y, weight_hr, unintercepted);
 }
 
 namespace {

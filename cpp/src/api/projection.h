@@ -27,9 +27,9 @@ ProjectedWeights project_weights(
     const at::Tensor& weight_hh,  // (4H, P)
     const at::Tensor& weight_hr,  // (P, H)
     bool with_h_0,
-    bool plain = false);
-// W_hr y. `plain`: on the CPU, and nothing but autograd intercepts the call.
-at::Tensor project_outputs(const at::Tensor& y, const at::Tensor& weight_hr, bool plain);
+    bool unintercepted = false);
+// W_hr y. `unintercepted`: on the CPU, and nothing but autograd intercepts the call.
+at::Tensor project_outputs(const at::Tensor& y, const at::Tensor& weight_hr, bool unintercepted);
 
 constexpr bool can_project(const CellInfo& cell) {
   return cell.programs == nullptr && cell.id == Lstm::kCell.id;

@@ -45,14 +45,14 @@ struct CellInfo {
   int states;            // in addition to h: 0 to 3
   bool reads_h;          // element-wise; always true without other states
   // weight is [weight_hh, weight_ih], with a single bias.
-  bool joined = false;
+  bool concatenated = false;
   int parameters = 0;
   const char* state_names[kMostStates] = {};
   const char* parameter_names[kMostParameters] = {};
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
   bool forgets = false;                    // rounding errors in the states are known to decay
   const CellPrograms* programs = nullptr;  // of a custom cell, else null
-  bool own_gradient = false;               // backward is not the derivative of forward
+  bool custom_gradient = false;            // backward is not the derivative of forward
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
   unsigned scalars = 0;                    // bit k: modules have parameter k as (1,)
@@ -83,7 +83,9 @@ struct CellInfo {
   constexpr int state_columns() const { return states + (reads_h ? 1 : 0); }
   constexpr int grad_columns() const { return slots + parameters; }
   constexpr int output_columns() const { return 1 + outputs; }
-  constexpr int joined_blocks() const { return x.count() > h.count() ? x.count() : h.count(); }
+  constexpr int concatenated_blocks() const {
+    return x.count() > h.count() ? x.count() : h.count();
+  }
 };
 
 }  // namespace lltm

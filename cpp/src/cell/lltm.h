@@ -24,7 +24,7 @@ struct Lltm {
       .h_blocks = {0, 1, 2},
       .states = 1,
       .reads_h = false,
-      .joined = true,
+      .concatenated = true,
       .state_names = {"c"}};
 
   template <typename V>

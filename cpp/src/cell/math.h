@@ -1,11 +1,12 @@
 // Activation functions and cell program operations, for every device: straight-line code without C
 // library calls, in which `?:` only selects between computed values, so that loops vectorize and
-// the threads of a GPU warp do not diverge.
+// the threads of a GPU warp do not diverge. Exceptions are sin and cos, in float64 and on a GPU.
 //
 // Maximum errors over all finite inputs, from the correctly rounded result (test_cell_math.cpp,
 // each instruction set):
-//     exp 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP, elu 2 ULP,
-//     softplus 2 ULP; the others are exact or correctly rounded.
+//     exp 2 ULP, exp2 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP,
+//     elu 2 ULP, softplus 2 ULP, sin 2 ULP, cos 2 ULP, erf 2 ULP; the others are exact or correctly
+//     rounded.
 // Subnormal results are at most one subnormal step off. On a GPU, the float32 divisions of sigmoid
 // and tanh have an error up to 1 ULP instead of 0.5 (`quotient`). NaN gives NaN, infinities give
 // the limits.
@@ -89,6 +90,27 @@ struct Format<float> {
     p = p * z + 3.99887707e-1f;
     return p * z + 6.66666851e-1f;
   }
+
+  // erf(x) / x - 1 for z = x^2 and |x| <= 0.8125, and log(1 - erf(t)) / t for t in [0.8125, 4]
+  // (float64: 6). Lawson approximations.
+  static LLTM_CELL_INLINE float erf_near(float z) {
+    float p = -6.48071000e-04f;
+    p = p * z + 5.07708499e-03f;
+    p = p * z - 2.68166941e-02f;
+    p = p * z + 1.12830281e-01f;
+    p = p * z - 3.76125962e-01f;
+    return p * z + 1.28379166e-01f;
+  }
+
+  static LLTM_CELL_INLINE float erf_far(float t) {
+    float p = -6.32901720e-06f;
+    p = p * t + 2.75037164e-04f;
+    p = p * t - 3.45378462e-03f;
+    p = p * t + 2.33752225e-02f;
+    p = p * t - 1.05802409e-01f;
+    p = p * t - 6.35404944e-01f;
+    return p * t - 1.12858832e+00f;
+  }
 };
 
 template <>
@@ -128,6 +150,41 @@ struct Format<double> {
     p = p * z + 2.85714286260958915e-1;
     p = p * z + 3.99999999998992390e-1;
     return p * z + 6.66666666666666970e-1;
+  }
+
+  static LLTM_CELL_INLINE double erf_near(double z) {
+    double p = 1.0967126179260064e-08;
+    p = p * z - 1.5792828536441344e-07;
+    p = p * z + 1.6412454496296634e-06;
+    p = p * z - 1.4922947137302265e-05;
+    p = p * z + 1.2055237871350372e-04;
+    p = p * z - 8.5483248658568378e-04;
+    p = p * z + 5.2239775948378685e-03;
+    p = p * z - 2.6866170642592242e-02;
+    p = p * z + 1.1283791670944295e-01;
+    p = p * z - 3.7612638903183571e-01;
+    return p * z + 1.2837916709551256e-01;
+  }
+
+  static LLTM_CELL_INLINE double erf_far(double t) {
+    double p = 1.9325247834257347e-12;
+    p = p * t - 8.3562082279028177e-11;
+    p = p * t + 1.6933273184092306e-09;
+    p = p * t - 2.1362650100649062e-08;
+    p = p * t + 1.8777076866332857e-07;
+    p = p * t - 1.2167128145517336e-06;
+    p = p * t + 5.9729767491123738e-06;
+    p = p * t - 2.2279429042737174e-05;
+    p = p * t + 6.0991871140067505e-05;
+    p = p * t - 1.0550972919480416e-04;
+    p = p * t + 1.6951098995649522e-05;
+    p = p * t + 5.5471170821040931e-04;
+    p = p * t - 1.6733362587969028e-03;
+    p = p * t + 1.9792852959200612e-04;
+    p = p * t + 1.9132523232152317e-02;
+    p = p * t - 1.0277362051068310e-01;
+    p = p * t - 6.3661961668864897e-01;
+    return p * t - 1.1283791780407231e+00;
   }
 };
 
@@ -249,14 +306,12 @@ LLTM_CELL_INLINE T elu(T x) {
   return x > T(0) ? x : e;
 }
 
-// Two factors, for results near overflow and subnormals.
+// 2^n (1 + expm1_r), by two factors for results near overflow and subnormals.
 template <typename T>
-LLTM_CELL_INLINE T exp(T x) {
+LLTM_CELL_INLINE T scaled(const Reduced<T>& reduced) {
   using F = Format<T>;
   using Bits = typename F::Bits;
   using Unsigned = typename F::UnsignedBits;
-  const T y = clamp_low(x);
-  const Reduced<T> reduced = reduce(y > F::kHighest ? F::kHighest : y);
   // Some instruction sets cannot shift negative 64-bit numbers.
   const auto twice_biased = static_cast<Unsigned>(reduced.n + 2 * F::kExponentBias);
   const Bits half = static_cast<Bits>(twice_biased >> 1) - F::kExponentBias;
@@ -264,6 +319,24 @@ LLTM_CELL_INLINE T exp(T x) {
   const auto rest = static_cast<Unsigned>(reduced.n) - static_cast<Unsigned>(half);
   return (T(1) + reduced.expm1_r) * power_of_two<T>(half) *
          power_of_two<T>(static_cast<Bits>(rest));
+}
+
+template <typename T>
+LLTM_CELL_INLINE T exp(T x) {
+  const T y = clamp_low(x);
+  return scaled(reduce(y > Format<T>::kHighest ? Format<T>::kHighest : y));
+}
+
+template <typename T>
+LLTM_CELL_INLINE T exp2(T x) {
+  using F = Format<T>;
+  constexpr T kOverflow = F::kExponentBias + 1, kZero = -(F::kExponentBias + F::kMantissaBits + 2);
+  const T above = x < kZero ? kZero : x;
+  const T y = above > kOverflow ? kOverflow : above;
+  const T shifted = y + F::kRound;
+  const T r = (y - (shifted - F::kRound)) * T(0.69314718055994530942);
+  return scaled<T>(
+      {r + r * r * F::remainder(r), bit_cast<typename F::Bits>(shifted) - F::kRoundBits});
 }
 
 // Full relative accuracy near 0.
@@ -347,24 +420,92 @@ LLTM_CELL_INLINE T softplus(T x) {
 }
 
 #if defined(__CUDACC__)
-LLTM_CELL_INLINE float sqrt(float x) {
-  return ::sqrtf(x);
-}
-LLTM_CELL_INLINE double sqrt(double x) {
-  return ::sqrt(x);
-}
-#else  // instructions, because LLTM_KERNEL_FLAGS disable errno
-LLTM_CELL_INLINE float sqrt(float x) {
-  return __builtin_sqrtf(x);
-}
-LLTM_CELL_INLINE double sqrt(double x) {
-  return __builtin_sqrt(x);
-}
+#define LLTM_LIBRARY(function) ::function
+#else
+#define LLTM_LIBRARY(function) __builtin_##function
 #endif
+
+// On the CPU an instruction, because LLTM_KERNEL_FLAGS disable errno.
+LLTM_CELL_INLINE float sqrt(float x) {
+  return LLTM_LIBRARY(sqrtf)(x);
+}
+LLTM_CELL_INLINE double sqrt(double x) {
+  return LLTM_LIBRARY(sqrt)(x);
+}
 
 template <typename T>
 LLTM_CELL_INLINE T abs(T x) {
   return with_sign_of(x, T(0));
+}
+
+// The C library's sin and cos of double are not vectorized. CUDA's branch only for large x.
+LLTM_CELL_INLINE double sin(double x) {
+  return LLTM_LIBRARY(sin)(x);
+}
+LLTM_CELL_INLINE double cos(double x) {
+  return LLTM_LIBRARY(cos)(x);
+}
+
+#if defined(__CUDACC__)
+LLTM_CELL_INLINE float sin(float x) {
+  return ::sinf(x);
+}
+LLTM_CELL_INLINE float cos(float x) {
+  return ::cosf(x);
+}
+#else
+// x without the nearest multiple of 4, for |x| < 2^53.
+LLTM_CELL_INLINE double modulo_4(double x) {
+  return x - ((x + 0x1.8p54) - 0x1.8p54);
+}
+
+// sin(x + quarters pi/2). x = (n + f) pi/2 with |f| <= 1/2, for every float: the first 26 bits of
+// 2/pi that matter for this size of x, and the next 26, have exact products with x. The products of
+// earlier bits are multiples of 4.
+LLTM_CELL_INLINE float sin_of_quarters(float x, std::uint32_t quarters) {
+  const double y = x, size = minus_abs(y);
+  const bool bits_27 = size <= -0x1p51, bits_53 = size <= -0x1p77, bits_79 = size <= -0x1p103;
+  const double high = bits_79   ? 0x1.abe8fa8p-79
+                      : bits_53 ? 0x1.4a7f09p-54
+                      : bits_27 ? 0x1.7272208p-27
+                                : 0x1.45f3068p-1;
+  const double middle = bits_79   ? 0x1.a6ee06p-107
+                        : bits_53 ? 0x1.abe8fa8p-79
+                        : bits_27 ? 0x1.4a7f09p-54
+                                  : 0x1.7272208p-27;
+  const double low = bits_79   ? 0x1.b6295993c439p-132
+                     : bits_53 ? 0x1.a6ee06db14acdp-107
+                     : bits_27 ? 0x1.abe8fa9a6ee07p-79
+                               : 0x1.4a7f09d5f47d5p-54;
+  const double turns = modulo_4(y * high) + modulo_4(y * middle);
+  const double shifted = (turns + y * low) + Format<double>::kRound;
+  const double f = (turns - (shifted - Format<double>::kRound)) + y * low;
+  const auto n = static_cast<std::uint32_t>(bit_cast<std::uint64_t>(shifted)) + quarters;
+
+  const auto r = static_cast<float>(f * 1.57079632679489661923);
+  const float s = r * r;
+  const float sine = r + r * s * ((-1.95172353e-4f * s + 8.332178e-3f) * s - 1.66666552e-1f);
+  const float cosine =
+      1 - 0.5f * s + s * s * ((2.44330822e-5f * s - 1.38873153e-3f) * s + 4.16666456e-2f);
+  const auto bits = bit_cast<std::uint32_t>((n & 1) != 0 ? cosine : sine);
+  return bit_cast<float>(bits ^ ((n & 2) << 30));
+}
+
+LLTM_CELL_INLINE float sin(float x) {
+  const float y = sin_of_quarters(x, 0);
+  return minus_abs(x) > -0x1p-12f ? x : y;  // keeps the sign of zero
+}
+LLTM_CELL_INLINE float cos(float x) {
+  return sin_of_quarters(x, 1);
+}
+#endif
+
+template <typename T>
+LLTM_CELL_INLINE T erf(T x) {
+  constexpr T kLargest = sizeof(T) == 4 ? 4 : 6;  // where erf rounds to 1
+  const T size = abs(x), t = size > kLargest ? kLargest : size;
+  const T far = with_sign_of(T(1) - exp_nonpositive(t * Format<T>::erf_far(t)), x);
+  return size > T(0.8125) ? far : x + x * Format<T>::erf_near(x * x);
 }
 
 // 0 for either zero and NaN for NaN, as in the derivative of |x|.

@@ -24,45 +24,54 @@
 
 namespace lltm {
 
-// X(op, function in math.h, operands, word in serialized cells, cost). The compiler fuses
-// operations into those without a word. Conditions are 0 or 1. detach(x) has no derivative. NaN
-// propagates as in PyTorch, except through conditions.
-#define LLTM_OPERATIONS(X)                                    \
-  X(kCopy, copy, 1, "copy", kCheap)                           \
-  X(kNegate, negate, 1, "negate", kCheap)                     \
-  X(kAbs, abs, 1, "abs", kCheap)                              \
-  X(kSign, sign, 1, "sign", kCheap)                           \
-  X(kSqrt, sqrt, 1, "sqrt", kExpensive)                       \
-  X(kExp, exp, 1, "exp", kExpensive)                          \
-  X(kExpm1, expm1, 1, "expm1", kExpensive)                    \
-  X(kLog, log, 1, "log", kExpensive)                          \
-  X(kLog1p, log1p, 1, "log1p", kExpensive)                    \
-  X(kSigmoid, sigmoid, 1, "sigmoid", kExpensive)              \
-  X(kTanh, tanh, 1, "tanh", kExpensive)                       \
-  X(kElu, elu, 1, "elu", kExpensive)                          \
-  X(kSoftplus, softplus, 1, "softplus", kExpensive)           \
-  X(kNot, logical_not, 1, "not", kCheap)                      \
-  X(kDetach, detach, 1, "detach", kCheap)                     \
-  X(kAdd, add, 2, "add", kCheap)                              \
-  X(kSubtract, subtract, 2, "subtract", kCheap)               \
-  X(kMultiply, multiply, 2, "multiply", kCheap)               \
-  X(kDivide, divide, 2, "divide", kExpensive)                 \
-  X(kMaximum, maximum, 2, "maximum", kCheap)                  \
-  X(kMinimum, minimum, 2, "minimum", kCheap)                  \
-  X(kGreater, greater, 2, "greater", kCheap)                  \
-  X(kGreaterEqual, greater_equal, 2, "greater_equal", kCheap) \
-  X(kEqual, equal, 2, "equal", kCheap)                        \
-  X(kNotEqual, not_equal, 2, "not_equal", kCheap)             \
-  X(kAnd, logical_and, 2, "and", kCheap)                      \
-  X(kOr, logical_or, 2, "or", kCheap)                         \
-  X(kWhere, where, 3, "where", kCheap)                        \
-  X(kMultiplyAdd, multiply_add, 3, "", kCheap)                \
-  X(kMultiplySubtract, multiply_subtract, 3, "", kCheap)      \
-  X(kSubtractProduct, subtract_product, 3, "", kCheap)        \
-  X(kSigmoidGradient, sigmoid_gradient, 2, "", kCheap)        \
-  X(kTanhGradient, tanh_gradient, 2, "", kCheap)              \
-  X(kEluGradient, elu_gradient, 2, "", kCheap)                \
-  X(kAddTanhGradient, add_tanh_gradient, 3, "", kCheap)
+// The operations, one per row: X(op, function in math.h, operands, word in serialized cells, cost,
+// range, aten). range is that of the result, from the operands' ranges a, b and c ({}: any number;
+// cell/value_ranges.h). aten computes the result from the operands x, y and w, or a(), b() and c(),
+// which are numbers even for conditions (op/run_program.cpp).
+//
+// The compiler fuses operations into those without a word. Conditions are 0 or 1. detach(x) has no
+// derivative. NaN propagates as in PyTorch, except through conditions. A softplus above its
+// threshold equals its operand in every dtype.
+#define LLTM_OPERATIONS(X)                                                                    \
+  X(kCopy, copy, 1, "copy", kCheap, a, x)                                                     \
+  X(kNegate, negate, 1, "negate", kCheap, -a, at::neg(a()))                                   \
+  X(kAbs, abs, 1, "abs", kCheap, at_least(0), at::abs(a()))                                   \
+  X(kSign, sign, 1, "sign", kCheap, {}, sign_or_nan(a()))                                     \
+  X(kSqrt, sqrt, 1, "sqrt", kExpensive, at_least(0), at::sqrt(a()))                           \
+  X(kExp, exp, 1, "exp", kExpensive, at_least(0), at::exp(a()))                               \
+  X(kExp2, exp2, 1, "exp2", kExpensive, at_least(0), at::exp2(a()))                           \
+  X(kExpm1, expm1, 1, "expm1", kExpensive, at_least(-1), at::expm1(a()))                      \
+  X(kLog, log, 1, "log", kExpensive, {}, at::log(a()))                                        \
+  X(kLog1p, log1p, 1, "log1p", kExpensive, {}, at::log1p(a()))                                \
+  X(kSin, sin, 1, "sin", kExpensive, within(-1, 1), at::sin(a()))                             \
+  X(kCos, cos, 1, "cos", kExpensive, within(-1, 1), at::cos(a()))                             \
+  X(kErf, erf, 1, "erf", kExpensive, within(-1, 1), at::erf(a()))                             \
+  X(kSigmoid, sigmoid, 1, "sigmoid", kExpensive, within(0, 1), at::sigmoid(a()))              \
+  X(kTanh, tanh, 1, "tanh", kExpensive, within(-1, 1), at::tanh(a()))                         \
+  X(kElu, elu, 1, "elu", kExpensive, at_least(-1), at::elu(a()))                              \
+  X(kSoftplus, softplus, 1, "softplus", kExpensive, at_least(0), at::softplus(a(), 1, 40))    \
+  X(kNot, logical_not, 1, "not", kCheap, within(0, 1), at::logical_not(truth(x)))             \
+  X(kDetach, detach, 1, "detach", kCheap, a, at::detach(x))                                   \
+  X(kAdd, add, 2, "add", kCheap, a + b, at::add(a(), b()))                                    \
+  X(kSubtract, subtract, 2, "subtract", kCheap, a + -b, at::sub(a(), b()))                    \
+  X(kMultiply, multiply, 2, "multiply", kCheap, (a * b), at::mul(a(), b()))                   \
+  X(kDivide, divide, 2, "divide", kExpensive, {}, at::div(a(), b()))                          \
+  X(kMaximum, maximum, 2, "maximum", kCheap, maximum(a, b), at::maximum(a(), b()))            \
+  X(kMinimum, minimum, 2, "minimum", kCheap, -maximum(-a, -b), at::minimum(a(), b()))         \
+  X(kGreater, greater, 2, "greater", kCheap, within(0, 1), at::gt(a(), b()))                  \
+  X(kGreaterEqual, greater_equal, 2, "greater_equal", kCheap, within(0, 1), at::ge(a(), b())) \
+  X(kEqual, equal, 2, "equal", kCheap, within(0, 1), at::eq(a(), b()))                        \
+  X(kNotEqual, not_equal, 2, "not_equal", kCheap, within(0, 1), at::ne(a(), b()))             \
+  X(kAnd, logical_and, 2, "and", kCheap, within(0, 1), at::logical_and(truth(x), truth(y)))   \
+  X(kOr, logical_or, 2, "or", kCheap, within(0, 1), at::logical_or(truth(x), truth(y)))       \
+  X(kWhere, where, 3, "where", kCheap, either(b, c), at::where(truth(x), b(), c()))           \
+  X(kMultiplyAdd, multiply_add, 3, "", kCheap, {}, at::add(at::mul(a(), b()), c()))           \
+  X(kMultiplySubtract, multiply_subtract, 3, "", kCheap, {}, at::sub(at::mul(a(), b()), c())) \
+  X(kSubtractProduct, subtract_product, 3, "", kCheap, {}, at::sub(c(), at::mul(a(), b())))   \
+  X(kSigmoidGradient, sigmoid_gradient, 2, "", kCheap, {}, sigmoid_gradient(a(), b()))        \
+  X(kTanhGradient, tanh_gradient, 2, "", kCheap, {}, tanh_gradient(a(), b()))                 \
+  X(kEluGradient, elu_gradient, 2, "", kCheap, {}, elu_gradient(a(), b()))                    \
+  X(kAddTanhGradient, add_tanh_gradient, 3, "", kCheap, {}, at::add(tanh_gradient(a(), b()), c()))
 
 enum class Op : unsigned char {
 #define LLTM_OP(op, ...) op,

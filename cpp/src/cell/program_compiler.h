@@ -19,12 +19,13 @@ namespace lltm {
 
 enum OpCost { kCheap, kExpensive };
 struct OpInfo {
+  std::string_view function;  // in math.h
   int operands;
   std::string_view word;  // empty: only the compiler creates it
   OpCost cost;
 };
 constexpr OpInfo kOps[] = {
-#define LLTM_OP(op, function, operands, word, cost) {operands, word, cost},
+#define LLTM_OP(op, function, operands, word, cost, ...) {#function, operands, word, cost},
     LLTM_OPERATIONS(LLTM_OP)
 #undef LLTM_OP
 };

@@ -561,7 +561,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const std::vector<string> outputs = second ? read_outputs(lines) : std::vector<string>();
   info.bounded = lines.take("bounded");
   const bool reads_h = lines.take("reads_h");
-  info.own_gradient = lines.take("own_gradient");
+  info.custom_gradient = lines.take("own_gradient");
   Names taken = {"h", "z"};
   cell->states = read_named(lines, "state", CellInfo::kMostStates, /*may_lack=*/false, taken);
   cell->parameters = read_named(
@@ -581,7 +581,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const auto port = [](Place place, size_t index) {
     return Port{place, static_cast<unsigned char>(index)};
   };
-  const size_t own = info.reads_h ? 1 : 0;
+  const size_t first = info.reads_h ? 1 : 0;
   Section forward(lines, "forward", taken, of_products);
   for (size_t k = 0; k < cell->gates.size(); ++k) {
     const bool is_product = std::any_of(products.begin(), products.end(), [&](const Product& p) {
@@ -591,14 +591,14 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   }
   if (info.reads_h) forward.input(reads_h ? "h" : "", port(Place::kState, 0));
   for (size_t k = 0; k < cell->states.size(); ++k) {
-    forward.input(cell->states[k].name, port(Place::kState, own + k));
+    forward.input(cell->states[k].name, port(Place::kState, first + k));
   }
   for (size_t k = 0; k < cell->parameters.size(); ++k) {
     forward.input(cell->parameters[k].name, port(Place::kParameter, k));
   }
   forward.output("h'", port(Place::kH, 0));
   for (size_t k = 0; k < cell->states.size(); ++k) {
-    forward.output(cell->states[k].name + "'", port(Place::kState, own + k));
+    forward.output(cell->states[k].name + "'", port(Place::kState, first + k));
   }
   forward.assignments("save");
   std::vector<string> all_states;
@@ -626,7 +626,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   }
   backward.input("d.h'", port(Place::kH, 0));
   for (size_t k = 0; k < cell->states.size(); ++k) {
-    backward.input("d." + cell->states[k].name + "'", port(Place::kState, own + k));
+    backward.input("d." + cell->states[k].name + "'", port(Place::kState, first + k));
   }
   for (size_t k = 0; k < cell->gates.size(); ++k) {
     backward.output("d.z." + cell->gates[k], port(Place::kGate, k));
@@ -636,7 +636,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   }
   if (reads_h) backward.output("d.h", port(Place::kState, 0));
   for (size_t k = 0; k < cell->states.size(); ++k) {
-    backward.output("d." + cell->states[k].name, port(Place::kState, own + k));
+    backward.output("d." + cell->states[k].name, port(Place::kState, first + k));
   }
   backward.assignments("end");
   if (info.reads_h && !reads_h) backward.assign_zero("d.h", port(Place::kState, 0));  // the last

@@ -35,48 +35,28 @@ inline ValueRange operator*(const ValueRange& a, const ValueRange& b) {
   return range_with({a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high});
 }
 
+inline ValueRange within(double low, double high) {
+  return {low, high};
+}
+inline ValueRange at_least(double low) {
+  return {low};
+}
+inline ValueRange maximum(const ValueRange& a, const ValueRange& b) {
+  return {std::max(a.low, b.low), std::max(a.high, b.high)};
+}
+inline ValueRange either(const ValueRange& a, const ValueRange& b) {
+  return range_with({a.low, a.high, b.low, b.high});
+}
+
 inline ValueRange range_of(Op op, const ValueRange& a, const ValueRange& b, const ValueRange& c) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   switch (op) {
-    case Op::kCopy:
-    case Op::kDetach:
-      return a;
-    case Op::kNegate:
-      return -a;
-    case Op::kAdd:
-      return a + b;
-    case Op::kSubtract:
-      return a + -b;
-    case Op::kMultiply:
-      return a * b;
-    case Op::kMaximum:
-      return {std::max(a.low, b.low), std::max(a.high, b.high)};
-    case Op::kMinimum:
-      return {std::min(a.low, b.low), std::min(a.high, b.high)};
-    case Op::kWhere:
-      return range_with({b.low, b.high, c.low, c.high});
-    case Op::kTanh:
-      return {-1, 1};
-    case Op::kAbs:
-    case Op::kSqrt:
-    case Op::kExp:
-    case Op::kSoftplus:
-      return {0, kInfinity};
-    case Op::kElu:
-    case Op::kExpm1:
-      return {-1, kInfinity};
-    case Op::kSigmoid:
-    case Op::kNot:
-    case Op::kGreater:
-    case Op::kGreaterEqual:
-    case Op::kEqual:
-    case Op::kNotEqual:
-    case Op::kAnd:
-    case Op::kOr:
-      return {0, 1};
-    default:
-      return {};
+#define LLTM_RANGE(op, function, operands, word, cost, range, aten) \
+  case Op::op:                                                      \
+    return range;
+    LLTM_OPERATIONS(LLTM_RANGE)
+#undef LLTM_RANGE
   }
+  return {};
 }
 
 // Range of the factor in values factor * x + rest with a given x; empty for other values.
@@ -104,7 +84,7 @@ inline Factor factor_of(
       return depends(a) ? *a * ranges[1] : ranges[0] * *b;
     case Op::kWhere:
       if (depends(a)) return std::nullopt;
-      return range_with({b->low, b->high, c->low, c->high});
+      return either(*b, *c);
     default:
       return std::nullopt;
   }

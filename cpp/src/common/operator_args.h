@@ -20,20 +20,18 @@
 
 namespace lltm {
 
-// (h', c') and (output, h_n, c_n). c' and c_n have shape (0,) if the cell has no c.
-using StepOutputs = std::tuple<at::Tensor, at::Tensor>;
+// (output, h_n, c_n), and activations or checkpoints for backward, undefined unless requested. c_n
+// has shape (0,) if the cell has no c. Of a step, only h_n and c_n, its h' and c', count.
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-// The last: activations or checkpoints for backward, undefined unless requested.
-using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OutputMask = std::array<bool, 7>;
 
+inline const at::Tensor kUndefined;
 inline const at::Tensor& or_undefined(const std::optional<at::Tensor>& tensor) {
-  static const at::Tensor undefined;
-  return tensor.has_value() ? *tensor : undefined;
+  return tensor.has_value() ? *tensor : kUndefined;
 }
 inline const at::Tensor& or_undefined(const at::Tensor& tensor) {
   return tensor;
@@ -48,64 +46,35 @@ template <typename Flat>  // the dispatcher's type: at::Tensor or optional
 class TensorArgument {
  public:
   TensorArgument() = default;
-  TensorArgument(const Flat& given) : given_(&given) {}
-  TensorArgument(Flat&& temporary) : own_(std::move(temporary)) {}
+  TensorArgument(const Flat& passed) : passed_(&passed) {}
+  TensorArgument(Flat&& temporary) : temporary_(std::move(temporary)) {}
   TensorArgument(const Flat&&) = delete;
   TensorArgument(at::Tensor tensor)
     requires(!std::is_same_v<Flat, at::Tensor>)
-      : own_(or_nullopt(std::move(tensor))) {}
+      : temporary_(or_nullopt(std::move(tensor))) {}
 
-  const Flat& flat() const { return given_ != nullptr ? *given_ : own_; }
+  const Flat& flat() const { return passed_ != nullptr ? *passed_ : temporary_; }
   const at::Tensor& operator*() const { return or_undefined(flat()); }
   const at::Tensor* operator->() const { return &**this; }
   operator const at::Tensor&() const { return **this; }
   bool defined() const { return (**this).defined(); }
 
  private:
-  const Flat* given_ = nullptr;
-  Flat own_;
+  const Flat* passed_ = nullptr;
+  Flat temporary_;
 };
 using RequiredTensor = TensorArgument<at::Tensor>;
 using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 
 // The k-th state in the engines' c (cell.h).
 inline double first_value(const CellInfo& cell, int k) {
-  const int own = k - (cell.reads_h ? 1 : 0);
-  return cell.programs == nullptr || own < 0 ? 0 : cell.programs->initial_states[own];
+  const int index = k - (cell.reads_h ? 1 : 0);
+  return cell.programs == nullptr || index < 0 ? 0 : cell.programs->initial_states[index];
 }
 
 // Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is
-// [weight_hh, weight_ih]. Without bias_hh there is a single bias.
-struct StepInputs {
-  CellName cell;
-  RequiredTensor input, h;
-  OptionalTensor c;
-  RequiredTensor weight_ih;
-  OptionalTensor weight_hh = {}, bias_ih = {}, bias_hh = {};
-
-  auto flat() const { return std::tie(cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh); }
-
-  const RequiredTensor& state_h() const { return h; }
-  OptionalTensor& state_c() { return c; }
-};
-
-struct StepArgs : StepInputs {
-  // Not an operator argument.
-  bool save = false;
-};
-
-struct StepBackwardArgs : StepInputs {
-  RequiredTensor activations;
-  OptionalTensor grad_h = {}, grad_c = {};
-  OutputMask output_mask = {};
-
-  auto flat() const {
-    return std::tuple_cat(StepInputs::flat(), std::tie(activations, grad_h, grad_c, output_mask));
-  }
-
-  OptionalTensor& grad_of_c() { return grad_c; }
-};
-
+// [weight_hh, weight_ih]. Without bias_hh there is a single bias. A step is a sequence of length 1
+// with an input (B, I).
 struct SequenceInputs {
   CellName cell;
   RequiredTensor input, h_0;
@@ -135,8 +104,7 @@ struct SequenceInputs {
         recurrent_mask);
   }
 
-  const RequiredTensor& state_h() const { return h_0; }
-  OptionalTensor& state_c() { return c_0; }
+  bool is_step() const { return input->dim() == 2 && !batch_sizes.defined(); }
   bool prepacked() const { return weight_ih->scalar_type() == at::kByte; }
 };
 
@@ -166,11 +134,61 @@ struct SequenceBackwardArgs : SequenceInputs {
         std::tie(output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
   }
 
-  OptionalTensor& grad_of_c() { return grad_c_n; }
-
   at::ScalarType carried_dtype() const {
     return segment ? compute_dtype(input->scalar_type()) : input->scalar_type();
   }
 };
+
+// lltm::step and its derivative have shorter schemas.
+struct StepArgs : SequenceArgs {
+  auto flat() const {
+    return std::tie(cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh);
+  }
+};
+
+struct StepBackwardArgs : SequenceBackwardArgs {
+  // No gradient depends on a step's output.
+  StepBackwardArgs(
+      const CellName& cell,
+      RequiredTensor input,
+      RequiredTensor h,
+      OptionalTensor c,
+      RequiredTensor weight_ih,
+      OptionalTensor weight_hh,
+      OptionalTensor bias_ih,
+      OptionalTensor bias_hh,
+      RequiredTensor activations,
+      OptionalTensor grad_h,
+      OptionalTensor grad_c,
+      const OutputMask& mask)
+      : SequenceBackwardArgs{
+            {cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh},
+            h,
+            activations,
+            {},
+            grad_h,
+            grad_c,
+            mask} {}
+
+  auto flat() const {
+    return std::tie(
+        cell,
+        input,
+        h_0,
+        c_0,
+        weight_ih,
+        weight_hh,
+        bias_ih,
+        bias_hh,
+        saved,
+        grad_h_n,
+        grad_c_n,
+        output_mask);
+  }
+};
+
+template <typename Args>
+constexpr bool kIsStep =
+    std::is_base_of_v<StepArgs, Args> || std::is_base_of_v<StepBackwardArgs, Args>;
 
 }  // namespace lltm

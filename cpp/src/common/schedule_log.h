@@ -22,7 +22,7 @@ inline bool logs_schedules() {
 
 template <typename Args>
 void log_schedule(const Args& args, const std::string& schedule) {
-  const at::Tensor& h = args.state_h();
+  const at::Tensor& h = args.h_0;
   std::ostringstream line;
   line << "lltm: N=" << flat_size(args.input) << " B=" << h.size(0) << " I=" << args.input->size(-1)
        << " H=" << h.size(1) << ", " << schedule << '\n';

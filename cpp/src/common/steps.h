@@ -31,7 +31,7 @@ inline std::vector<int64_t> read_batch_sizes(const at::Tensor& batch_sizes) {
   return values;
 }
 
-// `input` is (T, B, I), or (N, I) with batch_sizes.
+// `input` is (T, B, I), (N, I) with batch_sizes or, for a step, (B, I).
 inline std::vector<Step> plan_steps(
     const at::Tensor& input, const at::Tensor& batch_sizes, bool reverse) {
   std::vector<Step> steps;
@@ -41,6 +41,8 @@ inline std::vector<Step> plan_steps(
       steps.push_back({offset, rows});
       offset += rows;
     }
+  } else if (input.dim() == 2) {
+    steps.push_back({0, input.size(0)});
   } else {
     const int64_t batch = input.size(1);
     steps.reserve(input.size(0));

@@ -48,12 +48,14 @@ inline at::Tensor copy_or_zeros(
 template <typename T>
 Matrix<const T> read(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1)};
+  const at::IntArrayRef strides = tensor.strides();
+  return {static_cast<const T*>(tensor.const_data_ptr()), strides[0], strides[1]};
 }
 template <typename T>
 Matrix<T> write(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  return {static_cast<T*>(tensor.mutable_data_ptr()), tensor.stride(0), tensor.stride(1)};
+  const at::IntArrayRef strides = tensor.strides();
+  return {static_cast<T*>(tensor.mutable_data_ptr()), strides[0], strides[1]};
 }
 
 // A 1-d tensor as equal rows; null if undefined.

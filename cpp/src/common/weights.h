@@ -24,7 +24,7 @@ struct Weights {
 inline Weights weights_of(
     const CellInfo& cell, const at::Tensor& weight_ih, const at::Tensor& weight_hh) {
   if (weight_hh.defined()) return {weight_ih, weight_hh};
-  const int rows = cell.joined_blocks();  // 0 if all gates are given
+  const int rows = cell.concatenated_blocks();  // 0 if all gates are given
   const c10::SymInt hidden = rows > 0 ? weight_ih.sym_size(0) / rows : weight_ih.sym_size(1);
   const auto part = [&](SlotRange slots, c10::SymInt begin, c10::SymInt end) {
     const at::Tensor columns = weight_ih.slice_symint(1, begin, end);
@@ -32,8 +32,8 @@ inline Weights weights_of(
   };
   return {part(cell.x, hidden, weight_ih.sym_size(1)), part(cell.h, 0, hidden)};
 }
-inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
-  const int rows = cell.joined_blocks();
+inline at::Tensor concatenate(const CellInfo& cell, const Weights& weights) {
+  const int rows = cell.concatenated_blocks();
   const auto part = [&](const at::Tensor& matrix, SlotRange slots) {
     if (slots.count() == rows) return matrix;
     const c10::SymInt missing = (rows - slots.count()) * weights.hh.sym_size(1);
@@ -43,7 +43,7 @@ inline at::Tensor join(const CellInfo& cell, const Weights& weights) {
 }
 // In new memory.
 inline std::vector<at::Tensor> matrices_of_layer(const CellInfo& cell, const Weights& weights) {
-  if (cell.joined) return {join(cell, weights)};
+  if (cell.concatenated) return {concatenate(cell, weights)};
   return {
       weights.ih.clone(at::MemoryFormat::Contiguous),
       weights.hh.clone(at::MemoryFormat::Contiguous)};
@@ -74,9 +74,9 @@ WeightMatrices<T> read_weights(
 
 // Blocks of rows (or a bias) in the order `from`; the tensor itself if unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {
-  bool is_own = true;
-  for (int k = 0; k < count; ++k) is_own = is_own && from[k] == k;
-  if (is_own) return tensor;
+  bool is_ordered = true;
+  for (int k = 0; k < count; ++k) is_ordered = is_ordered && from[k] == k;
+  if (is_ordered) return tensor;
   const c10::SymInt hidden = tensor.sym_size(0) / count;
   std::vector<at::Tensor> parts;
   for (int k = 0; k < count; ++k) {
@@ -163,36 +163,36 @@ inline std::pair<at::Tensor, at::Tensor> bias_gradients(
 struct WeightGradients {
   template <typename Args>
   WeightGradients(const Args& args, const at::TensorOptions& options)
-      : joined(!args.weight_hh.defined()) {
+      : concatenated(!args.weight_hh.defined()) {
     if (args.output_mask[3]) {
       // Nothing writes the smaller weight's padding in a concatenated matrix (cell.h).
-      const bool fills_up = joined && args.cell->x.count() != args.cell->h.count();
+      const bool fills_up = concatenated && args.cell->x.count() != args.cell->h.count();
       const auto sizes = args.weight_ih->sizes();
       weight_ih = with_huge_pages(at::empty(sizes, options));
       if (fills_up) weight_ih.zero_();
     }
-    if (args.output_mask[4] && !joined) {
+    if (args.output_mask[4] && !concatenated) {
       weight_hh = with_huge_pages(at::empty(args.weight_hh->sizes(), options));
     }
   }
 
   // Undefined or null unless requested.
   Weights parts(const CellInfo& cell) const {
-    return joined && weight_ih.defined() ? weights_of(cell, weight_ih, weight_hh)
-                                         : Weights{weight_ih, weight_hh};
+    return concatenated && weight_ih.defined() ? weights_of(cell, weight_ih, weight_hh)
+                                               : Weights{weight_ih, weight_hh};
   }
   template <typename T>
   Matrix<T> write_ih(int64_t hidden) const {
-    return write<T>(weight_ih).from(0, joined ? hidden : 0);
+    return write<T>(weight_ih).from(0, concatenated ? hidden : 0);
   }
   template <typename T>
   Matrix<T> write_hh() const {
     if (has_heads(weight_hh)) return write<T>(weight_hh.flatten(0, 1));
-    return write<T>(joined ? weight_ih : weight_hh);
+    return write<T>(concatenated ? weight_ih : weight_hh);
   }
 
   at::Tensor weight_ih, weight_hh;
-  bool joined;
+  bool concatenated;
 };
 
 }  // namespace lltm

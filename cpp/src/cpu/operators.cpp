@@ -23,44 +23,12 @@ namespace {
 
 using at::Tensor;
 
-SequenceInputs sequence_of(const StepInputs& step) {
-  return {
-      step.cell,
-      step.input->unsqueeze(0),
-      step.h,
-      step.c,
-      step.weight_ih,
-      step.weight_hh,
-      step.bias_ih,
-      step.bias_hh};
-}
-
-bool has_step_engine(const StepInputs& args) {
-  return args.cell->is_element_wise() && !has_heads(args.weight_hh);
-}
-
 struct Cpu {
   using DeviceGuard = NoDeviceGuard;
-  // Other steps are sequences of length 1.
-  static StepResult step_forward(const StepArgs& args) {
-    if (has_step_engine(args)) return cpu::step_forward(args);
-    auto [output, h, c, saved] = cpu::sequence_forward({sequence_of(args), args.save});
-    return {h, c, saved};
-  }
-  static Gradients step_backward(const StepBackwardArgs& args) {
-    if (has_step_engine(args)) return cpu::step_backward(args);
-    SequenceBackwardArgs sequence = {
-        sequence_of(args), args.h->unsqueeze(0), args.activations, {}, args.grad_h, args.grad_c};
-    sequence.output_mask = args.output_mask;
-    Gradients gradients = cpu::sequence_backward(sequence);
-    Tensor& d_input = std::get<0>(gradients);
-    if (d_input.defined()) d_input = d_input.squeeze(0);
-    return gradients;
-  }
-  static constexpr auto sequence_backward = cpu::sequence_backward;
+  static constexpr auto backward = cpu::sequence_backward;
   static constexpr auto prepack = cpu::prepack;
 
-  static SequenceResult sequence_forward(const SequenceArgs& args) {
+  static SequenceResult forward(const SequenceArgs& args) {
     if (!args.prepacked()) return cpu::sequence_forward(args);
     check_prepacked(args);
     const Tensor weights = aligned(args.weight_ih);

@@ -252,7 +252,7 @@ void check_prepacked(const SequenceArgs& args) {
       header.hidden == hidden && header.input_size == input_size,
       kExpected,
       " of shape (",
-      cell.joined_blocks() * hidden,
+      cell.concatenated_blocks() * hidden,
       ", ",
       hidden + input_size,
       "), got weights for hidden size ",
@@ -409,7 +409,7 @@ Tensor prepack(
   const Weights weights = {given.ih, packs ? given.hh : without_heads(given.hh)};
   if (quantized == at::kQInt8 && !empty) return quantize(cell, weights);
   if (in_aten) {
-    return weight_hh.defined() ? join(cell, weights)
+    return weight_hh.defined() ? concatenate(cell, weights)
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
   const bool bf16 = dtype == at::kBFloat16;

@@ -22,12 +22,13 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
   return why_not;
 }
 
-template <auto engine, auto fallback, Kernels kernels, typename Args>
+template <auto engine, auto fallback, typename Args>
 auto choose(const Args& args) {
   const CellInfo& cell = *args.cell;
-  const bool plain = cell.is_element_wise() && !has_heads(args.weight_hh) && cell.outputs == 0;
-  const char* why_not =
-      plain ? why_no_nvrtc_for(cell) : "products, means, given gates, heads or states as output";
+  const Kernels kernels = args.is_step() ? Kernels::step : Kernels::per_step;
+  const bool supported = cell.is_element_wise() && !has_heads(args.weight_hh) && cell.outputs == 0;
+  const char* why_not = supported ? why_no_nvrtc_for(cell)
+                                  : "products, means, given gates, heads or states as output";
   if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
   if (why_not == nullptr) return engine(args);
   if (logs_schedules())
@@ -37,20 +38,10 @@ auto choose(const Args& args) {
 
 struct Cuda {
   using DeviceGuard = c10::cuda::CUDAGuard;
-  static constexpr auto step_forward =
-      choose<cuda::step_forward, aten_fallback::step_forward, Kernels::step, StepArgs>;
-  static constexpr auto step_backward =
-      choose<cuda::step_backward, aten_fallback::step_backward, Kernels::step, StepBackwardArgs>;
-  static constexpr auto sequence_forward = choose<
-      cuda::sequence_forward,
-      aten_fallback::sequence_forward,
-      Kernels::per_step,
-      SequenceArgs>;
-  static constexpr auto sequence_backward = choose<
-      cuda::sequence_backward,
-      aten_fallback::sequence_backward,
-      Kernels::per_step,
-      SequenceBackwardArgs>;
+  static constexpr auto forward =
+      choose<cuda::sequence_forward, aten_fallback::sequence_forward, SequenceArgs>;
+  static constexpr auto backward =
+      choose<cuda::sequence_backward, aten_fallback::sequence_backward, SequenceBackwardArgs>;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "op/aten_fallback.h"
 
+#include "cell/program_compiler.h"
 #include "common/checkpoints.h"
 #include "common/states.h"
 #include "common/step_io.h"
@@ -16,6 +17,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -62,19 +64,19 @@ struct Operands {
 // The columns of x (rows, I) that weight_ih multiplies, and the columns of the given gates.
 std::pair<Tensor, Tensor> parts_of_input(
     const CellInfo& cell, const Tensor& x, c10::SymInt hidden) {
-  const c10::SymInt own = x.sym_size(1) - hidden * cell.given;
-  return {x.slice_symint(1, 0, own), x.slice_symint(1, own)};
+  const c10::SymInt projected = x.sym_size(1) - hidden * cell.given;
+  return {x.slice_symint(1, 0, projected), x.slice_symint(1, projected)};
 }
 
 // The columns of the given gates follow the pre-activations with x.
 Tensor project_x(const Operands& operands, const Tensor& x) {
   const CellInfo& cell = operands.cell;
-  const auto project = [&](const Tensor& own) {
-    return at::linear(widened(own), operands.weight_x, or_nullopt(operands.bias_x));
+  const auto project = [&](const Tensor& projected) {
+    return at::linear(widened(projected), operands.weight_x, or_nullopt(operands.bias_x));
   };
   if (cell.given == 0) return project(x);
-  const auto [own, given] = parts_of_input(cell, x, operands.weight_h.sym_size(1));
-  return at::cat({project(own), widened(given)}, 1);
+  const auto [projected, given] = parts_of_input(cell, x, operands.weight_h.sym_size(1));
+  return at::cat({project(projected), widened(given)}, 1);
 }
 
 // For cells with several stages or given gates. Products add to the result.
@@ -170,31 +172,19 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
 }
 
 // h (N, H) as the recurrent GEMMs read it, in the order of input rows.
-Tensor recurrent_rows(const StepBackwardArgs& args) {
-  return widened(args.h);
-}
 Tensor recurrent_rows(const SequenceBackwardArgs& args) {
-  return entering_h(args);
+  return args.is_step() ? widened(args.h_0) : entering_h(args);
 }
 
-// The saved values, which include the operands of products.
-const Tensor& operands_of(const StepBackwardArgs& args) {
-  return args.activations;
-}
-const Tensor& operands_of(const SequenceBackwardArgs& args) {
-  return args.saved;
-}
-
-template <typename Args>
 Gradients gradients_of(
-    const Args& args,
+    const SequenceBackwardArgs& args,
     const Operands& operands,
     const Tensor& dz,
     const Tensor& dh,
     const Tensor& dc,
     at::ScalarType dtype) {
   const CellInfo& cell = operands.cell;
-  const bool joined = !args.weight_hh.defined();
+  const bool concatenated = !args.weight_hh.defined();
   const Tensor dz_x = columns(cell, dz, cell.x), dz_h = columns(cell, dz, cell.h);
   const c10::SymInt hidden = operands.weight_h.sym_size(1);
   const auto of_input = [&] {
@@ -221,7 +211,7 @@ Gradients gradients_of(
     };
     add(cell.direct, recurrent_rows(args));
     for (const Operand& operand : cell.operands()) {
-      const Tensor v = widened(operands_of(args).narrow_symint(1, operand.saved * hidden, hidden));
+      const Tensor v = widened(args.saved->narrow_symint(1, operand.saved * hidden, hidden));
       for (const SlotRange slots : operand.gates) add(slots, v);
     }
     std::sort(
@@ -237,7 +227,9 @@ Gradients gradients_of(
   };
   // Cloned, because in a graph both bias gradients may be the same tensor.
   const auto of_bias_h = [&] { return h_blocks(dz_h.sum(0), cell).clone(); };
-  const auto joined_weight = [&] { return join(cell, {of_weight_x(), of_weight_h()}); };
+  const auto concatenated_weight = [&] {
+    return concatenate(cell, {of_weight_x(), of_weight_h()});
+  };
   const auto& mask = args.output_mask;
   const auto wanted = [](bool is_wanted, const auto& compute, at::ScalarType to) {
     return is_wanted ? compute().to(to) : Tensor();
@@ -246,42 +238,24 @@ Gradients gradients_of(
       wanted(mask[0], of_input, args.input->scalar_type()),
       mask[1] ? dh.to(dtype) : Tensor(),
       mask[2] ? dc.to(dtype) : Tensor(),
-      joined ? wanted(mask[3], joined_weight, dtype) : wanted(mask[3], of_weight_x, dtype),
-      with_heads(wanted(mask[4] && !joined, of_weight_h, dtype), args.weight_hh),
+      concatenated ? wanted(mask[3], concatenated_weight, dtype)
+                   : wanted(mask[3], of_weight_x, dtype),
+      with_heads(wanted(mask[4] && !concatenated, of_weight_h, dtype), args.weight_hh),
       wanted(mask[5], of_bias_x, dtype),
       wanted(mask[6], of_bias_h, dtype)};
 }
 
 }  // namespace
 
-StepResult step_forward(const StepArgs& args) {
-  const Operands operands(args);
-  return forward_of_step(
-      operands,
-      project_x(operands, args.input),
-      args.h,
-      args.c,
-      /*reset=*/Tensor(),
-      /*recurrent_mask=*/Tensor(),
-      args.save);
-}
-
-Gradients step_backward(const StepBackwardArgs& args) {
-  const Operands operands(args);
-  const auto [dz, dh, dc] = backward_of_step(
-      operands,
-      args.activations,
-      widened_or_zeros(args.grad_h, args.h),
-      widened_or_zeros(args.grad_c, args.c),
-      /*reset=*/Tensor(),
-      /*recurrent_mask=*/Tensor());
-  return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
-}
-
 SequenceResult sequence_forward(const SequenceArgs& args) {
   const Tensor& input = args.input;
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
+  if (args.is_step()) {  // keeps symbolic sizes
+    auto [h, c, activations] =
+        forward_of_step(operands, z_x, args.h_0, args.c_0, Tensor(), Tensor(), args.save);
+    return {Tensor(), h, c, activations};
+  }
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, runs a step without rows: in autograd every result depends on every argument, as
   // in the kernels.
@@ -324,6 +298,16 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Operands operands(args);
+  if (args.is_step()) {
+    const auto [dz, dh, dc] = backward_of_step(
+        operands,
+        args.saved,
+        widened_or_zeros(args.grad_h_n, args.h_0),
+        widened_or_zeros(args.grad_c_n, args.c_0),
+        Tensor(),
+        Tensor());
+    return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
+  }
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
   const Tensor grad_states =
       args.grad_states.defined() ? flat_rows(widened(args.grad_states)) : Tensor();
@@ -357,17 +341,13 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return gradients_of(args, operands, at::cat(dz), dh, dc, dtype);
 }
 
-Gradients step_backward_recomputed(const StepBackwardArgs& args) {
-  StepBackwardArgs recomputed = args;
-  recomputed.activations = std::get<2>(step_forward({args, /*save=*/true}));
-  return step_backward(recomputed);
-}
-
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
   SequenceBackwardArgs recomputed = args;
   recomputed.checkpoint_steps = 0;
   const SequenceResult results = sequence_forward({recomputed, /*save=*/true});
-  recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
+  if (!args.is_step()) {
+    recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
+  }
   recomputed.saved = std::get<3>(results);
   return sequence_backward(recomputed);
 }
@@ -376,10 +356,8 @@ namespace {
 
 struct Composite {
   using DeviceGuard = NoDeviceGuard;
-  static constexpr auto step_forward = aten_fallback::step_forward;
-  static constexpr auto step_backward = aten_fallback::step_backward;
-  static constexpr auto sequence_forward = aten_fallback::sequence_forward;
-  static constexpr auto sequence_backward = aten_fallback::sequence_backward;
+  static constexpr auto forward = aten_fallback::sequence_forward;
+  static constexpr auto backward = aten_fallback::sequence_backward;
 
   static Tensor prepack(
       const CellInfo& cell,
@@ -390,7 +368,7 @@ struct Composite {
         !dtype.has_value(),
         "lltm::prepack: expected weight_ih on the CPU to quantize, got device ",
         weight_ih.device());
-    return weight_hh.defined() ? join(cell, {weight_ih, weight_hh})
+    return weight_hh.defined() ? concatenate(cell, {weight_ih, weight_hh})
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
 };
@@ -402,14 +380,14 @@ struct Mapped : Composite {
 
 }  // namespace
 
-std::vector<Tensor> unpack_joined(std::string_view name, const Tensor& joined) {
+std::vector<Tensor> unpack_concatenated(std::string_view name, const Tensor& concatenated) {
   const CellInfo& cell = get_cell("lltm::_unpack", name);
-  return matrices_of_layer(cell, weights_of(cell, joined, Tensor()));
+  return matrices_of_layer(cell, weights_of(cell, concatenated, Tensor()));
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
   register_backend<Composite>(m);
-  m.impl("_unpack", TORCH_FN(unpack_joined));
+  m.impl("_unpack", TORCH_FN(unpack_concatenated));
 }
 
 std::tuple<
@@ -447,6 +425,16 @@ std::tuple<int64_t, int64_t> instructions(std::string_view name) {
   return {size(programs_of(cell).forward), size(programs_of(cell).backward)};
 }
 
+std::tuple<std::vector<std::string>, std::vector<std::string>> operations() {
+  std::vector<std::string> words, functions;
+  for (const OpInfo& op : kOps) {
+    if (op.word.empty()) continue;
+    words.emplace_back(op.word);
+    if (op.cost == kExpensive && op.operands == 1) functions.emplace_back(op.word);
+  }
+  return {std::move(words), std::move(functions)};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     std::string_view name,
     const Tensor& weight_ih,
@@ -454,7 +442,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh) {
   const CellName cell(get_cell("lltm::_sequence_operands", name));
-  const Operands of(StepInputs{cell, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh});
+  const Operands of(SequenceInputs{cell, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh});
   return {of.weight_x, of.weight_h, of.bias_x, of.bias_h, of.parameters};
 }
 
@@ -533,7 +521,7 @@ Gradients sequence_gradients(
       output,
       saved};
   args.output_mask = output_mask;
-  want_gradients_of_given(args);
+  want_gradients_of_passed(args);
   return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {
     return gradients_of(a, Operands(a), flat_rows(dz), dh, dc, input.scalar_type());
   });
@@ -542,6 +530,7 @@ Gradients sequence_gradients(
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_cell", TORCH_FN(describe));
   m.impl("_instructions", TORCH_FN(instructions));
+  m.impl("_operations", TORCH_FN(operations));
   m.impl("_sequence_operands", TORCH_FN(sequence_operands));
   m.impl("_sequence_step", TORCH_FN(sequence_step));
   m.impl("_sequence_step_backward", TORCH_FN(sequence_step_backward));

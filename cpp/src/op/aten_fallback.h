@@ -6,15 +6,11 @@
 
 namespace lltm::aten_fallback {
 
-StepResult step_forward(const StepArgs& args);
-Gradients step_backward(const StepBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// Recompute the activations, so that autograd can differentiate them: saved activations are
-// constants. Unlike checkpointed.h, these functions keep all activations and write nothing in
-// place.
-Gradients step_backward_recomputed(const StepBackwardArgs& args);
+// Recomputes the activations, so that autograd can differentiate them: saved activations are
+// constants. Unlike checkpointed.h, this keeps all activations and writes nothing in place.
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args);
 
 }  // namespace lltm::aten_fallback

@@ -4,20 +4,15 @@
 namespace lltm {
 namespace {
 
-template <c10::DeviceType device>
-StepOutputs step_autocast(const StepArgs& args) {
-  return under_autocast(device, args, op::step);
-}
-
-template <c10::DeviceType device>
-SequenceOutputs sequence_autocast(const SequenceArgs& args) {
-  return under_autocast(device, args, op::sequence);
+template <c10::DeviceType device, typename Args>
+SequenceOutputs autocast(const Args& args) {
+  return under_autocast(device, args, op::call<Args>);
 }
 
 template <c10::DeviceType device>
 void register_autocast(torch::Library& m) {
-  implement<step_autocast<device>>(m, "step");
-  implement<sequence_autocast<device>>(m, "sequence");
+  implement<autocast<device, StepArgs>>(m, "step");
+  implement<autocast<device, SequenceArgs>>(m, "sequence");
 }
 
 }  // namespace

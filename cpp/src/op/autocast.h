@@ -34,12 +34,10 @@ class Autocast {
 // Casts nothing with prepacked weights, which keep their dtype.
 template <typename Args, typename Run>
 auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
-  if constexpr (requires { args.prepacked(); }) {
-    if (args.prepacked()) {
-      const c10::impl::ExcludeDispatchKeyGuard off(
-          at::autocast::get_autocast_dispatch_key_from_device_type(device));
-      return run(args);
-    }
+  if (args.prepacked()) {
+    const c10::impl::ExcludeDispatchKeyGuard off(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return run(args);
   }
   return run_changed(args, Autocast(device), run);
 }

@@ -26,48 +26,19 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct StepOperator {
-  using Args = StepArgs;
-  using Results = StepResult;
-  static constexpr auto check = check_step;
-  static constexpr auto call = op::step;
-  static constexpr auto forward = op::step_forward;
-  static constexpr auto backward = op::step_backward;
-  static constexpr auto fallback_forward = aten_fallback::step_forward;
-  static constexpr auto fallback_backward = aten_fallback::step_backward_recomputed;
-
-  // For backward.
-  static std::array<Tensor, 1> kept(const StepResult& results) { return {std::get<2>(results)}; }
-  static StepBackwardArgs backward_args(
-      const StepArgs& args,
-      std::span<const Tensor> kept,
-      std::span<const Tensor> grads,
-      const OutputMask& output_mask) {
-    return {args, kept[0], grads[0], grads[1], output_mask};
+// The output, which backward reads and a step lacks, and the activations or checkpoints.
+template <typename Args>
+auto kept_of(const SequenceResult& result) {
+  const auto& [output, h_n, c_n, saved] = result;
+  if constexpr (kIsStep<Args>) {
+    return std::tie(saved);
+  } else {
+    return std::tie(output, saved);
   }
-};
+}
 
-struct SequenceOperator {
-  using Args = SequenceArgs;
-  using Results = SequenceResult;
-  static constexpr auto check = check_sequence;
-  static constexpr auto call = op::sequence;
-  static constexpr auto forward = op::sequence_forward;
-  static constexpr auto backward = op::sequence_backward;
-  static constexpr auto fallback_forward = aten_fallback::sequence_forward;
-  static constexpr auto fallback_backward = aten_fallback::sequence_backward_recomputed;
-
-  static std::array<Tensor, 2> kept(const SequenceResult& results) {
-    return {std::get<0>(results), std::get<3>(results)};
-  }
-  static SequenceBackwardArgs backward_args(
-      const SequenceArgs& args,
-      std::span<const Tensor> kept,
-      std::span<const Tensor> grads,
-      const OutputMask& output_mask) {
-    return {args, kept[0], kept[1], grads[0], grads[1], grads[2], output_mask};
-  }
-};
+template <typename Args>
+using BackwardArgsOf = std::conditional_t<kIsStep<Args>, StepBackwardArgs, SequenceBackwardArgs>;
 
 template <typename Args, typename Visit>
 void for_each_member(const Args& args, const Visit& visit) {
@@ -86,14 +57,14 @@ template <typename Args>
 constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
 
 template <typename Args, size_t calls>
-auto given_tensors(const std::array<Args, calls>& args) {
-  c10::SmallVector<Tensor, calls * kMembers<Args>> given;
+auto passed_tensors(const std::array<Args, calls>& args) {
+  c10::SmallVector<Tensor, calls * kMembers<Args>> passed;
   for (const Args& call : args) {
     for_each_tensor(call, [&](const Tensor& tensor) {
-      if (tensor.defined()) given.push_back(tensor);
+      if (tensor.defined()) passed.push_back(tensor);
     });
   }
-  return given;
+  return passed;
 }
 
 template <typename Args>
@@ -116,22 +87,19 @@ bool is_complete(const Args& args) {
 }
 
 // The kernels treat the recurrent mask as a constant.
-bool differentiates_mask(const StepArgs& /*args*/) {
-  return false;
-}
-bool differentiates_mask(const SequenceArgs& args) {
+bool differentiates_mask(const SequenceInputs& args) {
   const Tensor& mask = args.recurrent_mask;
   return mask.defined() && at::GradMode::is_enabled() && mask.requires_grad();
 }
 
-// needs_input_grad counts only passed tensors: an omitted bias has no index. `given` precede this
+// needs_input_grad counts only passed tensors: an omitted bias has no index. `passed` precede this
 // call.
 template <typename Args>
-OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& given) {
+OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& passed) {
   OutputMask wanted = {};
   size_t k = 0;
   for_each_tensor(args, [&](const Tensor& tensor) {
-    const bool needed = tensor.defined() && context.needs_input_grad(given++);
+    const bool needed = tensor.defined() && context.needs_input_grad(passed++);
     if (k < wanted.size()) wanted[k++] = needed;
   });
   return wanted;
@@ -182,7 +150,7 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
 // The ATen fallback differentiates forward, without the cell's custom gradient.
 void check_is_differentiable(const CellInfo& cell) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !cell.own_gradient,
+      !cell.custom_gradient,
       "lltm: cell ",
       cell.title(),
       " defines its own gradient: expected first derivatives by autograd, got a second derivative,"
@@ -200,18 +168,27 @@ void append_gradients(const Args& args, const Gradients& gradients, variable_lis
   });
 }
 
-template <typename... Results>
-void append(std::tuple<Results...> results, variable_list& all) {
-  std::apply([&](auto&... tensors) { (all.push_back(std::move(tensors)), ...); }, results);
+template <size_t count>
+auto tie(std::span<const Tensor, count> tensors) {
+  return [&]<size_t... k>(std::index_sequence<k...>) {
+    return std::tie(tensors[k]...);
+  }(std::make_index_sequence<count>());
 }
 
-template <typename Op, size_t calls>
-struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Op, calls>> {
-  using Args = typename Op::Args;
-  using Results = typename Op::Results;
-  static constexpr size_t kKept = std::tuple_size_v<decltype(Op::kept(Results()))>;
+template <typename Tensors>
+void append(Tensors&& results, variable_list& all) {
+  std::apply(
+      [&]<typename... Each>(Each&&... tensors) {
+        (all.push_back(std::forward<Each>(tensors)), ...);
+      },
+      std::forward<Tensors>(results));
+}
+
+template <typename Args, size_t calls>
+struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Args, calls>> {
+  static constexpr size_t kKept = kIsStep<Args> ? 1 : 2;
   static constexpr size_t kSaved = kMembers<Args> + kKept;
-  static constexpr size_t kOutputs = std::tuple_size_v<Results> - 1;
+  static constexpr size_t kOutputs = kIsStep<Args> ? 2 : 3;
 
   // Compiled autograd may trace backward, which reads only the context.
   static constexpr bool is_traceable = true;
@@ -226,18 +203,18 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   }
 
   static variable_list forward(
-      AutogradContext* context, at::TensorList /*given*/, const std::array<Args, calls>& args) {
+      AutogradContext* context, at::TensorList /*passed*/, const std::array<Args, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::array<Results, calls> results;
-    for_each_call(args, true, [&](size_t k) { results[k] = Op::forward(args[k]); });
+    std::array<SequenceResult, calls> results;
+    for_each_call(args, true, [&](size_t k) { results[k] = op::forward(args[k]); });
     variable_list saved;
     variable_list outputs;
     saved.reserve(calls * kSaved);
     outputs.reserve(calls * kOutputs);
     for (size_t k = 0; k < calls; ++k) {
       save(*context, args[k], saved);
-      for (const Tensor& tensor : Op::kept(results[k])) saved.push_back(tensor);
-      append(without_saved(std::move(results[k])), outputs);
+      append(kept_of<Args>(results[k]), saved);
+      append(to_schema<Args>(without_saved(std::move(results[k]))), outputs);
     }
     context->set_materialize_grads(false);
     context->save_for_backward(std::move(saved));
@@ -254,66 +231,67 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const bool differentiated = at::GradMode::is_enabled() || interceptors.transform();
     interceptors.add(saved);
     std::array<OutputMask, calls> wanted;
-    size_t given = 0;
-    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], given);
+    size_t passed = 0;
+    for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], passed);
     const auto backward_args = [&](size_t k) {
-      return Op::backward_args(
-          args[k],
-          std::span(saved).subspan(k * kSaved + kMembers<Args>, kKept),
-          std::span(grads).subspan(k * kOutputs, kOutputs),
-          wanted[k]);
+      const auto kept =
+          std::span(saved).subspan(k * kSaved + kMembers<Args>).template first<kKept>();
+      const auto of_outputs = std::span(grads).subspan(k * kOutputs).template first<kOutputs>();
+      return std::apply(
+          [](const auto&... members) { return from_flat<BackwardArgsOf<Args>>(members...); },
+          std::tuple_cat(args[k].flat(), tie(kept), tie(of_outputs), std::tie(wanted[k])));
     };
     const bool side_by_side = !differentiated && interceptors.at_most_autograd();
     std::array<Gradients, calls> gradients;
     for_each_call(args, side_by_side, [&](size_t k) {
       if (differentiated) check_is_differentiable(*args[k].cell);
-      gradients[k] = differentiated ? with_grad_of_h(backward_args(k), Op::fallback_backward)
-                                    : Op::backward(backward_args(k));
+      gradients[k] =
+          differentiated
+              ? with_grad_of_h(backward_args(k), aten_fallback::sequence_backward_recomputed)
+              : op::backward(backward_args(k));
     });
     variable_list all;
-    all.reserve(given + 1);
+    all.reserve(passed + 1);
     for (size_t k = 0; k < calls; ++k) append_gradients(args[k], gradients[k], all);
     all.emplace_back();  // for the argument structs
     return all;
   }
 };
 
-template <typename Op, size_t calls>
-auto record(const std::array<typename Op::Args, calls>& args) {
-  using Operator = DifferentiableOperator<Op, calls>;
-  const variable_list results = Operator::apply(at::TensorList(given_tensors(args)), args);
-  using Outputs = decltype(Op::call(args[0]));
-  std::array<Outputs, calls> outputs;
+template <typename Args, size_t calls>
+std::array<SequenceOutputs, calls> record(const std::array<Args, calls>& args) {
+  using Operator = DifferentiableOperator<Args, calls>;
+  const variable_list results = Operator::apply(at::TensorList(passed_tensors(args)), args);
+  std::array<SequenceOutputs, calls> outputs;
   for (size_t call = 0; call < calls; ++call) {
-    outputs[call] = [&]<size_t... k>(std::index_sequence<k...>) {
-      return Outputs(results[call * Operator::kOutputs + k]...);
-    }(std::make_index_sequence<Operator::kOutputs>());
+    const auto of_call = std::span(results).subspan(call * Operator::kOutputs);
+    outputs[call] = from_schema<SequenceOutputs>(tie(of_call.template first<Operator::kOutputs>()));
   }
   return outputs;
 }
 
-template <typename Op>
-auto autograd(const typename Op::Args& args) {
+template <typename Args>
+SequenceOutputs autograd(const Args& args) {
   const Interceptors interceptors = interceptors_of(args);
   if (interceptors.transform() || differentiates_mask(args)) {
-    Op::check(args);
+    check(args);
     check_is_differentiable(*args.cell);
-    return without_saved(with_own_c(args, Op::fallback_forward));
+    return without_saved(with_user_c(args, aten_fallback::sequence_forward));
   }
   if (!interceptors.autograd() || !is_complete(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return Op::call(args);
+    return op::call(args);
   }
-  return record<Op, 1>({args})[0];
+  return record<Args, 1>({args})[0];
 }
 
 // Backward through prepacked results raises an error instead of stopping silently.
 struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
   static variable_list forward(
-      AutogradContext* /*context*/, at::TensorList /*given*/, const SequenceArgs& args) {
+      AutogradContext* /*context*/, at::TensorList /*passed*/, const SequenceArgs& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     variable_list outputs;
-    append(op::sequence(args), outputs);
+    append(op::call(args), outputs);
     return outputs;
   }
   static variable_list backward(AutogradContext* /*context*/, const variable_list& /*grads*/) {
@@ -329,7 +307,7 @@ struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
 };
 
 SequenceOutputs sequence_autograd(const SequenceArgs& args) {
-  if (!args.prepacked()) return autograd<SequenceOperator>(args);
+  if (!args.prepacked()) return autograd(args);
   const Interceptors interceptors = interceptors_of(args);
   bool dual = false;
   for_each_tensor(args, [&](const Tensor& tensor) {
@@ -338,10 +316,10 @@ SequenceOutputs sequence_autograd(const SequenceArgs& args) {
   if (dual || (interceptors.autograd() && interceptors.transform())) WithoutDerivative::refuse();
   if (!interceptors.autograd() || !is_complete(args)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op::sequence(args);
+    return op::call(args);
   }
   const variable_list results =
-      WithoutDerivative::apply(at::TensorList(given_tensors(std::array{args})), args);
+      WithoutDerivative::apply(at::TensorList(passed_tensors(std::array{args})), args);
   return {results[0], results[1], results[2]};
 }
 
@@ -362,11 +340,11 @@ bool records_gradients(const SequenceArgs& args) {
 }
 
 std::array<SequenceOutputs, 2> sequences_with_autograd(const std::array<SequenceArgs, 2>& calls) {
-  return record<SequenceOperator>(calls);
+  return record(calls);
 }
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  implement<autograd<StepOperator>>(m, "step");
+  implement<autograd<StepArgs>>(m, "step");
   implement<sequence_autograd>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_autograd));
   for (const char* op :

@@ -34,7 +34,7 @@ std::pair<SequenceOutputs, SequenceOutputs> sequences_side_by_side(
   if (records_gradients(calls[0]) || records_gradients(calls[1])) {
     outputs = sequences_with_autograd(calls);
   } else {
-    run_side_by_side(calls[0].input, [&](size_t k) { outputs[k] = op::sequence(calls[k]); });
+    run_side_by_side(calls[0].input, [&](size_t k) { outputs[k] = op::call(calls[k]); });
   }
   return {std::move(outputs[0]), std::move(outputs[1])};
 }

@@ -30,6 +30,9 @@ bool is_supported(at::ScalarType dtype) {
 }
 
 bool equal(const SymInt& a, const SymInt& b) {
+  if (!a.is_heap_allocated() && !b.is_heap_allocated()) {  // numbers
+    return a.as_int_unchecked() == b.as_int_unchecked();
+  }
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
@@ -76,25 +79,26 @@ constexpr Size kStepInput[] = {{kBatch}, {kInput}};
 constexpr Size kPaddedInput[] = {{kSteps}, {kBatch}, {kInput}};
 constexpr Size kPackedInput[] = {{kRows}, {kInput}};
 constexpr Size kState[] = {{kBatch}, {kHidden}};
-constexpr Size kJoined[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
+constexpr Size kConcatenated[] = {{kBatch}, {kHidden, 1, /*plus_input=*/true}};
 
 struct CellShapes {
-  explicit CellShapes(const CellInfo& cell)
-      : weights{{kHidden, cell.joined_blocks()}, {kHidden, 1, /*plus_input=*/true, cell.given}},
+  // `rows`: of the input.
+  explicit CellShapes(const CellInfo& cell, Letter rows = kRows)
+      : weights{
+            {kHidden, cell.concatenated_blocks()}, {kHidden, 1, /*plus_input=*/true, cell.given}},
         weight_ih{{kHidden, cell.x.count()}, {kInput, 1, /*plus_input=*/false, cell.given}},
         weight_hh{{kHidden, cell.h.count()}, {kHidden}},
         bias_ih{{kHidden, cell.x.count() + cell.parameters}},
         bias_hh{{kHidden, cell.h.count()}},
         c{{kBatch}, {kHidden, cell.states}},
         gates_of_step{{kBatch}, {kHidden, cell.slots}},
-        activations_of_step{{kBatch}, {kHidden, cell.saved}},
-        activations{{kRows}, {kHidden, cell.saved}},
+        activations{{rows}, {kHidden, cell.saved}},
         checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}},
         padded_output{{kSteps}, {kBatch}, {kHidden, cell.output_columns()}},
         packed_output{{kRows}, {kHidden, cell.output_columns()}} {}
 
   Size weights[2], weight_ih[2], weight_hh[2], bias_ih[1], bias_hh[1], c[2];
-  Size gates_of_step[2], activations_of_step[2], activations[2], checkpoints[3];
+  Size gates_of_step[2], activations[2], checkpoints[3];
   Size padded_output[3], packed_output[2];
 };
 
@@ -256,7 +260,13 @@ class Checker {
   std::span<const Argument> arguments_;
 };
 
-Shape input_shape(const SequenceInputs& args) {
+template <typename Args>
+bool is_prepacked(const Args& args) {
+  return !kIsStep<Args> && args.prepacked();
+}
+template <typename Args>
+Shape input_shape(const Args& args) {
+  if (kIsStep<Args>) return kStepInput;
   return args.batch_sizes.defined() ? Shape(kPackedInput) : Shape(kPaddedInput);
 }
 Shape output_shape(const CellShapes& shapes, const SequenceInputs& args) {
@@ -292,7 +302,8 @@ Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh)
 // The weights come first: calls of a module differ in the other arguments.
 class Arguments {
  public:
-  Arguments(const char* op, const CellName& name) : cell_(get_cell(op, name)), shapes_(cell_) {}
+  Arguments(const char* op, const CellName& name, Letter rows = kRows)
+      : cell_(get_cell(op, name)), shapes_(cell_, rows) {}
   Arguments(const Arguments&) = delete;  // its arguments refer to its shapes
   Arguments& operator=(const Arguments&) = delete;
 
@@ -316,23 +327,20 @@ class Arguments {
   void add_grad_c(const Tensor& grad, const char* name) {
     if (cell_.has_c()) add(grad, name, shapes_.c, /*optional=*/true);
   }
-  template <typename Inputs>
-  void add_weights(const char* op, const Inputs& args) {
-    const bool joined = !args.weight_hh.defined();
-    if (joined && !cell_.joined) check_joined(op, args.weight_ih);
+  void add_weights(const char* op, const SequenceInputs& args) {
+    const bool concatenated = !args.weight_hh.defined();
+    if (concatenated && !cell_.concatenated) check_concatenated(op, args.weight_ih);
     dense_ = dense_form(op, cell_, args.weight_hh);
-    if (has_rows(joined)) add_weight_ih(args.weight_ih, joined);
+    if (has_rows(concatenated)) add_weight_ih(args.weight_ih, concatenated);
     add(dense_, "weight_hh", shapes_.weight_hh, /*optional=*/true);
   }
   // Follows the states, which then state H.
-  template <typename Inputs>
-  void add_weight_ih_without_rows(const Inputs& args) {
-    const bool joined = !args.weight_hh.defined();
-    if (!has_rows(joined)) add_weight_ih(args.weight_ih, joined);
+  void add_weight_ih_without_rows(const SequenceInputs& args) {
+    const bool concatenated = !args.weight_hh.defined();
+    if (!has_rows(concatenated)) add_weight_ih(args.weight_ih, concatenated);
   }
   // A custom cell's parameters are appended to bias_ih.
-  template <typename Inputs>
-  void add_biases(const Inputs& args) {
+  void add_biases(const SequenceInputs& args) {
     add(args.bias_ih, "bias_ih", shapes_.bias_ih, /*optional=*/cell_.parameters == 0);
     add(args.bias_hh, "bias_hh", shapes_.bias_hh, /*optional=*/true);
   }
@@ -342,11 +350,11 @@ class Arguments {
  private:
   // A cell with two matrices also accepts a concatenated matrix. The message names weight_hh, whose
   // absence is more likely.
-  void check_joined(const char* op, const Tensor& weight_ih) const {
+  void check_concatenated(const char* op, const Tensor& weight_ih) const {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const SymInt rows = weight_ih.sym_size(0);
     TORCH_CHECK_VALUE(
-        weight_ih.sym_size(1) * cell_.joined_blocks() >= rows,
+        weight_ih.sym_size(1) * cell_.concatenated_blocks() >= rows,
         op,
         ": expected weight_hh, or weight_ih of shape ",
         text_of(shapes_.weights),
@@ -355,11 +363,11 @@ class Arguments {
   }
 
   // False if all gates that depend on x are given.
-  bool has_rows(bool joined) const {
-    return (joined ? cell_.joined_blocks() : cell_.x.count()) > 0;
+  bool has_rows(bool concatenated) const {
+    return (concatenated ? cell_.concatenated_blocks() : cell_.x.count()) > 0;
   }
-  void add_weight_ih(const Tensor& weight_ih, bool joined) {
-    add(weight_ih, "weight_ih", joined ? Shape(shapes_.weights) : Shape(shapes_.weight_ih));
+  void add_weight_ih(const Tensor& weight_ih, bool concatenated) {
+    add(weight_ih, "weight_ih", concatenated ? Shape(shapes_.weights) : Shape(shapes_.weight_ih));
   }
 
   const CellInfo& cell_;
@@ -368,12 +376,26 @@ class Arguments {
   c10::SmallVector<Argument, 14> all_;
 };
 
+template <typename Args>
+void add_inputs(Arguments& arguments, const char* op, const Args& args) {
+  const bool prepacked = is_prepacked(args);
+  if (!prepacked) arguments.add_weights(op, args);
+  arguments.add(args.input, "input", input_shape(args));
+  arguments.add(args.h_0, kIsStep<Args> ? "h" : "h_0", kState);
+  if (!prepacked) arguments.add_weight_ih_without_rows(args);
+  arguments.add_c(op, args.c_0, kIsStep<Args> ? "c" : "c_0");
+  if (args.recurrent_mask.defined()) arguments.add(args.recurrent_mask, "recurrent_mask", kState);
+  arguments.add_biases(args);
+}
+
 // checkpoint_steps: 0 without checkpoints.
+template <typename Args>
 void check_sizes(
-    const char* op,
-    const Arguments& arguments,
-    const SequenceInputs& args,
-    int64_t checkpoint_steps = 0) {
+    const char* op, const Arguments& arguments, const Args& args, int64_t checkpoint_steps = 0) {
+  if constexpr (kIsStep<Args>) {
+    Checker(op, arguments).sizes();
+    return;
+  }
   const Tensor& batch_sizes = args.batch_sizes;
   const Sizes sizes = Checker(op, arguments).sizes([&](Sizes& s) {
     if (batch_sizes.defined()) s[kSteps] = batch_sizes.sym_numel();
@@ -386,25 +408,6 @@ void check_sizes(
   if (batch_sizes.defined()) {
     check_batch_sizes(op, batch_sizes, *sizes[kBatch], *sizes[kRows], args.input->device());
   }
-}
-
-void add_step(Arguments& arguments, const char* op, const StepInputs& args) {
-  arguments.add_weights(op, args);
-  arguments.add(args.input, "input", kStepInput);
-  arguments.add(args.h, "h", kState);
-  arguments.add_weight_ih_without_rows(args);
-  arguments.add_c(op, args.c, "c");
-  arguments.add_biases(args);
-}
-
-void add_sequence(Arguments& arguments, const char* op, const SequenceInputs& args) {
-  if (!args.prepacked()) arguments.add_weights(op, args);
-  arguments.add(args.input, "input", input_shape(args));
-  arguments.add(args.h_0, "h_0", kState);
-  if (!args.prepacked()) arguments.add_weight_ih_without_rows(args);
-  arguments.add_c(op, args.c_0, "c_0");
-  arguments.add(args.recurrent_mask, "recurrent_mask", kState, /*optional=*/true);
-  arguments.add_biases(args);
 }
 
 // The backend that packed the weights reads dtype and sizes from their header.
@@ -430,6 +433,38 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
     TORCH_CHECK_VALUE(
         !tensor->defined(), op, ": expected no ", name, " with prepacked weights, got a tensor");
   }
+}
+
+template <typename Args>
+void check_forward(const char* op, const Args& args) {
+  Arguments arguments(op, args.cell);
+  add_inputs(arguments, op, args);
+  if (is_prepacked(args)) check_takes_prepacked(op, args);
+  check_sizes(op, arguments, args);
+  if (kIsStep<Args>) return;
+  check_reset(op, args.input, args.reset);
+  check_checkpoint_steps(op, args.checkpoint_steps);
+}
+
+template <typename Args>
+void check_backward(const char* op, const Args& args) {
+  constexpr bool step = kIsStep<Args>;
+  check_checkpoint_steps(op, args.checkpoint_steps);
+  Arguments arguments(op, args.cell, step ? kBatch : kRows);
+  const CellShapes& shapes = arguments.shapes();
+  add_inputs(arguments, op, args);
+  if (!step) arguments.add(args.output, "output", output_shape(shapes, args));
+  arguments.add(
+      args.saved,
+      step ? "activations" : "saved",
+      args.checkpoint_steps > 0 ? Shape(shapes.checkpoints) : Shape(shapes.activations));
+  if (!step) {
+    arguments.add(args.grad_output, "grad_output", output_shape(shapes, args), /*optional=*/true);
+  }
+  arguments.add(args.grad_h_n, step ? "grad_h" : "grad_h_n", kState, /*optional=*/true);
+  arguments.add_grad_c(args.grad_c_n, step ? "grad_c" : "grad_c_n");
+  check_sizes(op, arguments, args, args.checkpoint_steps);
+  check_reset(op, args.input, args.reset);
 }
 
 }  // namespace
@@ -519,50 +554,17 @@ void check_reset(const std::string& op, const Tensor& input, const Tensor& reset
       shape_text(actual));
 }
 
-void check_step(const StepInputs& args) {
-  constexpr const char* kOp = "lltm::step";
-  Arguments arguments(kOp, args.cell);
-  add_step(arguments, kOp, args);
-  Checker(kOp, arguments).sizes();
+void check(const StepArgs& args) {
+  check_forward("lltm::step", args);
 }
-
-void check_step_backward(const StepBackwardArgs& args) {
-  constexpr const char* kOp = "lltm::step_backward";
-  Arguments arguments(kOp, args.cell);
-  add_step(arguments, kOp, args);
-  arguments.add(args.activations, "activations", arguments.shapes().activations_of_step);
-  arguments.add(args.grad_h, "grad_h", kState, /*optional=*/true);
-  arguments.add_grad_c(args.grad_c, "grad_c");
-  Checker(kOp, arguments).sizes();
+void check(const SequenceArgs& args) {
+  check_forward("lltm::sequence", args);
 }
-
-void check_sequence(const SequenceArgs& args) {
-  constexpr const char* kOp = "lltm::sequence";
-  Arguments arguments(kOp, args.cell);
-  add_sequence(arguments, kOp, args);
-  if (args.prepacked()) check_takes_prepacked(kOp, args);
-  check_sizes(kOp, arguments, args);
-  check_reset(kOp, args.input, args.reset);
-  check_checkpoint_steps(kOp, args.checkpoint_steps);
+void check(const StepBackwardArgs& args) {
+  check_backward("lltm::step_backward", args);
 }
-
-void check_sequence_backward(const SequenceBackwardArgs& args) {
-  constexpr const char* kOp = "lltm::sequence_backward";
-  check_checkpoint_steps(kOp, args.checkpoint_steps);
-  Arguments arguments(kOp, args.cell);
-  add_sequence(arguments, kOp, args);
-  arguments.add(args.output, "output", output_shape(arguments.shapes(), args));
-  arguments.add(
-      args.saved,
-      "saved",
-      args.checkpoint_steps > 0 ? Shape(arguments.shapes().checkpoints)
-                                : Shape(arguments.shapes().activations));
-  arguments.add(
-      args.grad_output, "grad_output", output_shape(arguments.shapes(), args), /*optional=*/true);
-  arguments.add(args.grad_h_n, "grad_h_n", kState, /*optional=*/true);
-  arguments.add_grad_c(args.grad_c_n, "grad_c_n");
-  check_sizes(kOp, arguments, args, args.checkpoint_steps);
-  check_reset(kOp, args.input, args.reset);
+void check(const SequenceBackwardArgs& args) {
+  check_backward("lltm::sequence_backward", args);
 }
 
 void check_prepack(
@@ -573,13 +575,13 @@ void check_prepack(
   constexpr const char* kOp = "lltm::prepack";
   const CellInfo& cell = get_cell(kOp, name);
   const CellShapes shapes(cell);
-  const bool joined = !weight_hh.defined();
-  const Shape shape = joined ? Shape(shapes.weights) : Shape(shapes.weight_ih);
+  const bool concatenated = !weight_hh.defined();
+  const Shape shape = concatenated ? Shape(shapes.weights) : Shape(shapes.weight_ih);
   const Tensor dense = dense_form(kOp, cell, weight_hh);
   const Argument matrices[] = {
       {weight_ih, "weight_ih", shape},
       {dense, "weight_hh", shapes.weight_hh, /*optional=*/cell.x.count() > 0}};
-  const bool has_rows = joined || cell.x.count() > 0;  // states H
+  const bool has_rows = concatenated || cell.x.count() > 0;  // states H
   const Argument arguments[] = {matrices[has_rows ? 0 : 1], matrices[has_rows ? 1 : 0]};
   Checker(kOp, arguments).sizes();
   TORCH_CHECK_TYPE(
@@ -612,7 +614,7 @@ void check_pair_backward(
   const CellShapes shapes(Lltm::kCell);
   const Argument arguments[] = {
       {weights, "weights", shapes.weights},
-      {X, "X", kJoined},
+      {X, "X", kConcatenated},
       {states[0], "grad_h", kState},
       {states[1], "grad_cell", kState},
       {states[2], "new_cell", kState},

@@ -8,12 +8,11 @@
 
 namespace lltm {
 
-// Also used for step_forward and sequence_forward, with the same messages.
-void check_step(const StepInputs& args);
-void check_sequence(const SequenceArgs& args);
-
-void check_step_backward(const StepBackwardArgs& args);
-void check_sequence_backward(const SequenceBackwardArgs& args);
+// Also used for the operators that save activations, with the same messages.
+void check(const StepArgs& args);
+void check(const SequenceArgs& args);
+void check(const StepBackwardArgs& args);
+void check(const SequenceBackwardArgs& args);
 
 // Checks the values of batch_sizes against the rows of an input on `device`. If h_0 is given,
 // `batch` is its batch size. On the meta device, batch_sizes has no values. Messages begin with

@@ -11,9 +11,9 @@
 namespace lltm {
 
 // True if the tensor's memory holds the elements, and no transform has wrapped it.
-inline bool is_plain(const at::Tensor& tensor) {
+inline bool is_unwrapped(const at::Tensor& tensor) {
   using c10::DispatchKey;
-  static const c10::DispatchKeySet plain(
+  static const c10::DispatchKeySet unwrapped(
       {DispatchKey::CPU,
        DispatchKey::CUDA,
        DispatchKey::ADInplaceOrView,
@@ -21,7 +21,7 @@ inline bool is_plain(const at::Tensor& tensor) {
        DispatchKey::AutogradCUDA,
        DispatchKey::AutocastCPU,
        DispatchKey::AutocastCUDA});
-  return !tensor.defined() || plain.has_all(tensor.key_set());
+  return !tensor.defined() || unwrapped.has_all(tensor.key_set());
 }
 
 class Interceptors {
@@ -40,7 +40,7 @@ class Interceptors {
     if (!tensor.defined()) return;
     autograd_ = autograd_ || (grad_mode_ && tensor.requires_grad());
     transform_ = transform_ || tensor._fw_grad(/*level=*/0).defined();
-    other_ = other_ || !is_plain(tensor);
+    other_ = other_ || !is_unwrapped(tensor);
   }
   void add(at::TensorList tensors) {
     for (const at::Tensor& tensor : tensors) add(tensor);

@@ -71,11 +71,13 @@ TORCH_LIBRARY(lltm, m) {
 
   // For decompositions. _cell returns each pre-activation's block of rows in weight_ih and
   // weight_hh (-1: none), initial values, and the numbers of parameters and saved values.
-  // _instructions returns the two programs' lengths.
+  // _instructions returns the two programs' lengths. _operations returns the words of serialized
+  // cells, and those of expensive functions of one operand.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved, int[] outputs)");
   m.def("_instructions(str cell) -> (int forward, int backward)");
+  m.def("_operations() -> (str[] words, str[] functions)");
   // For external loops, in ATen operations. _sequence_operands returns the weights as the steps
   // read them. _sequence_step uses the input projection z_x and the states in the compute dtype;
   // its c begins with h if the cell reads h; z_x ends with the input's columns of given gates.

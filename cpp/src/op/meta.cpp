@@ -39,38 +39,10 @@ Tensor checkpoints(const SequenceArgs& args) {
   return empty(args.input, {count, args.h_0->sym_size(0), c_columns(*args.cell, args.h_0)});
 }
 
-template <typename Args>
-Gradients gradients(const Args& args) {
-  const Tensor& h = args.state_h();
-  const auto wanted = [&](size_t k, const Tensor& like) {
-    return args.output_mask[k] ? contiguous_like(like) : Tensor();
-  };
-  return {
-      wanted(0, args.input),
-      wanted(1, h),
-      args.output_mask[2] ? c_like(*args.cell, h) : Tensor(),
-      wanted(3, args.weight_ih),
-      wanted(4, args.weight_hh),
-      wanted(5, args.bias_ih),
-      wanted(6, args.bias_hh)};
-}
-
 struct Meta {
   using DeviceGuard = NoDeviceGuard;
 
-  static StepResult step_forward(const StepArgs& args) {
-    const Tensor& h = args.h;
-    return {
-        contiguous_like(h),
-        c_like(*args.cell, h),
-        args.save ? activations(*args.cell, h.sym_size(0), h) : Tensor()};
-  }
-
-  static constexpr auto step_backward = gradients<StepBackwardArgs>;
-  static constexpr auto sequence_backward = gradients<SequenceBackwardArgs>;
-  static constexpr auto checkpointed_backward = gradients<SequenceBackwardArgs>;
-
-  static SequenceResult sequence_forward(const SequenceArgs& args) {
+  static SequenceResult forward(const SequenceArgs& args) {
     const SymInt hidden = args.h_0->sym_size(1);
     std::vector<SymInt> shape = args.input->sym_sizes().vec();
     const SymInt rows = shape.size() == 2 ? shape[0] : shape[0] * shape[1];
@@ -83,6 +55,21 @@ struct Meta {
         : args.saves_activations() ? activations(*args.cell, rows, args.h_0)
                                    : Tensor()};
   }
+
+  static Gradients backward(const SequenceBackwardArgs& args) {
+    const auto wanted = [&](size_t k, const Tensor& like) {
+      return args.output_mask[k] ? contiguous_like(like) : Tensor();
+    };
+    return {
+        wanted(0, args.input),
+        wanted(1, args.h_0),
+        args.output_mask[2] ? c_like(*args.cell, args.h_0) : Tensor(),
+        wanted(3, args.weight_ih),
+        wanted(4, args.weight_hh),
+        wanted(5, args.bias_ih),
+        wanted(6, args.bias_hh)};
+  }
+  static constexpr auto checkpointed_backward = backward;
 
   // The size of packed weights depends on the CPU.
   static Tensor prepack(

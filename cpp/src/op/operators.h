@@ -43,6 +43,25 @@ auto run_changed(const Args& args, const Change& change, const Run& run) {
       args.flat());
 }
 
+// In the schema of a step, without the output.
+template <typename Args, typename Result>
+auto to_schema(Result&& result) {
+  if constexpr (kIsStep<Args> && !std::is_same_v<std::decay_t<Result>, Gradients>) {
+    return std::apply(
+        [](auto& /*output*/, auto&... others) { return std::tuple(std::move(others)...); }, result);
+  } else {
+    return std::forward<Result>(result);
+  }
+}
+template <typename Result, typename Schema>
+Result from_schema(Schema&& results) {
+  if constexpr (std::tuple_size_v<std::decay_t<Schema>> == std::tuple_size_v<Result>) {
+    return std::forward<Schema>(results);
+  } else {
+    return std::tuple_cat(std::tuple<at::Tensor>(), std::forward<Schema>(results));
+  }
+}
+
 template <typename Result, typename Members>
 struct SignatureOf;
 template <typename Result, typename... Members>
@@ -50,7 +69,9 @@ struct SignatureOf<Result, std::tuple<Members...>> {
   using type = Result(decltype(to_flat(std::declval<Members>()))...);
 };
 template <typename Result, typename Args>
-using Signature = typename SignatureOf<Result, decltype(std::declval<Args>().flat())>::type;
+using Signature = typename SignatureOf<
+    decltype(to_schema<Args>(std::declval<Result>())),
+    decltype(std::declval<Args>().flat())>::type;
 
 template <auto run, typename Signature>
 struct Kernel;
@@ -58,7 +79,7 @@ template <auto run, typename Result, typename... Flat>
 struct Kernel<run, Result(Flat...)> {
   template <typename Args>
   static Result call(Flat... flat) {
-    return run(from_flat<Args>(flat...));
+    return to_schema<Args>(run(from_flat<Args>(flat...)));
   }
 };
 
@@ -72,23 +93,20 @@ void implement(torch::Library& m, const char* op) {
   implement<run>(m, op, run);
 }
 
-// The last result is for backward only.
-template <typename Results>
-auto without_saved(Results&& results) {
-  return [&]<size_t... k>(std::index_sequence<k...>) {
-    return std::tuple(std::get<k>(std::forward<Results>(results))...);
-  }(std::make_index_sequence<std::tuple_size_v<std::decay_t<Results>> - 1>());
+inline SequenceOutputs without_saved(SequenceResult&& result) {
+  auto& [output, h_n, c_n, saved] = result;
+  return {std::move(output), std::move(h_n), std::move(c_n)};
 }
 
 namespace op {
 
-StepOutputs step(const StepArgs& args);
-StepResult step_forward(const StepArgs& args);
-Gradients step_backward(const StepBackwardArgs& args);
-
-SequenceOutputs sequence(const SequenceArgs& args);
-SequenceResult sequence_forward(const SequenceArgs& args);
-Gradients sequence_backward(const SequenceBackwardArgs& args);
+// lltm::sequence and its training operators or, for StepArgs, lltm::step and its own.
+template <typename Args>
+SequenceOutputs call(const Args& args);
+template <typename Args>
+SequenceResult forward(const Args& args);
+template <typename BackwardArgs>
+Gradients backward(const BackwardArgs& args);
 
 at::Tensor prepack(
     std::string_view cell,

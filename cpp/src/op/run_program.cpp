@@ -20,8 +20,22 @@ using at::Tensor;
 Tensor number(const Tensor& value, at::ScalarType dtype) {
   return value.scalar_type() == at::kBool ? value.to(dtype) : value;
 }
-Tensor condition(const Tensor& value) {
+Tensor truth(const Tensor& value) {
   return value.scalar_type() == at::kBool ? value : at::ne(value, 0);
+}
+
+Tensor sign_or_nan(const Tensor& a) {  // at::sign(NaN) is 0
+  return at::where(at::isnan(a), a, at::sign(a));
+}
+Tensor sigmoid_gradient(const Tensor& x, const Tensor& sigmoid) {
+  const Tensor product = at::mul(x, sigmoid);
+  return at::sub(product, at::mul(product, sigmoid));
+}
+Tensor tanh_gradient(const Tensor& x, const Tensor& tanh) {
+  return at::mul(x, at::rsub(at::mul(tanh, tanh), 1));
+}
+Tensor elu_gradient(const Tensor& x, const Tensor& elu) {
+  return at::mul(x, at::where(at::gt(elu, 0), 1.0, at::add(elu, 1)));
 }
 
 Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, const Tensor& w) {
@@ -29,78 +43,11 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
   const auto b = [&] { return number(y, dtype); };
   const auto c = [&] { return number(w, dtype); };
   switch (op) {
-    case Op::kCopy:
-      return x;
-    case Op::kNegate:
-      return at::neg(a());
-    case Op::kAbs:
-      return at::abs(a());
-    case Op::kSign:  // at::sign(NaN) is 0
-      return at::where(at::isnan(a()), a(), at::sign(a()));
-    case Op::kSqrt:
-      return at::sqrt(a());
-    case Op::kExp:
-      return at::exp(a());
-    case Op::kExpm1:
-      return at::expm1(a());
-    case Op::kLog:
-      return at::log(a());
-    case Op::kLog1p:
-      return at::log1p(a());
-    case Op::kSigmoid:
-      return at::sigmoid(a());
-    case Op::kTanh:
-      return at::tanh(a());
-    case Op::kElu:
-      return at::elu(a());
-    case Op::kSoftplus:  // above the threshold the result equals a in every dtype
-      return at::softplus(a(), /*beta=*/1, /*threshold=*/40);
-    case Op::kNot:
-      return at::logical_not(condition(x));
-    case Op::kDetach:
-      return at::detach(x);
-    case Op::kAdd:
-      return at::add(a(), b());
-    case Op::kSubtract:
-      return at::sub(a(), b());
-    case Op::kMultiply:
-      return at::mul(a(), b());
-    case Op::kDivide:
-      return at::div(a(), b());
-    case Op::kMaximum:
-      return at::maximum(a(), b());
-    case Op::kMinimum:
-      return at::minimum(a(), b());
-    case Op::kGreater:
-      return at::gt(a(), b());
-    case Op::kGreaterEqual:
-      return at::ge(a(), b());
-    case Op::kEqual:
-      return at::eq(a(), b());
-    case Op::kNotEqual:
-      return at::ne(a(), b());
-    case Op::kAnd:
-      return at::logical_and(condition(x), condition(y));
-    case Op::kOr:
-      return at::logical_or(condition(x), condition(y));
-    case Op::kWhere:
-      return at::where(condition(x), b(), c());
-    case Op::kMultiplyAdd:
-      return at::add(at::mul(a(), b()), c());
-    case Op::kMultiplySubtract:
-      return at::sub(at::mul(a(), b()), c());
-    case Op::kSubtractProduct:
-      return at::sub(c(), at::mul(a(), b()));
-    case Op::kSigmoidGradient: {
-      const Tensor product = at::mul(a(), b());
-      return at::sub(product, at::mul(product, b()));
-    }
-    case Op::kTanhGradient:
-      return at::mul(a(), at::rsub(at::mul(b(), b()), 1));
-    case Op::kEluGradient:
-      return at::mul(a(), at::where(at::gt(b(), 0), 1.0, at::add(b(), 1)));
-    case Op::kAddTanhGradient:
-      return at::add(at::mul(a(), at::rsub(at::mul(b(), b()), 1)), c());
+#define LLTM_APPLY(op, function, operands, word, cost, range, aten) \
+  case Op::op:                                                      \
+    return aten;
+    LLTM_OPERATIONS(LLTM_APPLY)
+#undef LLTM_APPLY
   }
   TORCH_INTERNAL_ASSERT(false);
 }

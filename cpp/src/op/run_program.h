@@ -11,6 +11,9 @@ namespace lltm::aten_fallback {
 
 // Reads pre-activations (rows, S * H), c, and parameters (P * H), in the compute dtype or narrower.
 // weight_h, in pre-activation order, is for products. Results have c's dtype.
+// h, c and, if `save`, the activations.
+using StepResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
 StepResult run_forward(
     const CellInfo& cell,
     const at::Tensor& gates,

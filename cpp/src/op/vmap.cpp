@@ -111,35 +111,13 @@ std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
                                                                  : std::nullopt;
 }
 
-template <typename Args>
-bool maps_parameters(const Samples& samples, const Args& args) {
+bool maps_parameters(const Samples& samples, const SequenceInputs& args) {
   return samples.in(args.weight_ih) || samples.in(args.weight_hh) || samples.in(args.bias_ih) ||
          samples.in(args.bias_hh);
 }
 
-StepOutputs step_of_samples(const StepArgs& args) {
-  if (const auto device = autocast_device(args.input)) {
-    return under_autocast(*device, args, op::step);
-  }
-  // Checked here, for messages with a single sample's sizes.
-  check_step(args);
-  const Samples samples;
-  if (maps_parameters(samples, args)) {
-    return without_saved(with_own_c(args, aten_fallback::step_forward));
-  }
-  const bool any = samples.in(args.input) || samples.in(args.h) || samples.in(args.c);
-  const SymInt rows = args.input->sym_size(0);
-  const BelowVmap below;
-  if (!any) return op::step(args);
-  StepArgs folded = args;
-  folded.input = samples.fold(args.input);
-  folded.h = samples.fold(args.h);
-  folded.c = samples.fold(args.c);
-  const auto [h_next, c_next] = op::step(folded);
-  return {samples.unfold(h_next, rows), args.cell->has_c() ? samples.unfold(c_next, rows) : c_next};
-}
-
-SequenceOutputs fold_sequence(const SequenceArgs& args) {
+template <typename Args>
+SequenceOutputs fold_samples(const Args& args) {
   const Tensor& batch_sizes = args.batch_sizes;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
@@ -148,8 +126,8 @@ SequenceOutputs fold_sequence(const SequenceArgs& args) {
   const SymInt rows = args.input->sym_size(-2);
   const SymInt batch = args.h_0->sym_size(0);
   const BelowVmap below;
-  if (!any) return op::sequence(args);
-  SequenceArgs folded = args;
+  if (!any) return op::call(args);
+  Args folded = args;
   folded.input = samples.fold(args.input);
   folded.h_0 = samples.fold(args.h_0);
   folded.c_0 = samples.fold(args.c_0);
@@ -158,14 +136,14 @@ SequenceOutputs fold_sequence(const SequenceArgs& args) {
   }
   folded.reset = samples.fold_mask(args.reset);
   folded.recurrent_mask = samples.fold(args.recurrent_mask);
-  const auto [output, h_n, c_n] = op::sequence(folded);
+  const auto [output, h_n, c_n] = op::call(folded);
   return {
-      samples.unfold(output, rows),
+      output.defined() ? samples.unfold(output, rows) : output,
       samples.unfold(h_n, batch),
       args.cell->has_c() ? samples.unfold(c_n, batch) : c_n};
 }
 
-SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& args) {
+SequenceOutputs call_for_each(const Samples& samples, const SequenceArgs& args) {
   const BelowVmap below;
   std::vector<Tensor> outputs, h_ns, c_ns;
   const int64_t count = samples.count().guard_int(__FILE__, __LINE__);
@@ -176,7 +154,7 @@ SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& ar
       else
         return member;
     };
-    auto [output, h_n, c_n] = run_changed(args, of_sample, op::sequence);
+    auto [output, h_n, c_n] = run_changed(args, of_sample, op::call<SequenceArgs>);
     outputs.push_back(std::move(output));
     h_ns.push_back(std::move(h_n));
     c_ns.push_back(std::move(c_n));
@@ -187,22 +165,23 @@ SequenceOutputs sequence_for_each(const Samples& samples, const SequenceArgs& ar
       args.cell->has_c() ? samples.stack(c_ns) : c_ns.front()};
 }
 
-SequenceOutputs sequence_of_samples(const SequenceArgs& args) {
+template <typename Args>
+SequenceOutputs call_of_samples(const Args& args) {
   if (const auto device = autocast_device(args.input)) {
-    return under_autocast(*device, args, op::sequence);
+    return under_autocast(*device, args, op::call<Args>);
   }
-  check_sequence(args);
+  check(args);  // here, for messages with a single sample's sizes
   const Samples samples;
-  if (maps_parameters(samples, args)) {
-    TORCH_CHECK(
-        !args.prepacked(),
-        "lltm::sequence: expected the same prepacked weights for all samples of vmap, got weights"
-        " per sample; map over unpacked weights");
-    // sequence_for_each cannot stack results if there are no samples.
-    if (!is_differentiated() && samples.count() > 0) return sequence_for_each(samples, args);
-    return without_saved(with_own_c(args, aten_fallback::sequence_forward));
+  if (!maps_parameters(samples, args)) return fold_samples(args);
+  TORCH_CHECK(
+      !args.prepacked(),
+      "lltm::sequence: expected the same prepacked weights for all samples of vmap, got weights"
+      " per sample; map over unpacked weights");
+  // call_for_each cannot stack results if there are no samples.
+  if (!kIsStep<Args> && !is_differentiated() && samples.count() > 0) {
+    return call_for_each(samples, args);
   }
-  return fold_sequence(args);
+  return without_saved(with_user_c(args, aten_fallback::sequence_forward));
 }
 
 Tensor prepack_of_samples(
@@ -222,8 +201,8 @@ Tensor prepack_of_samples(
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  implement<step_of_samples>(m, "step");
-  implement<sequence_of_samples>(m, "sequence");
+  implement<call_of_samples<StepArgs>>(m, "step");
+  implement<call_of_samples<SequenceArgs>>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_of_samples));
 }
 

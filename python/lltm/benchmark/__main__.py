@@ -164,7 +164,6 @@ def finish(
     results: Mapping[str, object],
     rows: Sequence[Row],
     pictured: Sequence[Row],
-    omit: Sequence[str] = (),
 ) -> None:
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
@@ -174,7 +173,7 @@ def finish(
         options.json.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
         print(f"\nEvery sample: {options.json}")
     if pictured and find_spec("matplotlib") is not None:
-        draw(pictured, options.plot, omit)
+        draw(pictured, options.plot)
         print(f"Picture: {options.plot}")
 
 

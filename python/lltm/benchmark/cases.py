@@ -27,20 +27,13 @@ QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 @dataclass(frozen=True)
 class Case:
-    """A measured case: a cell, a shape, a dtype, and training or inference.
-
-    A case of a sequence can have several layers and both directions. If `packed`, its input is a
-    PackedSequence of B sequences, whose lengths decrease from T to T / 4.
-    """
+    """A measured case: a cell, a shape, a dtype, and training or inference."""
 
     shape: Shape
     dtype: torch.dtype = torch.float32
     training: bool = False
     device: str = "cpu"
     cell: str = "lltm"
-    num_layers: int = 1
-    bidirectional: bool = False
-    packed: bool = False
 
     @property
     def is_step(self) -> bool:
@@ -49,11 +42,6 @@ class Case:
     @property
     def steps(self) -> int:
         return 1 if self.is_step else self.shape[0]
-
-    @property
-    def is_plain(self) -> bool:
-        """One layer and direction, with sequences of equal length."""
-        return self.num_layers == 1 and not self.bidirectional and not self.packed
 
     @property
     def module(self) -> str:
@@ -65,22 +53,10 @@ class Case:
         return self.module.replace("LLTM", "LSTM")
 
     @property
-    def directions(self) -> int:
-        return 2 if self.bidirectional else 1
-
-    @property
-    def lengths(self) -> torch.Tensor:
-        """Lengths, longest first."""
-        steps, batch = self.shape[:2]
-        return torch.linspace(steps, -(-steps // 4) if self.packed else steps, batch).long()
-
-    @property
     def weights(self) -> int:
-        """Weight elements in all layers and directions."""
+        """Number of weight elements."""
         input_size, hidden = self.shape[-2:]
-        above = (self.num_layers - 1) * self.directions * hidden
-        columns = input_size + above + self.num_layers * hidden
-        return self.directions * GATES[self.cell] * hidden * columns
+        return GATES[self.cell] * hidden * (input_size + hidden)
 
     @property
     def flops(self) -> float:
@@ -90,15 +66,11 @@ class Case:
         h and the input need as many again.
         """
         passes = 1 if not self.training else 2 if self.is_step else 3
-        rows = self.shape[0] if self.is_step else int(self.lengths.sum())
-        return passes * 2 * rows * self.weights
+        return passes * 2 * self.steps * self.shape[-3] * self.weights
 
     def __str__(self) -> str:
         work = f"{self.cell.upper()} {'one step' if self.is_step else 'sequence'}"
         direction = "training" if self.training else "inference"
         sizes = zip("BIH" if self.is_step else "TBIH", self.shape, strict=True)
         shape = " ".join(f"{letter}={size}" for letter, size in sizes)
-        layers = f", {self.num_layers} layers" if self.num_layers > 1 else ""
-        layers += ", bidirectional" if self.bidirectional else ""
-        layers += ", packed" if self.packed else ""
-        return f"{work}, {direction}, {shape}{layers}, {str(self.dtype).removeprefix('torch.')}"
+        return f"{work}, {direction}, {shape}, {str(self.dtype).removeprefix('torch.')}"

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .. import _C, modules, reference
 from ..integrations.inductor import inductor_decomposed
@@ -27,58 +26,44 @@ PUBLISHED = {
     "cuda": {PLAIN: (188, 411), TUTORIAL: (150, 393), "tutorial's CUDA": (129, 305)},
 }
 
-State = tuple[Tensor, Tensor]
 # Makes a module from (input_size, hidden_size, dtype=). Its arguments are the input and (h, c), or
 # h for a GRU.
 Make = Callable[..., nn.Module]
 
 
-def tutorial_modules(extension: Any) -> tuple[Make, Make]:
-    """Returns the tutorial's cell and a layer that loops over it.
+class _TutorialFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
+        new_h, new_c, *saved = _C.forward(input, weights, bias, *state)
+        ctx.save_for_backward(new_c, *saved, weights)
+        return new_h, new_c
 
-    The layer supports neither packed input nor the reverse direction.
-
-    Args:
-        extension: the tutorial's functions `forward` and `backward`.
-    """
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, input: Tensor, weights: Tensor, bias: Tensor, *state: Tensor) -> Any:
-            new_h, new_c, *saved = extension.forward(input, weights, bias, *state)
-            ctx.save_for_backward(new_c, *saved, weights)
-            return new_h, new_c
-
-        @staticmethod
-        def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
-            d_h, d_input, d_weights, d_bias, d_c = extension.backward(
-                grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
-            )
-            return d_input, d_weights, d_bias, d_h, d_c
-
-    def cell(input: Tensor, state: State, weights: Tensor, bias: Tensor | None = None) -> State:
-        h, c = Function.apply(input, weights, bias, *state)  # type: ignore[no-untyped-call]
-        return h, c
-
-    class Cell(modules.LLTMCell):
-        def forward(self, input: Tensor, hx: Any = None) -> State:
-            parameters: Any = self
-            return cell(input, hx, parameters.weights, parameters.bias)
-
-    class Loop(modules.LLTM):
-        def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
-            outputs = []
-            parameters: Any = self
-            state = (hx[0][0], hx[1][0])
-            for x in input.unbind(0):
-                state = cell(x, state, parameters.weights_l0, parameters.bias_l0)
-                outputs.append(state[0])
-            return torch.stack(outputs), (state[0].unsqueeze(0), state[1].unsqueeze(0))
-
-    return Cell, Loop
+    @staticmethod
+    def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
+        d_h, d_input, d_weights, d_bias, d_c = _C.backward(
+            grad_h.contiguous(), grad_c.contiguous(), *ctx.saved_tensors
+        )
+        return d_input, d_weights, d_bias, d_h, d_c
 
 
-_TutorialCell, _TutorialLoop = tutorial_modules(_C)
+class _TutorialCell(modules.LLTMCell):
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        return _tutorial_step(input, self.weights, self.bias, *hx)
+
+
+class _TutorialLoop(modules.LLTM):
+    """Supports neither packed input nor the reverse direction."""
+
+    def forward(self, input: Any, hx: Any = None, reset: Any = None) -> Any:
+        parameters: Any = self
+        outputs, state = [], (hx[0][0], hx[1][0])
+        for x in input.unbind(0):
+            state = _tutorial_step(x, parameters.weights_l0, parameters.bias_l0, *state)
+            outputs.append(state[0])
+        return torch.stack(outputs), (state[0].unsqueeze(0), state[1].unsqueeze(0))
+
+
+_tutorial_step: Any = _TutorialFunction.apply
 
 
 def compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Make:
@@ -153,35 +138,21 @@ class Layer:
         self.case = case
         *leading, input_size, hidden = case.shape
         options: Any = {"dtype": case.dtype, "device": case.device}
-        layers = {"num_layers": case.num_layers, "bidirectional": case.bidirectional}
-        module = make(input_size, hidden, dtype=case.dtype, **({} if case.is_plain else layers))
-        self.module = module.to(case.device)
+        self.module = make(input_size, hidden, dtype=case.dtype).to(case.device)
         self.input = torch.randn(*leading, input_size, **options)
-        self.batch_sizes: Tensor | None = None
-        if case.packed:
-            self.input, self.batch_sizes, *_ = pack_padded_sequence(self.input, case.lengths)
         self.input.requires_grad_(case.training and not case.is_step)
-        rows = leading if case.is_step else (case.num_layers * case.directions, leading[1])
+        rows = leading if case.is_step else (1, leading[1])
         h, c = (torch.randn(*rows, hidden, **options) for _ in "hc")
         self.state: Any = h if case.cell == "gru" else (h, c)
         # Gradient of the output of a sequence.
-        self.gradient: Tensor | None = None
-        if not case.is_step:
-            columns = case.directions * hidden
-            self.gradient = torch.randn(*self.input.shape[:-1], columns, **options)
+        self.gradient = None if case.is_step else torch.randn(*leading, hidden, **options)
 
     def forward(self) -> tuple[Tensor, ...]:
         """The results to differentiate: h and c of a step, or a sequence's output."""
-        input: Any = self.input
-        if self.batch_sizes is not None:
-            input = PackedSequence(input, self.batch_sizes)
-        results = self.module(input, self.state)
+        results = self.module(self.input, self.state)
         if isinstance(results, Tensor):
             return (results,)
-        if self.case.is_step:
-            return tuple(results)
-        output = results[0]
-        return (output.data if isinstance(output, PackedSequence) else output,)
+        return tuple(results) if self.case.is_step else results[:1]
 
     def backward(self, results: Sequence[Tensor]) -> None:
         """Runs backward; for a step from the sum of h and c, as in the tutorial."""

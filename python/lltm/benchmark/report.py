@@ -110,16 +110,12 @@ def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
             yield f"| {' | '.join(f'{text:{n}}' for text, n in zip(line, widths, strict=True))} |"
 
 
-def draw(rows: Sequence[Row], path: Path, omit: Sequence[str] = ()) -> None:
-    """Draws the times of the implementations relative to lltm's, a line for each case.
-
-    Args:
-        omit: implementations that are not drawn
-    """
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draws the times of the implementations relative to lltm's, a line for each case."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-    names = dict.fromkeys(name for row in rows for name in row.seconds if name not in omit)
+    names = dict.fromkeys(name for row in rows for name in row.seconds)
     works: dict[str, list[Row]] = {}
     for row in rows:
         works.setdefault(", ".join(row.title.split(", ")[:2]), []).append(row)

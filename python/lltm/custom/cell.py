@@ -90,6 +90,7 @@ def cell(
         layer = cifg.Layer(32, 128, num_layers=2)
         output, (h_n, c_n) = layer(torch.randn(100, 16, 32))
     """
+    options: dict[str, Any] = locals()
     if callable(gates):
         raise TypeError(
             "lltm::cell: expected gates to be an int or a sequence of names, as in"
@@ -99,18 +100,7 @@ def cell(
     def make(function: Callable[..., Any]) -> Cell:
         if isinstance(function, Cell):
             raise TypeError(f"lltm::cell: expected a function or a bound method, got {function!r}")
-        program = trace(
-            function,
-            gates=gates,
-            reads=reads,
-            states=states,
-            parameters=parameters,
-            bounded=bounded,
-            bias=bias,
-            outputs=outputs,
-            name=name,
-            warn_at=3,
-        )
+        program = trace(function, **options, warn_at=3)
         made = Cell(program.text, parameters, function)
         made.gates = program.gates  # in the order of z
         return made
@@ -211,7 +201,7 @@ class Cell:
 
     def explain(self) -> str:
         """Returns a report: interface, saved values, instructions, hints and C++ source."""
-        return explanation.explained(self.text, self.gates, self.function)
+        return explanation.explained(self)
 
     @property
     def cpp_source(self) -> str:

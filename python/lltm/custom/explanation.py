@@ -6,9 +6,8 @@ import functools
 import itertools
 import textwrap
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,31 +15,19 @@ from torch.overrides import TorchFunctionMode
 
 from .._C import ArgumentError
 from . import cpp_source as source_of
-from .program import EXPENSIVE, Program, assignments, parts
+from .program import EXPENSIVE, assignments, parts
 from .trace import call, plain_torch, trace
+
+Cell: TypeAlias = Any  # lltm.Cell, whose file imports this one
 
 UNITS = 64
 WIDTH = 79  # line width of prose
 
 
-@dataclass(frozen=True)
-class Described:
-    """The cell to explain."""
-
-    text: str
-    gates: Sequence[str]  # in the order of z
-    function: Callable[..., Any] | None
-
-    @property
-    def header(self) -> Program:
-        return Program.read(self.text)
-
-
-def explained(text: str, gates: Sequence[str], function: Callable[..., Any] | None) -> str:
-    """Returns the output of every stage for a serialized cell."""
-    cell = Described(text, gates, function)
+def explained(cell: Cell) -> str:
+    """Returns the output of every stage."""
     return "\n".join(
-        section(f"{name}: {cell.header.name}", stage.__doc__, stage(cell))
+        section(f"{name}: {cell.name}", stage.__doc__, stage(cell))
         for name, stage in STAGES.items()
     )
 
@@ -57,11 +44,11 @@ def wrapped(line: str) -> str:
     )
 
 
-def interface(cell: Described) -> str:
+def interface(cell: Cell) -> str:
     """Interface of the modules: gates with their inputs, states besides h with initial values,
     parameters (one value per hidden unit, or a scalar), and whether |h'| <= 1 is declared, which
     int8 weights require."""
-    header = cell.header
+    header = cell.Layer._HEADER
     lines = {
         "gates": ", ".join(f"{gate} ({', '.join(header.reads[gate])})" for gate in cell.gates),
         "states": ", ".join(f"{k} = {v!r}" for k, v in header.states.items()),
@@ -75,11 +62,11 @@ def interface(cell: Described) -> str:
     return "\n".join(wrapped(f"{name:11} {value or 'none'}") for name, value in lines.items())
 
 
-def saved(cell: Described) -> str:
+def saved(cell: Cell) -> str:
     """Values that forward saves for backward: the fewest from which backward computes the
     gradients without an expensive function. Values have the names of the function's variables, or
     t1, t2 and so on."""
-    header = cell.header
+    header = cell.Layer._HEADER
     made = {name: (op, *words) for name, op, words in assignments(cell.text, "forward")}
     lines = [f"{name} = {' '.join(made[name])}" if name in made else name for name in header.saved]
     values = len(header.saved)
@@ -92,22 +79,22 @@ def saved(cell: Described) -> str:
     return "\n".join([*lines, wrapped(total)])
 
 
-def forward(cell: Described) -> str:
+def forward(cell: Cell) -> str:
     """Instructions of forward between the GEMMs, for each hidden unit. An executed instruction may
     combine several, such as a multiplication and an addition, or a result and its copy to
     the saved values. Products and means combine hidden units: they divide a step into parts."""
     return _instructions(cell, "forward")
 
 
-def backward(cell: Described) -> str:
+def backward(cell: Cell) -> str:
     """Instructions of backward. d.X is the gradient of X."""
     return _instructions(cell, "backward")
 
 
-def hints(cell: Described) -> str:
+def hints(cell: Cell) -> str:
     """Possible savings."""
     lines = []
-    known = set(cell.header.parameters)
+    known = set(cell.Layer._HEADER.parameters)
     used = {word for _, _, words in assignments(cell.text, "forward") for word in words}
     for gate in cell.gates:
         if f"z.{gate}" not in used:
@@ -124,7 +111,7 @@ def hints(cell: Described) -> str:
                 " each time step. Make this value the parameter instead."
             )
     if cell.function is not None:
-        header = cell.header
+        header = cell.Layer._HEADER
         without = trace(
             _with_detached_maxima(cell.function),
             gates=cell.gates,
@@ -142,7 +129,7 @@ def hints(cell: Described) -> str:
     return "\n".join(map(wrapped, lines)) or "none"
 
 
-def cpp_source(cell: Described) -> str:
+def cpp_source(cell: Cell) -> str:
     """C++ cell definition in the form of cpp/src/cell/lltm.h, for a new built-in cell
     (CONTRIBUTING, "Add a built-in cell"). cell.cpp_source returns this text."""
     try:
@@ -161,7 +148,7 @@ STAGES = {
 }
 
 
-def _instructions(cell: Described, section: str) -> str:
+def _instructions(cell: Cell, section: str) -> str:
     lines = [" ".join([y, "=", op, *words]) for y, op, words in assignments(cell.text, section)]
     executed = torch.ops.lltm._instructions(cell.text)[section == "backward"]
     (_, shown), *others = parts(lines)
@@ -195,9 +182,9 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def kept_by_autograd(function: Callable[..., Any], cell: Described) -> int:
+def kept_by_autograd(function: Callable[..., Any], cell: Cell) -> int:
     """Returns the bytes per hidden unit that autograd saves in a call, without parameters."""
-    header = cell.header
+    header = cell.Layer._HEADER
     kept = weakref.WeakValueDictionary[int, Tensor]()  # freed with their graph, as after detach()
     numbers = itertools.count()
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import _check
-from .._C import ArgumentError
 from .._prepacked import Prepacked
 from .._recurrent import Recurrent, documented
 from ..integrations import script
@@ -57,12 +56,10 @@ class _Custom(Recurrent):
         """A direction's parameter shapes. Gates that read the input have its last columns."""
         gates, shapes = self._HEADER.gates_input, super()._shapes(columns)
         rows, needed = shapes["weight_ih"][0], len(gates) * self.hidden_size
-        if columns < needed or (columns > needed and rows == 0):
-            raise ArgumentError(
-                f"lltm::{self._where}: expected {'at least ' * (rows > 0)}{needed} input features,"
-                f" hidden_size for each gate that reads the input ({', '.join(gates)}), got"
-                f" {columns}"
-            )
+        expected = f"{'at least ' * (rows > 0)}{needed} input features, hidden_size for each gate"
+        expected += f" that reads the input ({', '.join(gates)})"
+        right = columns == needed or (columns > needed and rows > 0)
+        _check.expect(right, self._where, expected, columns)
         if self.heads > 1:
             units = self.hidden_size // self.heads
             shapes["weight_hh"] = (self.heads, shapes["weight_hh"][0] // self.heads, units)
@@ -73,10 +70,8 @@ class _Custom(Recurrent):
 
     def _set_heads(self, hidden_size: int, heads: int) -> None:
         size = _check.integer(self._where, "hidden_size", hidden_size)
-        if size % _check.integer(self._where, "heads", heads):
-            raise ArgumentError(
-                f"lltm::{self._where}: expected heads that divide hidden_size {size}, got {heads}"
-            )
+        divides = size % _check.integer(self._where, "heads", heads) == 0
+        _check.expect(divides, self._where, f"heads that divide hidden_size {size}", heads)
         vars(self)["heads"] = int(heads)
 
     def reset_parameters(self) -> None:
@@ -87,10 +82,8 @@ class _Custom(Recurrent):
         largest = torch.finfo(dtype).max
         for name, initial in {**self._HEADER.states, **self._INITIAL}.items():
             if isinstance(initial, (int, float)) and largest < abs(initial) < math.inf:
-                raise ArgumentError(
-                    f"lltm::{self._where}: expected an initial value of {name} in the range of"
-                    f" {_check.dtype(dtype)}, got {initial!r}"
-                )
+                expected = f"an initial value of {name} in the range of {_check.dtype(dtype)}"
+                _check.expect(False, self._where, expected, repr(initial))
         names = getattr(self, "_names", self._parameter_names)
         stems = dict(zip(names, itertools.cycle(self._parameter_names), strict=False))
         with torch.no_grad():
@@ -121,18 +114,12 @@ class _Custom(Recurrent):
         before = _version(parameter)
         made = initial(parameter)
         if isinstance(made, Tensor):  # often the parameter itself, filled in place
-            _check.shape(
-                self._where,
-                f"the result of the initializer of {stem}",
-                made,
-                tuple(parameter.shape),
-            )
+            name = f"the result of the initializer of {stem}"
+            _check.shape(self._where, name, made, tuple(parameter.shape))
             parameter.copy_(made)
         elif _version(parameter) == before and parameter.isnan().any():
-            raise ArgumentError(
-                f"lltm::{self._where}: expected a function that fills or returns {stem}, got"
-                f" {initial!r}, which does neither"
-            )
+            expected = f"a function that fills or returns {stem}"
+            _check.expect(False, self._where, expected, f"{initial!r}, which does neither")
 
     def _first_states(self, like: Tensor, batch: int) -> Any:
         module: Any = self
@@ -266,14 +253,11 @@ class CustomLayer(_Custom, Layer[Any]):
         recurrent_dropout: float = 0.0,
         heads: int = 1,
     ) -> None:
-        if self._HEADER.gates_input and num_layers != 1:
-            raise ArgumentError(
-                f"lltm::{self._where}: expected num_layers to be 1 for a cell with gates that read"
-                f" the input, got {num_layers}"
-            )
+        expected = "num_layers to be 1 for a cell with gates that read the input"
+        right = num_layers == 1 or not self._HEADER.gates_input
+        _check.expect(right, self._where, expected, num_layers)
         self._set_heads(hidden_size, heads)
-        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        self._make(device, dtype, *given, checkpoint_steps, recurrent_dropout)
+        self._make(locals())
 
     def prepack(self, weights: torch.dtype | None = None) -> CustomPrepacked:
         """Returns an inference-only copy of this layer with prepacked weights.

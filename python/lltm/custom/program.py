@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._C import ArgumentError
+from .. import _check
 
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
 MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
@@ -39,39 +39,33 @@ Reads = Mapping[str, str | Sequence[str]]
 
 
 def expect(right: bool, where: str, expected: str, got: object) -> None:
-    if not right:
-        raise ArgumentError(f"lltm::cell: {where}: expected {expected}, got {got}")
+    _check.expect(right, f"cell: {where}", expected, got)
 
 
 def expect_type(value: object, kind: type | tuple[type, ...], where: str, expected: str) -> None:
     """Checks a type. A bool is not accepted as a number."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"lltm::cell: {where}: expected {expected}, got {value!r}")
+    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    _check.expect(right, f"cell: {where}", expected, repr(value), TypeError)
 
 
 # ---- operations -------------------------------------------------------------
 
-# PyTorch equivalents. Conditions are the numbers 0 and 1.
+# Of the table in cpp/src/cell/program.h: the words, and expensive functions of one operand.
+_WORDS, _FUNCTIONS = torch.ops.lltm._operations()
+# PyTorch equivalents: functions of the same name, except these. Conditions are the numbers 0 and 1.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    **{word: getattr(torch, word) for word in _WORDS if hasattr(torch, word)},
     "copy": torch.clone,
     "negate": torch.neg,
-    **{f.__name__: f for f in (torch.abs, torch.sign, torch.sqrt, torch.exp, torch.expm1)},
-    **{f.__name__: f for f in (torch.log, torch.log1p, torch.sigmoid, torch.tanh)},
     "elu": F.elu,
     "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "not": torch.logical_not,
-    "detach": torch.detach,
-    **{f.__name__: f for f in (torch.add, torch.subtract, torch.multiply, torch.divide)},
-    **{f.__name__: f for f in (torch.maximum, torch.minimum)},
-    "greater": torch.gt,
-    "greater_equal": torch.ge,
     "equal": torch.eq,
-    "not_equal": torch.ne,
     "and": torch.logical_and,
     "or": torch.logical_or,
     "where": lambda condition, a, b: torch.where(condition != 0, a, b),
 }
-EXPENSIVE = {"sqrt", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "elu", "softplus"}
+EXPENSIVE = frozenset(_FUNCTIONS)
 COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "and", "or"}
 COMPARISONS = {"greater", "greater_equal", "equal", "not_equal"}
 CONDITIONS = COMPARISONS | {"and", "or", "not"}
@@ -580,51 +574,40 @@ def written(program: Program, made: Expressions) -> Program:
     known = {v: names[v] for v in (*saved, *parameters)}
     known |= {v: name for name, v in made.tangents.items()}
     backward, _ = _assignments(made.gradients, known, (), taken)
+    body = ["forward", *forward, " ".join(["save", *(names[v] for v in saved)])]
+    body += ["backward", *backward, "end\n"]
+    program = replace(program, text="\n".join(body), saved=tuple(names[v] for v in saved))
+    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
+    own = made.own_gradient or _is_another(program, list(made.inputs), list(made.gradients))
     has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
-    needs_second = program.gates_input, program.no_bias, program.outputs, program.scalars
+    optional = {"input": program.gates_input, "no_bias": program.no_bias, "output": program.outputs}
     lines = [
-        f"lltm-cell {2 if has_cuts or any(needs_second) else 1}",
+        f"lltm-cell {2 if has_cuts or program.scalars or any(optional.values()) else 1}",
         f"name {program.name}",
         " ".join(["weight_ih", *program.gates_x]),
         " ".join(["weight_hh", *program.gates_h]),
-        *[" ".join(["input", *program.gates_input])] * bool(program.gates_input),
-        *[" ".join(["no_bias", *program.no_bias])] * bool(program.no_bias),
-        *[" ".join(["output", *program.outputs])] * bool(program.outputs),
+        *(" ".join([key, *values]) for key, values in optional.items() if values),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
+        *["own_gradient"] * own,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
         *(
             f"parameter {k} {math.nan if callable(x) else x!r}" + " scalar" * (k in program.scalars)
             for k, x in program.parameters.items()
         ),
-        "forward",
-        *forward,
-        " ".join(["save", *(names[v] for v in saved)]),
-        "backward",
-        *backward,
-        "end\n",
+        *body,
     ]
     text = "\n".join(lines)
-    for what, number, most in (
+    depth = max(len(parts(x)) - 1 for x in (forward, backward))
+    for counted, number, most in (
         ("values to save", len(saved), MOST_SAVED),
         ("instructions of forward", len(forward), MOST_INSTRUCTIONS),
         ("instructions of backward", len(backward), MOST_INSTRUCTIONS),
         ("bytes in the serialized cell", len(text), MOST_BYTES),
-        (
-            "products and means in a row",
-            max(len(parts(x)) - 1 for x in (forward, backward)),
-            MOST_CUTS,
-        ),
+        ("products and means in a row", depth, MOST_CUTS),
     ):
-        expect(number <= most, program.name, f"at most {most} {what}", number)
-    program = replace(program, text=text, saved=tuple(names[v] for v in saved))
-    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
-    if not made.own_gradient and not _is_another(program, list(made.inputs), list(made.gradients)):
-        return program
-    lines.insert(
-        lines.index("forward") - len(program.states) - len(program.parameters), "own_gradient"
-    )
-    return replace(program, text="\n".join(lines), own_gradient=True)
+        expect(number <= most, program.name, f"at most {most} {counted}", number)
+    return replace(program, text=text, own_gradient=own)
 
 
 def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:

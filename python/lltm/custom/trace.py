@@ -103,9 +103,13 @@ def _mish_backward(grad: Operand, x: Operand) -> Operand:
 
 
 def _gelu(x: Operand, approximate: str = "none", grad: Operand | None = None) -> Any:
-    """Returns gelu(x), or its derivative times grad. There is no instruction for erf."""
-    if approximate != "tanh":
-        return NotImplemented
+    """Returns gelu(x), or its derivative times grad."""
+    if approximate == "none":
+        cdf = 0.5 * (1.0 + apply("erf", x * math.sqrt(0.5)))
+        if grad is None:
+            return x * cdf
+        density = apply("exp", -0.5 * x * x) * (1.0 / math.sqrt(2 * math.pi))
+        return grad * (cdf + x * density)
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
     y = 1.0 + tanh(scale * (x + cubic * x * x * x))
     if grad is None:
@@ -207,7 +211,6 @@ WHY_NOT = {
     "pow": "expected an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
     "elu": "expected alpha >= 0",
-    "gelu": 'expected approximate="tanh"',
     "_to_copy": "expected dtype conversions only of conditions: cells run in the dtype of their"
     " arguments",
 }

@@ -86,6 +86,9 @@ class _Layer:
 
 
 _CONVERSIONS = """
+    def scripted_parameters(self) -> list[Tensor]:
+        return [{parameters}]
+
     def states_of(self, hx: State | None) -> list[Tensor]:
         if hx is None:
             return []
@@ -105,8 +108,8 @@ _CONVERSIONS = """
 
 
 @functools.cache
-def _methods(form: type, states: int, outputs: int = 0) -> type:
-    """Returns a form with the types for this number of states and outputs (0: not a tuple)."""
+def _methods(form: type, parameters: tuple[str, ...], states: int, outputs: int = 0) -> type:
+    """Returns a form for these parameters and numbers of states and outputs (0: not a tuple)."""
 
     def several(kind: str, count: int) -> str:
         return f"tuple[{', '.join([kind] * count)}]"
@@ -114,7 +117,9 @@ def _methods(form: type, states: int, outputs: int = 0) -> type:
     more = [f"states[{states + k}], " for k in range(outputs - 1)]
     names = [f"output[{k}]" for k in range(outputs)] or ["output"]
     packed = ", ".join(f"PackedSequence({name}, sizes, order, inverse)" for name in names)
+    values = ", ".join(f"self.{name}" for name in parameters)
     source = inspect.getsource(form) + _CONVERSIONS.format(
+        parameters=values,
         given="[hx]" if states == 1 else f"[{', '.join(f'hx[{k}]' for k in range(states))}]",
         returned=", ".join(f"states[{k}]" for k in range(states)),
         outputs=f"(output, {''.join(more)})" if outputs else "output",
@@ -128,7 +133,7 @@ def _methods(form: type, states: int, outputs: int = 0) -> type:
     }
     for name, text in replaced.items():
         source = re.sub(rf"\b{name}\b", text, source)
-    named = f"{form.__name__} of {states} states, {outputs} outputs"
+    named = f"{form.__name__} of {states} states, {outputs} outputs from {values}"
     made: type = _compiled(named, source)[form.__name__]
     return made
 
@@ -157,47 +162,35 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
     return namespace
 
 
-def cell(module: nn.Module, parameters: Sequence[str], states: int) -> nn.Module:
-    """Returns the scriptable form of a single-step module. `states` includes h."""
-    return _sharing(module, _methods(_Cell, states), parameters, ["_CELL"])
+def cell(module: Any) -> nn.Module:
+    """Returns the scriptable form of a single-step module."""
+    form = _methods(_Cell, _given(module, module._parameter_names), len(module._STATES))
+    return _sharing(module, form, ["_CELL"])
 
 
 _CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
 
 
-def layer(module: nn.Module, parameters: Sequence[str], states: int, outputs: int) -> nn.Module:
-    """Returns the scriptable form of a layer. `parameters` are in the order of h_0."""
-    return _sharing(module, _methods(_Layer, states, outputs), parameters, _CONSTANTS)
+def layer(module: Any, constants: Sequence[str] = (), saved: tuple[Any, ...] = ()) -> nn.Module:
+    """Returns the scriptable form of a layer."""
+    sizes = len(module._STATES), len(module._OUTPUTS)
+    form = _methods(_Layer, _given(module, module._names), *sizes)
+    return _sharing(module, form, [*_CONSTANTS, *constants], saved)
 
 
-def prepacked(
-    module: Any,
-    parameters: Sequence[str],
-    states: int,
-    outputs: int,
-    buffers: Sequence[tuple[str, Sequence[str]]],
-    matrices: int,
-) -> nn.Module:
-    """Returns the scriptable form of a prepacked layer.
-
-    `buffers` names each direction's packed weights and other buffers. Packed weights are saved as
-    `matrices` matrices.
-    """
+def prepacked(module: Any) -> nn.Module:
+    """Returns the scriptable form of a prepacked layer."""
+    buffers = tuple((packed, _given(module, others)) for packed, _, others in module._directions())
     options = [name for name in vars(module) if name in module._FIXED]
-    given = tuple(
-        (packed, tuple(name for name in others if getattr(module, name) is not None))
-        for packed, others in buffers
-    )
-    forward = _methods(_Layer, states, outputs)
-    return _sharing(module, forward, parameters, _CONSTANTS + options, (given, matrices))
+    return layer(module, options, (buffers, len(module._saved_matrices)))
+
+
+def _given(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if getattr(module, name) is not None)
 
 
 def _sharing(
-    module: nn.Module,
-    forward: type,
-    parameters: Sequence[str],
-    constants: list[str],
-    saved: tuple[Any, ...] = (),
+    module: nn.Module, form: type, constants: list[str], saved: tuple[Any, ...] = ()
 ) -> nn.Module:
     if parametrize.is_parametrized(module):
         raise NotImplementedError(
@@ -205,8 +198,7 @@ def _sharing(
             " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
         )
     base: Any = type(module)
-    given = tuple(name for name in parameters if getattr(module, name) is not None)
-    cls = _subclass(base, forward, given, tuple(constants), saved)
+    cls = _subclass(base, form, tuple(constants), saved)
     scriptable: nn.Module = cls.__new__(cls)
     object.__setattr__(scriptable, "__dict__", vars(module))
     return scriptable
@@ -218,13 +210,7 @@ def _new(cls: type[nn.Module], *args: Any) -> nn.Module:
 
 
 @functools.cache
-def _subclass(
-    base: Any,
-    forward: type,
-    parameters: tuple[str, ...],
-    constants: tuple[str, ...],
-    saved: tuple[Any, ...],
-) -> Any:
+def _subclass(base: Any, form: type, constants: tuple[str, ...], saved: tuple[Any, ...]) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         original = base.__new__(base)
         object.__setattr__(original, "__dict__", vars(self))
@@ -237,7 +223,6 @@ def _subclass(
         "__doc__": base.__doc__,
         "forward_in_python": base.forward,
         "__reduce_ex__": reduce,
-        "scripted_parameters": _parameters(parameters),
         "__constants__": list(constants),
         # Otherwise TorchScript would read the base's annotations, which are strings.
         "__annotations__": {"_CELL": str},
@@ -252,7 +237,7 @@ def _subclass(
             getstate_in_python=base.__getstate__,
             setstate_in_python=base.__setstate__,
         )
-    return type(base.__name__, (forward, base), namespace)
+    return type(base.__name__, (form, base), namespace)
 
 
 def _plain_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) -> dict[str, Any]:
@@ -287,10 +272,3 @@ def __setstate__(self, state: tuple[list[list[Tensor]], bool]) -> None:
         {load}
         self.training = training
 """
-
-
-def _parameters(names: tuple[str, ...]) -> Any:
-    """Compiles a method that returns the parameters."""
-    values = ", ".join(f"self.{name}" for name in names)
-    source = f"def scripted_parameters(self) -> list[Tensor]:\n    return [{values}]\n"
-    return _compiled(f"parameters {values}", source)["scripted_parameters"]

@@ -26,7 +26,8 @@ bool reduces_float32() {
 }
 
 int64_t steps_of(const SequenceInputs& args) {
-  return args.batch_sizes.defined() ? args.batch_sizes->size(0) : args.input->size(0);
+  if (args.batch_sizes.defined()) return args.batch_sizes->size(0);
+  return args.is_step() ? 1 : args.input->size(0);
 }
 
 LayerShape shape_of(const SequenceInputs& args) {
@@ -113,7 +114,8 @@ StepIO io_of_only_step(const SequenceInputs& args) {
   return {args, {0, args.h_0->size(0)}};
 }
 
-StepInputs only_step(const SequenceInputs& args, const StepIO& io) {
+// As a step, with mask and reset applied.
+SequenceInputs only_step(const SequenceInputs& args, const StepIO& io) {
   return {
       args.cell,
       flat_rows(args.input),
@@ -128,7 +130,7 @@ StepInputs only_step(const SequenceInputs& args, const StepIO& io) {
 // For a step, reading the weights in place is faster than packing.
 SequenceResult one_step_forward(const SequenceArgs& args) {
   const StepIO io = io_of_only_step(args);
-  auto [h_next, c_next, activations] =
+  auto [none, h_next, c_next, activations] =
       step_forward({only_step(args, io), args.saves_activations()});
   const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
   const at::Tensor output = io.leave(h_next, c_next).view(output_sizes(args.input, columns));
@@ -140,15 +142,16 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
 
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
   const StepIO io = io_of_only_step(args);
-  StepBackwardArgs step = {only_step(args, io), args.saved};
-  if (args.grad_output.defined()) step.grad_h = flat_rows(args.grad_output);
+  SequenceBackwardArgs step = {only_step(args, io), args.output, args.saved};
+  if (args.grad_output.defined()) step.grad_h_n = flat_rows(args.grad_output);
   if (args.grad_h_n.defined()) {
-    step.grad_h = step.grad_h.defined() ? at::add(step.grad_h, args.grad_h_n) : *args.grad_h_n;
+    step.grad_h_n =
+        step.grad_h_n.defined() ? at::add(step.grad_h_n, args.grad_h_n) : *args.grad_h_n;
   }
-  step.grad_c = args.grad_c_n;
+  step.grad_c_n = args.grad_c_n;
   if (args.grad_states.defined()) {
     const at::Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
-    step.grad_c = io.leave_backward(grad_c, flat_rows(args.grad_states));
+    step.grad_c_n = io.leave_backward(grad_c, flat_rows(args.grad_states));
   }
   step.output_mask = args.output_mask;
   Gradients gradients = step_backward(step);
@@ -157,6 +160,11 @@ Gradients one_step_backward(const SequenceBackwardArgs& args) {
   if (d_h.defined()) d_h = io.enter_h(d_h);
   if (d_c.defined()) d_c = io.enter_backward_c(d_c);
   return gradients;
+}
+
+// True for any machine: choosing an engine would be noticeable in a small step.
+bool has_step_engine(const SequenceInputs& args) {
+  return args.is_step() && args.cell->is_element_wise() && !has_heads(args.weight_hh);
 }
 
 SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
@@ -190,6 +198,7 @@ Gradients run_backward(const SequenceBackwardArgs& args, const Engine& engine) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
+  if (has_step_engine(args)) return step_forward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.unpack && !engine.dense) return run_forward(args, engine);
   SequenceArgs changed = engine.unpack ? with_matrices(args) : args;
@@ -198,6 +207,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
+  if (has_step_engine(args)) return step_backward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.dense) return run_backward(args, engine);
   SequenceBackwardArgs changed = args;

@@ -11,9 +11,10 @@
 
 namespace lltm::cpu {
 
-// step_forward.cpp, step_backward.cpp
-StepResult step_forward(const StepArgs& args);
-Gradients step_backward(const StepBackwardArgs& args);
+// step_forward.cpp, step_backward.cpp: the engine for steps (operator_args.h) of a single stage,
+// without an output.
+SequenceResult step_forward(const SequenceArgs& args);
+Gradients step_backward(const SequenceBackwardArgs& args);
 
 // choose.cpp: weights may be prepacked.
 SequenceResult sequence_forward(const SequenceArgs& args);

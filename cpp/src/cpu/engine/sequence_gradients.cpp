@@ -53,8 +53,8 @@ SequenceGradients::SequenceGradients(
         without_heads(weights.hh).narrow(0, before, cell_.direct.count() * hidden_).to(at::kFloat);
     d_h_0_ = at::empty(args.h_0->sizes(), args.h_0->options().dtype(args.carried_dtype()));
   }
-  const bool joined = !args.weight_hh.defined();
-  const bool of_h = joined ? want_ih : want_hh;
+  const bool concatenated = !args.weight_hh.defined();
+  const bool of_h = concatenated ? want_ih : want_hh;
   const bool bias = want_bias_ih || want_bias_hh;
   if (cell_.x == cell_.direct && heads_ == 1) {
     add_product({cell_.x, /*of_x=*/true, /*of_h=*/true, of_h, want_ih, bias}, options);

@@ -20,15 +20,15 @@ inline int64_t row_stride(const at::Tensor& w) {
   return w.stride(-1) == 1 && w.stride(0) >= w.size(-1) ? w.stride(0) : 0;
 }
 
-inline StepSchedule schedule_of(const StepInputs& args) {
+inline StepSchedule schedule_of(const SequenceInputs& args) {
   const int64_t stride_ih = row_stride(args.weight_ih);
-  const bool joined = !args.weight_hh.defined();
+  const bool concatenated = !args.weight_hh.defined();
   const StepShape shape = {
-      args.h->size(0),
+      args.h_0->size(0),
       args.input->size(1),
-      args.h->size(1),
+      args.h_0->size(1),
       storage_of(args.input->scalar_type()),
-      weights_stride(stride_ih, joined ? stride_ih : row_stride(args.weight_hh)),
+      weights_stride(stride_ih, concatenated ? stride_ih : row_stride(args.weight_hh)),
       slots_of(*args.cell)};
   return schedule_step(current_machine(), shape);
 }

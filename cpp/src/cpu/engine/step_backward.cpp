@@ -29,9 +29,9 @@ using ElementwiseBackward = BackwardArgs<T, compute_t<T>>;
 template <typename T>
 void backward_by_aten(
     const ElementwiseBackward<T>& step,
-    const StepBackwardArgs& args,
+    const SequenceBackwardArgs& args,
     const StepGradients& results) {
-  parallel_for(args.h->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(args.h_0->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>(*args.cell).backward(step, begin, end);
   });
   const Linear linear(args);
@@ -40,7 +40,7 @@ void backward_by_aten(
   const Weights parts = results.weights.parts(*args.cell);
   if (parts.ih.defined()) parts.ih.zero_();
   if (parts.hh.defined()) parts.hh.zero_();
-  linear.add_weight_gradients(parts, results.dz, args.h, args.input, args.activations);
+  linear.add_weight_gradients(parts, results.dz, args.h_0, args.input, args.saved);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 
@@ -51,15 +51,15 @@ class BlockedStepBackward {
  public:
   BlockedStepBackward(
       const ElementwiseBackward<T>& step,
-      const StepBackwardArgs& args,
+      const SequenceBackwardArgs& args,
       const StepGradients& results,
       const StepSchedule& schedule)
       : step_(step),
         results_(results),
         cell_(*args.cell),
-        weights_(read_weights<T>(args.weight_ih, args.weight_hh, args.h->size(1))),
-        batch_(args.h->size(0)),
-        hidden_(args.h->size(1)),
+        weights_(read_weights<T>(args.weight_ih, args.weight_hh, args.h_0->size(1))),
+        batch_(args.h_0->size(0)),
+        hidden_(args.h_0->size(1)),
         blocks_(schedule.blocks),
         threads_(schedule.threads),
         chunks_(batch_, kStepChunkRows),
@@ -74,7 +74,7 @@ class BlockedStepBackward {
       if (k > cell_.grad_columns() * hidden_) dz_operand_.memory.zero_();
     }
     const WeightGradients& weights = results.weights;
-    add_source(args.h, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
+    add_source(args.h_0, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
     add_source(args.input, weights.write_ih<T>(hidden_), cell_.x, cell_.x_blocks);
   }
 
@@ -248,42 +248,43 @@ class BlockedStepBackward {
   std::vector<Source> sources_;
 };
 
-StepGradients allocate_gradients(const StepBackwardArgs& args, at::ScalarType weights_dtype) {
+StepGradients allocate_gradients(const SequenceBackwardArgs& args, at::ScalarType weights_dtype) {
   const auto options = args.input->options().dtype(compute_dtype(args.input->scalar_type()));
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
   const auto if_wanted = [&](bool wanted, at::IntArrayRef sizes) {
     return wanted ? at::empty(sizes, options) : Tensor();
   };
-  const int64_t batch = args.h->size(0);
-  const int64_t hidden = args.h->size(1);
+  const int64_t batch = args.h_0->size(0);
+  const int64_t hidden = args.h_0->size(1);
   const int64_t columns = args.cell->grad_columns() * hidden;
   return {
       at::empty({batch, columns}, options),
       at::empty({batch, args.cell->state_columns() * hidden}, options),
       if_wanted(want_input, args.input->sizes()),
-      if_wanted(want_h, args.h->sizes()),
+      if_wanted(want_h, args.h_0->sizes()),
       WeightGradients(args, options.dtype(weights_dtype)),
       if_wanted(want_bias_ih || want_bias_hh, {columns})};
 }
 
 }  // namespace
 
-Gradients step_backward(const StepBackwardArgs& args) {
+Gradients step_backward(const SequenceBackwardArgs& args) {
   const at::ScalarType dtype = args.input->scalar_type();
   const StepSchedule schedule = schedule_of(args);
   const bool blocked = schedule.backward == StepGemm::kBlocked;
   const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
-  const Tensor grad_c = args.grad_c.defined() ? args.grad_c->to(compute_dtype(dtype)) : Tensor();
+  const Tensor grad_c =
+      args.grad_c_n.defined() ? args.grad_c_n->to(compute_dtype(dtype)) : Tensor();
   const Tensor parameters = cell_parameters(*args.cell, args.bias_ih);
   visit_dtype(dtype, [&]<typename T>(T*) {
     using C = compute_t<T>;
     ElementwiseBackward<T> step;
     step.cell = &*args.cell;
-    step.hidden = step.layer_hidden = args.h->size(1);
-    step.activations = read<T>(args.activations);
+    step.hidden = step.layer_hidden = args.h_0->size(1);
+    step.activations = read<T>(args.saved);
     step.parameters = read_row<C>(parameters);
-    step.grad_h = read<T>(args.grad_h);
+    step.grad_h = read<T>(args.grad_h_n);
     step.grad_c = read<C>(grad_c);
     step.grad_gates = write<C>(results.dz);
     step.grad_c_prev = write<C>(results.dc);

@@ -20,14 +20,14 @@ template <typename T>
 using ElementwiseForward = ForwardArgs<T, compute_t<T>>;
 
 template <typename T>
-void step_by_aten(ElementwiseForward<T> step, const StepArgs& args) {
+void step_by_aten(ElementwiseForward<T> step, const SequenceArgs& args) {
   const Linear linear = Linear::with_bias(args);
   const Tensor gates = linear.project_x(args.input);
-  linear.add_recurrent(gates, args.h->to(gates.scalar_type()));
-  step.hidden = args.h->size(1);
+  linear.add_recurrent(gates, args.h_0->to(gates.scalar_type()));
+  step.hidden = args.h_0->size(1);
   step.gates = read<compute_t<T>>(gates);
   step.gates_step = step.hidden;
-  parallel_for(args.h->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(args.h_0->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
     elementwise<T, compute_t<T>>(*args.cell).forward(step, begin, end);
   });
 }
@@ -58,10 +58,10 @@ void finish_block(
 // Used for few rows: reading the weights dominates.
 template <typename T>
 void step_by_products(
-    const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule) {
-  const int64_t batch = args.h->size(0);
-  const int64_t hidden = args.h->size(1);
-  const Tensor h = with_contiguous_rows(args.h->to(at::kFloat));
+    const ElementwiseForward<T>& step, const SequenceArgs& args, const StepSchedule& schedule) {
+  const int64_t batch = args.h_0->size(0);
+  const int64_t hidden = args.h_0->size(1);
+  const Tensor h = with_contiguous_rows(args.h_0->to(at::kFloat));
   const Tensor x = with_contiguous_rows(args.input->to(at::kFloat));
   const Tensor bias = slot_bias(args, hidden);
   const Blocks& blocks = schedule.blocks;
@@ -91,14 +91,15 @@ constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Operand>;
 template <typename T>
 class BlockedStep {
  public:
-  BlockedStep(const ElementwiseForward<T>& step, const StepArgs& args, const StepSchedule& schedule)
+  BlockedStep(
+      const ElementwiseForward<T>& step, const SequenceArgs& args, const StepSchedule& schedule)
       : step_(step),
         args_(args),
         cell_(*args.cell),
-        hidden_(args.h->size(1)),
+        hidden_(args.h_0->size(1)),
         k_(hidden_ + args.input->size(1)),
         weights_(read_weights<T>(args.weight_ih, args.weight_hh, hidden_)),
-        columns_(std::min(round_up(args.h->size(0), kVector), kStepRows)),
+        columns_(std::min(round_up(args.h_0->size(0), kVector), kStepRows)),
         blocks_(schedule.blocks),
         threads_(schedule.threads),
         bias_(slot_bias(args, hidden_)),
@@ -109,7 +110,7 @@ class BlockedStep {
   }
 
   void run() {
-    const int64_t batch = args_.h->size(0);
+    const int64_t batch = args_.h_0->size(0);
     for (int64_t first = 0; first < batch; first += columns_) {
       const int64_t rows = std::min(columns_, batch - first);
       pack(first, rows);
@@ -130,7 +131,7 @@ class BlockedStep {
   void pack(int64_t first, int64_t rows) {
     if (rows < columns_) std::fill_n(floats_, x_size_, 0.0f);
     const auto b = x_transposed();
-    Format::pack_b_transposed(b, 0, 0, read<T>(args_.h).from(first), hidden_, rows);
+    Format::pack_b_transposed(b, 0, 0, read<T>(args_.h_0).from(first), hidden_, rows);
     Format::pack_b_transposed(b, hidden_, 0, read<T>(args_.input).from(first), k_ - hidden_, rows);
   }
 
@@ -168,7 +169,7 @@ class BlockedStep {
   }
 
   const ElementwiseForward<T>& step_;
-  const StepArgs& args_;
+  const SequenceArgs& args_;
   const CellInfo& cell_;
   const int64_t hidden_, k_;
   const WeightMatrices<T> weights_;
@@ -182,14 +183,15 @@ class BlockedStep {
 };
 
 template <typename T>
-void run_step(const StepArgs& args, const StepResult& result, const StepSchedule& schedule) {
-  const auto& [h_next, c_next, activations] = result;
+void run_step(
+    const SequenceArgs& args, const SequenceResult& result, const StepSchedule& schedule) {
+  const auto& [output, h_next, c_next, activations] = result;
   const Tensor parameters = cell_parameters(*args.cell, args.bias_ih);
   ElementwiseForward<T> step;
   step.cell = &*args.cell;
-  step.layer_hidden = args.h->size(1);
+  step.layer_hidden = args.h_0->size(1);
   step.parameters = read_row<compute_t<T>>(parameters);
-  step.c = read<T>(args.c);
+  step.c = read<T>(args.c_0);
   step.h_next = write<T>(h_next);
   step.c_next = write<T>(c_next);
   step.activations = write<T>(activations);
@@ -204,11 +206,12 @@ void run_step(const StepArgs& args, const StepResult& result, const StepSchedule
 
 }  // namespace
 
-StepResult step_forward(const StepArgs& args) {
-  const int64_t batch = args.h->size(0);
-  const int64_t hidden = args.h->size(1);
+SequenceResult step_forward(const SequenceArgs& args) {
+  const int64_t batch = args.h_0->size(0);
+  const int64_t hidden = args.h_0->size(1);
   const auto options = args.input->options();
-  StepResult result = {
+  SequenceResult result = {
+      Tensor(),
       new_tensor({batch, hidden}, options),
       new_tensor({batch, args.cell->state_columns() * hidden}, options),
       args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};

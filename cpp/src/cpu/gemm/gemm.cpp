@@ -53,7 +53,7 @@ Tensor Linear::rows_of(SlotRange slots) const {
 }
 
 Tensor Linear::project_x(const Tensor& x) const {
-  const Tensor input = with_contiguous_rows(own_input(x).to(weight_x_.scalar_type()));
+  const Tensor input = with_contiguous_rows(projected_input(x).to(weight_x_.scalar_type()));
   if (cell_.x.count() == cell_.slots) {
     return bias_.defined() ? at::addmm(bias_, input, weight_x_.t()) : at::mm(input, weight_x_.t());
   }
@@ -82,7 +82,7 @@ void Linear::project(Tensor gates, const Tensor& h, const Tensor& x) const {
   const auto multiply = [&](const Tensor& a, const Tensor& weight) {
     bias_.defined() ? at::addmm_out(gates, bias_, a, weight.t()) : at::mm_out(gates, a, weight.t());
   };
-  if (cell_.joined) {
+  if (cell_.concatenated) {
     if (!both_.defined()) both_ = at::cat({weight_h_, weight_x_}, 1);
     multiply(at::cat({h, x}, 1), both_);
   } else if (cell_.x == cell_.h && cell_.is_element_wise()) {
@@ -99,7 +99,7 @@ void Linear::input_gradient(Tensor out, const Tensor& dz) const {
     at::mm_out(out, x_columns(dz), weight_x_);
     return;
   }
-  own_input(out).copy_(at::mm(x_columns(dz), weight_x_));
+  projected_input(out).copy_(at::mm(x_columns(dz), weight_x_));
   for_each_given(cell_, hidden_, out.size(1), [&](int slot, int64_t column) {
     out.narrow(1, column, hidden_).copy_(columns(dz, {slot, slot + 1}));
   });
@@ -125,7 +125,7 @@ void Linear::add_weight_gradients(
     const Tensor& saved) const {
   const at::ScalarType dtype = dz.scalar_type();
   if (out.ih.defined()) {
-    out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), own_input(x).to(dtype)), cell_));
+    out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), projected_input(x).to(dtype)), cell_));
   }
   if (!out.hh.defined()) return;
   if (cell_.operands().count == 0) {

@@ -24,7 +24,7 @@ class Linear {
   template <typename Args>
   static Linear with_bias(const Args& args) {
     const Weights weights = weights_of(args);
-    return Linear(*args.cell, weights, slot_bias(args, args.state_h()->size(1)));
+    return Linear(*args.cell, weights, slot_bias(args, args.h_0->size(1)));
   }
   template <typename Args>
   explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
@@ -57,8 +57,8 @@ class Linear {
   Linear(const CellInfo& cell, const Weights& weights, at::Tensor bias);
   at::Tensor columns(const at::Tensor& z, SlotRange slots) const;
   at::Tensor x_columns(const at::Tensor& z) const { return columns(z, cell_.x); }
-  at::Tensor rows_of(SlotRange slots) const;         // of weight_h_
-  at::Tensor own_input(const at::Tensor& x) const {  // without the columns of given gates
+  at::Tensor rows_of(SlotRange slots) const;               // of weight_h_
+  at::Tensor projected_input(const at::Tensor& x) const {  // without the columns of given gates
     return x.narrow(1, 0, weight_x_.size(1));
   }
 

@@ -44,6 +44,7 @@ Result run(
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
+  if (args.is_step()) return step_forward(args);
   return run<SequenceResult, SequenceArgs>(
       "forward: ",
       args,
@@ -52,6 +53,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
+  if (args.is_step()) return step_backward(args);
   return run<Gradients, SequenceBackwardArgs>(
       "backward: ",
       args,

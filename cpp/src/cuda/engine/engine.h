@@ -12,11 +12,11 @@
 
 namespace lltm::cuda {
 
-// step.cpp
-StepResult step_forward(const StepArgs& args);
-Gradients step_backward(const StepBackwardArgs& args);
+// step.cpp: steps (operator_args.h), without an output.
+SequenceResult step_forward(const SequenceArgs& args);
+Gradients step_backward(const SequenceBackwardArgs& args);
 
-// choose.cpp: one of the engines below.
+// choose.cpp: one of these engines.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 

@@ -15,10 +15,10 @@ namespace lltm::cuda {
 
 using at::Tensor;
 
-StepResult step_forward(const StepArgs& args) {
+SequenceResult step_forward(const SequenceArgs& args) {
   const CellInfo& cell = *args.cell;
-  const int64_t batch = args.h->size(0);
-  const int64_t hidden = args.h->size(1);
+  const int64_t batch = args.h_0->size(0);
+  const int64_t hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
   const auto options = args.input->options();
   const Tensor h_next = at::empty({batch, hidden}, options);
@@ -44,7 +44,7 @@ StepResult step_forward(const StepArgs& args) {
   const Weights weights = weights_of(args);
   multiply(args.input, weights.ih, cell.x, cell.x_blocks, /*accumulate=*/false);
   if (cell.x.end < cell.slots) zero(result(gates.slice(1, cell.x.end * hidden)));
-  multiply(args.h, weights.hh, cell.h, cell.h_blocks, /*accumulate=*/true);
+  multiply(args.h_0, weights.hh, cell.h, cell.h_blocks, /*accumulate=*/true);
 
   visit_dtype<c10::Half, c10::BFloat16>(dtype, [&]<typename T>(T*) {
     ForwardArgs<T> step;
@@ -54,18 +54,18 @@ StepResult step_forward(const StepArgs& args) {
     step.bias_ih = read_row<T>(args.bias_ih);
     step.bias_hh = read_row<T>(args.bias_hh);
     step.parameters = step.bias_ih.from(0, cell.x.count() * hidden);
-    step.c = read<T>(args.c);
+    step.c = read<T>(args.c_0);
     step.h_next = write<T>(h_next);
     step.c_next = write<T>(c_next);
     step.activations = write<T>(activations);
     launch_forward(cell, step, current_stream());
   });
-  return {h_next, c_next, activations};
+  return {Tensor(), h_next, c_next, activations};
 }
 
-Gradients step_backward(const StepBackwardArgs& args) {
+Gradients step_backward(const SequenceBackwardArgs& args) {
   const CellInfo& cell = *args.cell;
-  const int64_t hidden = args.h->size(1);
+  const int64_t hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
@@ -73,8 +73,8 @@ Gradients step_backward(const StepBackwardArgs& args) {
     return want ? at::empty(like.sizes(), like.options()) : Tensor();
   };
   const Tensor d_input = empty_if(want_input, args.input);
-  const Tensor d_h = empty_if(want_h, args.h);
-  const int64_t batch = args.h->size(0);
+  const Tensor d_h = empty_if(want_h, args.h_0);
+  const int64_t batch = args.h_0->size(0);
   const auto options = args.input->options();
   const Tensor d_c = want_c ? at::empty({batch, cell.state_columns() * hidden}, options) : Tensor();
   const Tensor dz = at::empty({batch, cell.grad_columns() * hidden}, options);
@@ -83,10 +83,10 @@ Gradients step_backward(const StepBackwardArgs& args) {
     BackwardArgs<T, T> step;
     step.rows = batch;
     step.hidden = hidden;
-    step.activations = read<T>(args.activations);
+    step.activations = read<T>(args.saved);
     step.parameters = read_row<T>(args.bias_ih).from(0, cell.x.count() * hidden);
-    step.grad_h = read<T>(args.grad_h);
-    step.grad_c = read<T>(args.grad_c);
+    step.grad_h = read<T>(args.grad_h_n);
+    step.grad_c = read<T>(args.grad_c_n);
     step.grad_gates = write<T>(dz);
     step.grad_c_prev = write<T>(d_c);
     launch_backward(cell, step, current_stream());
@@ -114,7 +114,7 @@ Gradients step_backward(const StepBackwardArgs& args) {
         });
       };
   const Weights parts = d_weights.parts(cell);
-  multiply_by(args.h, parts.hh, cell.h, cell.h_blocks);
+  multiply_by(args.h_0, parts.hh, cell.h, cell.h_blocks);
   multiply_by(args.input, parts.ih, cell.x, cell.x_blocks);
   // ATen's sum accumulates in float32, in a fixed order.
   const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();

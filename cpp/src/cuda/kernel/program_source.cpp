@@ -1,6 +1,6 @@
 #include "cuda/kernel/program_source.h"
 
-#include "cell/program.h"
+#include "cell/program_compiler.h"
 
 #include <cmath>
 #include <limits>
@@ -9,16 +9,6 @@
 
 namespace lltm::cuda {
 namespace {
-
-struct Operation {
-  const char* function;  // in math.h
-  int operands;
-};
-constexpr Operation kOperations[] = {
-#define LLTM_OPERATION(op, function, operands, ...) {#function, operands},
-    LLTM_OPERATIONS(LLTM_OPERATION)
-#undef LLTM_OPERATION
-};
 
 std::ostringstream new_stream() {
   std::ostringstream stream;
@@ -51,11 +41,11 @@ void print_program(std::ostream& to, const Program& program, const char* name) {
   }
   for (int k = 0; k < program.size; ++k) {
     const Instruction& i = program.code[k];
-    const auto [function, operands] = kOperations[static_cast<int>(i.op)];
+    const OpInfo& info = info_of(i.op);
     const unsigned char of[] = {i.a, i.b, i.c};
     const std::string result = numbered("v", k);
-    to << "    const V " << result << " = math::" << function << "(";
-    for (int j = 0; j < operands; ++j) to << (j == 0 ? "" : ", ") << registers[of[j]];
+    to << "    const V " << result << " = math::" << info.function << "(";
+    for (int j = 0; j < info.operands; ++j) to << (j == 0 ? "" : ", ") << registers[of[j]];
     to << ");\n";
     registers[i.y] = result;
   }
