@@ -189,7 +189,7 @@ def _descriptor(cell: _Cell) -> list[str]:
     members |= {"reads_h": str("h" in cell.states).lower(), "parameters": len(cell.parameters)}
     members |= {"state_names": quoted(header.states), "parameter_names": quoted(cell.parameters)}
     members["bounded"] = str(header.bounded).lower()
-    members["own_gradient"] = header.own_gradient and "true"
+    members["custom_gradient"] = header.own_gradient and "true"
     members |= {"given": len(given), "given_blocks": given and blocks(given, 1)}
     members |= {"scalars": bits(header.scalars, cell.parameters)}
     members |= {"without_bias": bits(header.no_bias, slots)}
