@@ -79,11 +79,9 @@ std::string layouts_of(const Kind& kind) {
          same("BackwardAccess", sizeof(BackwardAccess));
 }
 
-// ptxas prints "0 bytes spill stores, 0 bytes spill loads" for each kernel.
-int without_spills(const std::string& log) {
-  const std::string line = " 0 bytes spill stores, 0 bytes spill loads";
+int count(const std::string& log, const std::string& text) {
   int count = 0;
-  for (size_t at = log.find(line); at != std::string::npos; at = log.find(line, at + 1)) ++count;
+  for (size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++count;
   return count;
 }
 
@@ -101,7 +99,10 @@ TEST_P(ProgramKernels, CompileForEachGpuWithoutSpills) {
       for (const char* kernel : {"lltm_forward", "lltm_backward"}) {
         EXPECT_NE(code.find(kernel), std::string::npos) << kernel;
       }
-      EXPECT_EQ(without_spills(log), 2) << log;
+      // Of each kernel, and of CUDA's function for large arguments of sin and cos in float64.
+      const int functions = count(log, "Function properties for ");
+      EXPECT_GE(functions, 2) << log;
+      EXPECT_EQ(count(log, " 0 bytes spill stores, 0 bytes spill loads"), functions) << log;
     }
   }
 }
