@@ -15,7 +15,7 @@ const char* version() {
 }
 
 const char* cpu_kernels() {
-  return find_device(c10::DeviceType::CPU)->kernels();
+  return find_device(c10::DeviceType::CPU).kernels();
 }
 
 std::string build_info() {
@@ -38,7 +38,7 @@ std::string build_info() {
       "none (ATen operations)"
 #endif
        << '\n'
-       << find_device(c10::DeviceType::CPU)->description();
+       << find_device(c10::DeviceType::CPU).description();
   return info.str();
 }
 

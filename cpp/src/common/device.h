@@ -4,6 +4,7 @@
 #include "common/operator_args.h"
 
 #include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <cstddef>
 #include <functional>
@@ -11,19 +12,23 @@
 
 namespace lltm {
 
+// A device may lack features (null).
 struct Device {
   // The name of the kernels in use, and lines of build_info.
-  const char* (*kernels)();
-  std::string (*description)();
+  const char* (*kernels)() = nullptr;
+  std::string (*description)() = nullptr;
   // True if the two directions of a layer take less time concurrently. `call`: one of them.
-  bool (*fits_side_by_side)(const SequenceArgs& call, bool training);
+  bool (*fits_side_by_side)(const SequenceArgs& call, bool training) = nullptr;
   // Calls run(0) and run(1) concurrently, each for half of the threads. Rethrows errors.
-  void (*run_side_by_side)(const std::function<void(size_t)>& run);
+  void (*run_side_by_side)(const std::function<void(size_t)>& run) = nullptr;
 };
 
 void register_device(c10::DeviceType type, const Device& device);
 
-// Null for devices without such features.
-const Device* find_device(c10::DeviceType type);
+const Device& find_device(c10::DeviceType type);
+
+// The keys of tensors whose memory holds the elements and that no transform has wrapped: those of
+// registered devices, with autograd and autocast.
+extern c10::DispatchKeySet unwrapped_keys;
 
 }  // namespace lltm

@@ -104,6 +104,12 @@ struct SequenceInputs {
         recurrent_mask);
   }
 
+  // Tensors with a batch dimension before the last, (..., B, .), and as the last, (..., B).
+  auto batched() { return std::tie(input, h_0, c_0, recurrent_mask); }
+  auto batched() const { return std::tie(input, h_0, c_0, recurrent_mask); }
+  auto batched_elements() { return std::tie(reset); }
+  auto batched_elements() const { return std::tie(reset); }
+
   bool is_step() const { return input->dim() == 2 && !batch_sizes.defined(); }
   bool prepacked() const { return weight_ih->scalar_type() == at::kByte; }
 };

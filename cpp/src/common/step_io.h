@@ -34,7 +34,8 @@ inline at::Tensor masked_h(const at::Tensor& h, const at::Tensor& recurrent_mask
 class StepIO {
  public:
   // reset is (rows) and recurrent_mask (at least rows, H), or undefined.
-  StepIO(const CellInfo& cell, const at::Tensor& reset, at::Tensor recurrent_mask)
+  explicit StepIO(
+      const CellInfo& cell, const at::Tensor& reset = {}, at::Tensor recurrent_mask = {})
       : cell_(cell),
         reset_(reset.defined() ? reset.unsqueeze(1) : reset),
         mask_(std::move(recurrent_mask)) {}

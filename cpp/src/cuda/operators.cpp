@@ -1,4 +1,5 @@
 // The operators for CUDA tensors. prepack uses the ATen fallback.
+#include "common/device.h"
 #include "common/schedule_log.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
@@ -51,6 +52,7 @@ struct Cuda {
 #define LLTM_CUDA_KEY CUDA
 #endif
 TORCH_LIBRARY_IMPL(lltm, LLTM_CUDA_KEY, m) {
+  register_device(c10::DeviceType::CUDA, {});
   register_backend<Cuda>(m);
 }
 

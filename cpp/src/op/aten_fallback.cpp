@@ -132,20 +132,13 @@ Tensor with_rows(const Tensor& rows, const Tensor& state) {
   return rows.size(0) == state.size(0) ? rows : at::cat({rows, state.slice(0, rows.size(0))}, 0);
 }
 
-// A reset mask (rows), or undefined.
-Tensor reset_of(const Tensor& reset, const Step& step) {
-  return reset.defined() ? reset.reshape(-1).narrow(0, step.offset, step.rows) : reset;
-}
-
 StepResult forward_of_step(
     const Operands& operands,
     const Tensor& z_x,
     const Tensor& h,
     const Tensor& c,
-    const Tensor& reset,
-    const Tensor& recurrent_mask,
+    const StepIO& io,
     bool save) {
-  const StepIO io(operands.cell, reset, recurrent_mask);
   const Tensor z = pre_activations(operands, z_x, io.enter_h(widened(h)));
   const Tensor& parameters = operands.parameters;
   return run_forward(operands.cell, z, io.enter_c(c), parameters, operands.weight_h, save);
@@ -158,8 +151,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
     const Tensor& activations,
     const Tensor& dh,
     const Tensor& dc,
-    const Tensor& reset,
-    const Tensor& recurrent_mask) {
+    const StepIO& io) {
   const auto [dz, dc_before] =
       run_backward(operands.cell, activations, dh, dc, operands.parameters, operands.weight_h);
   const CellInfo& cell = operands.cell;
@@ -167,7 +159,6 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
   const c10::SymInt hidden = operands.weight_h.sym_size(1);
   const Tensor weight_h = operands.weight_h.narrow_symint(
       0, (cell.direct.begin - cell.h.begin) * hidden, cell.direct.count() * hidden);
-  const StepIO io(cell, reset, recurrent_mask);
   return {dz, io.enter_h(at::matmul(dz_h, weight_h)), io.enter_backward_c(dc_before)};
 }
 
@@ -253,7 +244,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const Tensor z_x = project_x(operands, flat_rows(input));
   if (args.is_step()) {  // keeps symbolic sizes
     auto [h, c, activations] =
-        forward_of_step(operands, z_x, args.h_0, args.c_0, Tensor(), Tensor(), args.save);
+        forward_of_step(operands, z_x, args.h_0, args.c_0, StepIO(*args.cell), args.save);
     return {Tensor(), h, c, activations};
   }
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
@@ -270,15 +261,15 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   for (size_t k = 0; k < steps.size(); ++k) {
     const auto [offset, rows] = steps[k];
     if (!none && has_checkpoint(k, args.saved_checkpoint_steps())) checkpoints.push_back(c);
+    const StepIO io(args, steps[k]);
     const auto [h_next, c_next, saved] = forward_of_step(
         operands,
         z_x.narrow(0, offset, rows),
         h.narrow(0, 0, rows),
         c.narrow(0, 0, rows),
-        reset_of(args.reset, steps[k]),
-        args.recurrent_mask,
+        io,
         args.saves_activations());
-    outputs.push_back(StepIO(args, steps[k]).leave(h_next, c_next));
+    outputs.push_back(io.leave(h_next, c_next));
     activations.push_back(saved);
     h = with_rows(h_next, h);
     c = with_rows(c_next, c);
@@ -304,8 +295,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         args.saved,
         widened_or_zeros(args.grad_h_n, args.h_0),
         widened_or_zeros(args.grad_c_n, args.c_0),
-        Tensor(),
-        Tensor());
+        StepIO(*args.cell));
     return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
   }
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
@@ -318,16 +308,15 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   std::vector<Tensor> dz = {grad_rows.new_zeros({0, width})};
   for (size_t k = steps.size(); k-- > 0;) {
     const auto [offset, rows] = steps[k];
+    const StepIO io(args, steps[k]);
     const auto [dz_of_step, dh_before, dc_before] = backward_of_step(
         operands,
         args.saved->narrow(0, offset, rows),
         dh.narrow(0, 0, rows) + grad_rows.narrow(0, offset, rows),
-        StepIO(args, steps[k])
-            .leave_backward(
-                dc.narrow(0, 0, rows),
-                grad_states.defined() ? grad_states.narrow(0, offset, rows) : grad_states),
-        reset_of(args.reset, steps[k]),
-        args.recurrent_mask);
+        io.leave_backward(
+            dc.narrow(0, 0, rows),
+            grad_states.defined() ? grad_states.narrow(0, offset, rows) : grad_states),
+        io);
     dz.push_back(dz_of_step);
     dh = with_rows(dh_before, dh);
     dc = with_rows(dc_before, dc);
@@ -462,8 +451,7 @@ StepResult sequence_step(
       z_x,
       h,
       c,
-      or_undefined(reset),
-      or_undefined(recurrent_mask),
+      StepIO(cell, or_undefined(reset), or_undefined(recurrent_mask)),
       /*save=*/true);
 }
 
@@ -482,8 +470,7 @@ std::tuple<Tensor, Tensor, Tensor> sequence_step_backward(
       activations,
       dh,
       dc,
-      or_undefined(reset),
-      or_undefined(recurrent_mask));
+      StepIO(cell, or_undefined(reset), or_undefined(recurrent_mask)));
 }
 
 Gradients sequence_gradients(

@@ -4,6 +4,8 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <optional>
+
 namespace lltm {
 
 // Turns autocast off for the device, so that the operator does not cast again.
@@ -30,6 +32,14 @@ class Autocast {
   c10::impl::ExcludeDispatchKeyGuard off_;
   at::ScalarType dtype_;
 };
+
+// The device of the input if its autocast is enabled and has a kernel (autocast.cpp).
+inline std::optional<c10::DeviceType> autocast_device(const at::Tensor& input) {
+  const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
+  const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
+  return has_kernel && at::autocast::is_autocast_enabled(device) ? std::optional(device)
+                                                                 : std::nullopt;
+}
 
 // Casts nothing with prepacked weights, which keep their dtype.
 template <typename Args, typename Run>

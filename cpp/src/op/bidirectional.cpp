@@ -14,13 +14,13 @@ namespace lltm {
 bool fits_side_by_side(const SequenceArgs& call, const Interceptors& interceptors) {
   const bool training = interceptors.autograd();
   if (!interceptors.at_most_autograd() || (call.prepacked() && training)) return false;
-  const Device* const device = find_device(call.input->device().type());
-  return device != nullptr && device->fits_side_by_side(call, training);
+  const auto fits = find_device(call.input->device().type()).fits_side_by_side;
+  return fits != nullptr && fits(call, training);
 }
 
 void run_side_by_side(const at::Tensor& input, const std::function<void(size_t)>& run) {
   const at::ThreadLocalState state;  // such as inference mode and profilers
-  find_device(input.device().type())->run_side_by_side([&](size_t k) {
+  find_device(input.device().type()).run_side_by_side([&](size_t k) {
     const at::ThreadLocalStateGuard same(state);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     run(k);

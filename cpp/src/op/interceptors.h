@@ -3,6 +3,8 @@
 // compute in ATen operations.
 #pragma once
 
+#include "common/device.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -10,18 +12,8 @@
 
 namespace lltm {
 
-// True if the tensor's memory holds the elements, and no transform has wrapped it.
 inline bool is_unwrapped(const at::Tensor& tensor) {
-  using c10::DispatchKey;
-  static const c10::DispatchKeySet unwrapped(
-      {DispatchKey::CPU,
-       DispatchKey::CUDA,
-       DispatchKey::ADInplaceOrView,
-       DispatchKey::AutogradCPU,
-       DispatchKey::AutogradCUDA,
-       DispatchKey::AutocastCPU,
-       DispatchKey::AutocastCUDA});
-  return !tensor.defined() || unwrapped.has_all(tensor.key_set());
+  return !tensor.defined() || unwrapped_keys.has_all(tensor.key_set());
 }
 
 class Interceptors {

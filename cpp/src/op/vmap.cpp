@@ -104,13 +104,6 @@ bool is_differentiated() {
   });
 }
 
-std::optional<c10::DeviceType> autocast_device(const Tensor& input) {
-  const auto device = input.defined() ? input.device().type() : c10::DeviceType::Meta;
-  const bool has_kernel = device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
-  return has_kernel && at::autocast::is_autocast_enabled(device) ? std::optional(device)
-                                                                 : std::nullopt;
-}
-
 bool maps_parameters(const Samples& samples, const SequenceInputs& args) {
   return samples.in(args.weight_ih) || samples.in(args.weight_hh) || samples.in(args.bias_ih) ||
          samples.in(args.bias_hh);
@@ -121,21 +114,18 @@ SequenceOutputs fold_samples(const Args& args) {
   const Tensor& batch_sizes = args.batch_sizes;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
-  const bool any = samples.in(args.input) || samples.in(args.h_0) || samples.in(args.c_0) ||
-                   samples.in(args.reset) || samples.in(args.recurrent_mask);
+  const auto in = [&](const auto&... tensors) { return (samples.in(tensors) || ...); };
+  const bool any = std::apply(in, args.batched()) || std::apply(in, args.batched_elements());
   const SymInt rows = args.input->sym_size(-2);
   const SymInt batch = args.h_0->sym_size(0);
   const BelowVmap below;
   if (!any) return op::call(args);
   Args folded = args;
-  folded.input = samples.fold(args.input);
-  folded.h_0 = samples.fold(args.h_0);
-  folded.c_0 = samples.fold(args.c_0);
+  std::apply([&](auto&... t) { ((t = samples.fold(t)), ...); }, folded.batched());
+  std::apply([&](auto&... t) { ((t = samples.fold_mask(t)), ...); }, folded.batched_elements());
   if (packed) {
     folded.batch_sizes = batch_sizes * samples.count().guard_int(__FILE__, __LINE__);
   }
-  folded.reset = samples.fold_mask(args.reset);
-  folded.recurrent_mask = samples.fold(args.recurrent_mask);
   const auto [output, h_n, c_n] = op::call(folded);
   return {
       output.defined() ? samples.unfold(output, rows) : output,
