@@ -75,7 +75,7 @@ void add_micro_kernel(const std::string& dtype) {
     std::cerr << "no micro-kernel for " << dtype << ": shares of its peak are left out\n";
     return;
   }
-  using Operand = typename Format::Operand;
+  using Element = typename Format::Element;
   constexpr int64_t kCalls = 64;  // per thread
   const int64_t rows = lltm::cpu::kMaxRows;
   for (const int64_t columns : {64, 192}) {
@@ -87,13 +87,13 @@ void add_micro_kernel(const std::string& dtype) {
         const double flops = 2.0 * threads * kCalls * rows * columns * depth;
         add(name, "FLOP/s", flops, [=]() -> Body {
           const size_t operands = rows * depth + depth * columns;
-          const auto ab = std::make_shared<std::vector<Operand>>(threads * operands);
+          const auto ab = std::make_shared<std::vector<Element>>(threads * operands);
           // 0.01 in either format.
-          std::memset(ab->data(), 0x3C, ab->size() * sizeof(Operand));
+          std::memset(ab->data(), 0x3C, ab->size() * sizeof(Element));
           const auto c = std::make_shared<std::vector<float>>(threads * rows * columns);
           return [=] {
             on_threads(threads, [&](int64_t thread) {
-              const Operand* const a = ab->data() + thread * operands;
+              const Element* const a = ab->data() + thread * operands;
               float* const product = c->data() + thread * rows * columns;
               for (int64_t call = 0; call < kCalls; ++call) {
                 Format::gemm(

@@ -38,7 +38,7 @@ TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsLeadingDimension) {
   const at::Tensor column = memory.as_strided({5, 1}, {1, far});
   for (const at::Tensor& tensor : {row, column}) {
     ASSERT_TRUE(lltm::cuda::as_operand(tensor).is_same(tensor));
-    const lltm::cuda::Operand operand = lltm::cuda::operand(tensor);
+    const lltm::cuda::GemmOperand operand = lltm::cuda::operand(tensor);
     EXPECT_EQ(operand.data, memory.const_data_ptr());
     EXPECT_EQ(operand.rows, tensor.size(0));
     EXPECT_EQ(operand.cols, tensor.size(1));

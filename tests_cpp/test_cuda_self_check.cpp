@@ -18,12 +18,12 @@
 namespace lltm_test {
 
 void check_kernels_now() {
-  using lltm::cuda::Kernels;
+  using lltm::cuda::Engine;
   for (const char* name : kCells) {
     for (const at::ScalarType dtype : kDtypes) {
-      for (const Kernels kernels : {Kernels::step, Kernels::per_step, Kernels::persistent}) {
+      for (const Engine engine : {Engine::step, Engine::per_step, Engine::persistent}) {
         const at::Tensor like = at::empty({0}, dtype);
-        lltm::cuda::why_not_kernels(*lltm::find_cell(name), like, kernels);
+        lltm::cuda::why_not_kernels(*lltm::find_cell(name), like, engine);
       }
     }
   }
@@ -178,8 +178,8 @@ TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
     const lltm::CellInfo& cell = *lltm::find_cell(text);
     for (const at::ScalarType dtype : kDtypes) {
       const at::Tensor like = at::empty({0}, dtype);
-      for (const auto kernels : {lltm::cuda::Kernels::step, lltm::cuda::Kernels::per_step}) {
-        EXPECT_EQ(lltm::cuda::why_not_kernels(cell, like, kernels), nullptr) << cell.title();
+      for (const auto engine : {lltm::cuda::Engine::step, lltm::cuda::Engine::per_step}) {
+        EXPECT_EQ(lltm::cuda::why_not_kernels(cell, like, engine), nullptr) << cell.title();
       }
     }
   }

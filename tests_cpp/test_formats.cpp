@@ -78,17 +78,17 @@ void check_gemm(Format format, int64_t m, int64_t n, int64_t k, bool transposed,
   SCOPED_TRACE(
       testing::Message() << "m " << m << ", n " << n << ", k " << k
                          << (transposed ? ", transposed" : ""));
-  using Operand = typename Format::Operand;
-  using Source = typename Format::Source;
+  using Element = typename Format::Element;
+  using Unpacked = typename Format::Unpacked;
   constexpr bool kInt8 = std::is_same_v<Format, Int8Format>;
-  const auto a = uniform<Source>(m, k, 1), b = uniform<Source>(k, n, 2);
+  const auto a = uniform<Unpacked>(m, k, 1), b = uniform<Unpacked>(k, n, 2);
   const int64_t padded_k = Format::padded_k(k), padded_n = Format::padded_n(n);
   const int64_t a_stride = Format::a_stride(k);
   // pack_a_transposed writes the padding: NaN before. pack_a keeps it.
-  AlignedArray<Operand> a_memory(m * a_stride, transposed && !kInt8 ? 0xFF : 0);
-  AlignedArray<Operand> b_memory(padded_k * padded_n);
-  const Matrix<Operand> a_packed = {a_memory.data(), a_stride};
-  const PackedB<Operand> b_packed = {b_memory.data(), padded_k, padded_n, padded_n};
+  AlignedArray<Element> a_memory(m * a_stride, transposed && !kInt8 ? 0xFF : 0);
+  AlignedArray<Element> b_memory(padded_k * padded_n);
+  const Matrix<Element> a_packed = {a_memory.data(), a_stride};
+  const PackedB<Element> b_packed = {b_memory.data(), padded_k, padded_n, padded_n};
   if constexpr (!kInt8) {
     if (transposed) {
       ASSERT_TRUE(Format::pack_a_transposed(m, k, padded_k, a.transposed().matrix(), a_packed));

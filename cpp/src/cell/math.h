@@ -52,10 +52,10 @@ LLTM_CELL_INLINE To bit_cast(From from) {
 }
 
 template <typename T>
-struct Format;
+struct FloatFormat;
 
 template <>
-struct Format<float> {
+struct FloatFormat<float> {
   using Bits = std::int32_t;
   using UnsignedBits = std::uint32_t;
   static constexpr int kMantissaBits = 23;
@@ -114,7 +114,7 @@ struct Format<float> {
 };
 
 template <>
-struct Format<double> {
+struct FloatFormat<double> {
   using Bits = std::int64_t;
   using UnsignedBits = std::uint64_t;
   static constexpr int kMantissaBits = 52;
@@ -192,12 +192,12 @@ struct Format<double> {
 template <typename T>
 struct Reduced {
   T expm1_r;
-  typename Format<T>::Bits n;
+  typename FloatFormat<T>::Bits n;
 };
 
 template <typename T>
 LLTM_CELL_INLINE Reduced<T> reduce(T x) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   const T shifted = x * F::kLog2E + F::kRound;
   const T n = shifted - F::kRound;
   const T r = (x - n * F::kLn2High) - n * F::kLn2Low;
@@ -206,35 +206,35 @@ LLTM_CELL_INLINE Reduced<T> reduce(T x) {
 
 // 2^n for n in the range of normal numbers.
 template <typename T>
-LLTM_CELL_INLINE T power_of_two(typename Format<T>::Bits n) {
-  using F = Format<T>;
+LLTM_CELL_INLINE T power_of_two(typename FloatFormat<T>::Bits n) {
+  using F = FloatFormat<T>;
   return bit_cast<T>((n + F::kExponentBias) << F::kMantissaBits);
 }
 
 template <typename T>
 LLTM_CELL_INLINE T clamp_low(T x) {  // keeps NaN
-  return x < Format<T>::kLowest ? Format<T>::kLowest : x;
+  return x < FloatFormat<T>::kLowest ? FloatFormat<T>::kLowest : x;
 }
 
 template <typename T>
-inline constexpr typename Format<T>::Bits kSign =
-    typename Format<T>::Bits{1} << (8 * sizeof(T) - 1);
+inline constexpr typename FloatFormat<T>::Bits kSign =
+    typename FloatFormat<T>::Bits{1} << (8 * sizeof(T) - 1);
 
 template <typename T>
 LLTM_CELL_INLINE T minus_abs(T x) {
-  return bit_cast<T>(bit_cast<typename Format<T>::Bits>(x) | kSign<T>);
+  return bit_cast<T>(bit_cast<typename FloatFormat<T>::Bits>(x) | kSign<T>);
 }
 
 template <typename T>
 LLTM_CELL_INLINE T with_sign_of(T magnitude, T x) {
-  using Bits = typename Format<T>::Bits;
+  using Bits = typename FloatFormat<T>::Bits;
   return bit_cast<T>((bit_cast<Bits>(magnitude) & ~kSign<T>) | (bit_cast<Bits>(x) & kSign<T>));
 }
 
 // For x <= 0. Scaling by two factors rounds subnormal results correctly.
 template <typename T>
 LLTM_CELL_INLINE T exp_nonpositive(T x) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   const Reduced<T> reduced = reduce(clamp_low(x));
   return (T(1) + reduced.expm1_r) * power_of_two<T>(reduced.n + F::kShift) *
          power_of_two<T>(-F::kShift);
@@ -309,7 +309,7 @@ LLTM_CELL_INLINE T elu(T x) {
 // 2^n (1 + expm1_r), by two factors for results near overflow and subnormals.
 template <typename T>
 LLTM_CELL_INLINE T scaled(const Reduced<T>& reduced) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   using Bits = typename F::Bits;
   using Unsigned = typename F::UnsignedBits;
   // Some instruction sets cannot shift negative 64-bit numbers.
@@ -324,12 +324,12 @@ LLTM_CELL_INLINE T scaled(const Reduced<T>& reduced) {
 template <typename T>
 LLTM_CELL_INLINE T exp(T x) {
   const T y = clamp_low(x);
-  return scaled(reduce(y > Format<T>::kHighest ? Format<T>::kHighest : y));
+  return scaled(reduce(y > FloatFormat<T>::kHighest ? FloatFormat<T>::kHighest : y));
 }
 
 template <typename T>
 LLTM_CELL_INLINE T exp2(T x) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   constexpr T kOverflow = F::kExponentBias + 1, kZero = -(F::kExponentBias + F::kMantissaBits + 2);
   const T above = x < kZero ? kZero : x;
   const T y = above > kOverflow ? kOverflow : above;
@@ -342,7 +342,7 @@ LLTM_CELL_INLINE T exp2(T x) {
 // Full relative accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T expm1(T x) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   const T y = x < T(-40) ? T(-40) : x;
   const Reduced<T> reduced = reduce(y > F::kHighest ? F::kHighest : y);
   const T half = power_of_two<T>(reduced.n - 1);  // 2^n may overflow although the result does not
@@ -358,7 +358,7 @@ struct Parts {
 
 template <typename T>
 LLTM_CELL_INLINE Parts<T> split(T y) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   using Unsigned = typename F::UnsignedBits;
   constexpr Unsigned kOne = static_cast<Unsigned>(F::kExponentBias) << F::kMantissaBits;
   constexpr Unsigned kMantissa = (Unsigned{1} << F::kMantissaBits) - 1;
@@ -374,7 +374,7 @@ LLTM_CELL_INLINE Parts<T> split(T y) {
 // 2 atanh(s), and 2 s is f - s f.
 template <typename T>
 LLTM_CELL_INLINE T log_of_parts(T n, T f) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   const T s = f / (T(2) + f);
   const T z = s * s;
   return n * F::kLn2High + (f + (n * F::kLn2Low - s * (f - z * F::atanh_remainder(z))));
@@ -390,7 +390,7 @@ LLTM_CELL_INLINE T log_at_edges(T x, T result) {
 
 template <typename T>
 LLTM_CELL_INLINE T log(T x) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   constexpr int kUp = F::kMantissaBits + 2;
   const bool subnormal = x < power_of_two<T>(1 - F::kExponentBias);
   const Parts<T> parts = split(subnormal ? x * power_of_two<T>(kUp) : x);
@@ -401,7 +401,7 @@ LLTM_CELL_INLINE T log(T x) {
 // Adds the rounding error of 1 + x to m, for accuracy near 0.
 template <typename T>
 LLTM_CELL_INLINE T log1p(T x) {
-  using F = Format<T>;
+  using F = FloatFormat<T>;
   const T y = T(1) + x;
   const Parts<T> parts = split(y);
   // 2^-n; subnormal for the largest n, where the rounding error does not matter.
@@ -478,8 +478,8 @@ LLTM_CELL_INLINE float sin_of_quarters(float x, std::uint32_t quarters) {
                      : bits_27 ? 0x1.abe8fa9a6ee07p-79
                                : 0x1.4a7f09d5f47d5p-54;
   const double turns = modulo_4(y * high) + modulo_4(y * middle);
-  const double shifted = (turns + y * low) + Format<double>::kRound;
-  const double f = (turns - (shifted - Format<double>::kRound)) + y * low;
+  const double shifted = (turns + y * low) + FloatFormat<double>::kRound;
+  const double f = (turns - (shifted - FloatFormat<double>::kRound)) + y * low;
   const auto n = static_cast<std::uint32_t>(bit_cast<std::uint64_t>(shifted)) + quarters;
 
   const auto r = static_cast<float>(f * 1.57079632679489661923);
@@ -504,8 +504,8 @@ template <typename T>
 LLTM_CELL_INLINE T erf(T x) {
   constexpr T kLargest = sizeof(T) == 4 ? 4 : 6;  // where erf rounds to 1
   const T size = abs(x), t = size > kLargest ? kLargest : size;
-  const T far = with_sign_of(T(1) - exp_nonpositive(t * Format<T>::erf_far(t)), x);
-  return size > T(0.8125) ? far : x + x * Format<T>::erf_near(x * x);
+  const T far = with_sign_of(T(1) - exp_nonpositive(t * FloatFormat<T>::erf_far(t)), x);
+  return size > T(0.8125) ? far : x + x * FloatFormat<T>::erf_near(x * x);
 }
 
 // 0 for either zero and NaN for NaN, as in the derivative of |x|.

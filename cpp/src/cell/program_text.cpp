@@ -144,22 +144,22 @@ std::optional<Op> op_of(string_view word) {
 using Names = std::set<string, std::less<>>;
 
 // An operand of products, and its gates with their ports.
-struct Product {
+struct ProductOperand {
   string operand;
   std::vector<string> gates;
   std::vector<Port> ports;
 };
 
 // Reads the lines `z.GATE = product OPERAND`.
-std::vector<Product> products_of(string_view text) {
-  std::vector<Product> products;
+std::vector<ProductOperand> products_of(string_view text) {
+  std::vector<ProductOperand> products;
   for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
     end = std::min(text.find('\n', begin), text.size());
     const std::vector<string_view> words = words_of(text.substr(begin, end - begin));
     if (words.size() != 4 || !words[0].starts_with("z.") || words[2] != "product") continue;
     const string_view gate = words[0].substr(2);
     if (gate.empty() || gate.size() > CellText::kMostNameLength || !is_name(gate)) continue;
-    auto found = std::find_if(products.begin(), products.end(), [&](const Product& product) {
+    auto found = std::find_if(products.begin(), products.end(), [&](const ProductOperand& product) {
       return product.operand == words[3];
     });
     if (found == products.end()) found = products.insert(found, {string(words[3]), {}, {}});
@@ -175,7 +175,7 @@ class Section {
       TextLines& lines,
       const string& name,
       const Names& taken,
-      const std::vector<Product>* products)
+      const std::vector<ProductOperand>* products)
       : lines_(lines), name_(name), taken_(taken), begin_(lines.number()), products_(products) {
     lines.expect(name);
   }
@@ -310,9 +310,10 @@ class Section {
     const string_view at = words[backward ? 3 : 0];
     const string_view start = backward ? "d.z." : "z.";
     const string gate(at.starts_with(start) ? at.substr(start.size()) : "");
-    const auto found = std::find_if(products_->begin(), products_->end(), [&](const Product& p) {
-      return std::find(p.gates.begin(), p.gates.end(), gate) != p.gates.end();
-    });
+    const auto found =
+        std::find_if(products_->begin(), products_->end(), [&](const ProductOperand& p) {
+          return std::find(p.gates.begin(), p.gates.end(), gate) != p.gates.end();
+        });
     if (found == products_->end()) lines_.fail("the gate of a product", at);
     const auto index = static_cast<unsigned char>(found - products_->begin());
     std::vector<int>& results = results_[index];
@@ -345,9 +346,9 @@ class Section {
   const Names& taken_;
   const int begin_;  // first line
   StageGraph graph_;
-  const std::vector<Product>* products_;      // null in version 1
-  std::map<int, std::vector<int>> results_;   // by operand
-  std::map<string, int, std::less<>> known_;  // values in graph_
+  const std::vector<ProductOperand>* products_;  // null in version 1
+  std::map<int, std::vector<int>> results_;      // by operand
+  std::map<string, int, std::less<>> known_;     // values in graph_
   std::vector<std::pair<string, Port>> outputs_;
 };
 
@@ -380,7 +381,7 @@ int block_of(const std::vector<string>& gates, const string& gate) {
 }
 
 // The order of pre-activations: x only | x and operands | x and h | h only | operands only | given.
-void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products) {
+void read_gates(TextLines& lines, CellText& cell, std::vector<ProductOperand>* products) {
   const std::vector<string> of_x = gates_of(lines, "weight_ih");
   if (of_x.empty() && products == nullptr) lines.fail("a gate in weight_ih");
   lines.next();
@@ -416,7 +417,7 @@ void read_gates(TextLines& lines, CellText& cell, std::vector<Product>* products
   const auto is_of_h = [&](const string& gate) { return block_of(of_h, gate) >= 0; };
   const auto multiplies = [&](const string& gate) {
     return products != nullptr &&
-           std::any_of(products->begin(), products->end(), [&](const Product& product) {
+           std::any_of(products->begin(), products->end(), [&](const ProductOperand& product) {
              return block_of(product.gates, gate) >= 0;
            });
   };
@@ -540,7 +541,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   auto cell = std::make_unique<CellText>();
   CellInfo& info = cell->info;
   TextLines lines(text);
-  std::vector<Product> products;
+  std::vector<ProductOperand> products;
   const bool second = lines.take("lltm-cell 2");
   if (second) {
     products = products_of(text);
@@ -550,7 +551,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   } else if (!lines.take("lltm-cell 1")) {
     lines.fail("a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2'");
   }
-  std::vector<Product>* const of_products = second ? &products : nullptr;
+  std::vector<ProductOperand>* const of_products = second ? &products : nullptr;
   if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");
   check_name(lines, lines.words()[1]);
   cell->name = lines.words()[1];
@@ -584,9 +585,10 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const size_t first = info.reads_h ? 1 : 0;
   Section forward(lines, "forward", taken, of_products);
   for (size_t k = 0; k < cell->gates.size(); ++k) {
-    const bool is_product = std::any_of(products.begin(), products.end(), [&](const Product& p) {
-      return block_of(p.gates, cell->gates[k]) >= 0;
-    });
+    const bool is_product =
+        std::any_of(products.begin(), products.end(), [&](const ProductOperand& p) {
+          return block_of(p.gates, cell->gates[k]) >= 0;
+        });
     if (!is_product) forward.input("z." + cell->gates[k], port(Place::kGate, k));
   }
   if (info.reads_h) forward.input(reads_h ? "h" : "", port(Place::kState, 0));

@@ -14,25 +14,25 @@ constexpr unsigned bit(int stage) {
 
 }  // namespace
 
-int StageGraph::add(Value value) {
-  for (const int operand : value.of) {
-    if (operand != kNone) value.level = std::max(value.level, values_[operand].level);
+int StageGraph::add(Node node) {
+  for (const int operand : node.of) {
+    if (operand != kNone) node.level = std::max(node.level, nodes_[operand].level);
   }
-  values_.push_back(value);
-  return static_cast<int>(values_.size()) - 1;
+  nodes_.push_back(std::move(node));
+  return static_cast<int>(nodes_.size()) - 1;
 }
 
 int StageGraph::level_of(const std::vector<int>& values) const {
   int level = 0;
-  for (const int value : values) level = std::max(level, values_[value].level);
+  for (const int value : values) level = std::max(level, nodes_[value].level);
   return level;
 }
 
 int StageGraph::mean(int value) {
-  const int level = values_[value].level;
+  const int level = nodes_[value].level;
   stages_ = std::max(stages_, level + 2);
   const int mean = input({Place::kMean, 0});
-  values_[mean].level = level + 1;
+  nodes_[mean].level = level + 1;
   cuts_.push_back({{value}, kNone, mean});
   return mean;
 }
@@ -46,7 +46,7 @@ std::vector<int> StageGraph::product(
   std::vector<int> results;
   for (const Port port : to) {
     results.push_back(input(port));
-    values_[results.back()].level = level + 1;
+    nodes_[results.back()].level = level + 1;
   }
   return results;
 }
@@ -55,7 +55,7 @@ std::pair<std::vector<ValueRange>, std::vector<Factor>> StageGraph::ranges_and_f
     int input) const {
   std::vector<ValueRange> ranges;
   std::vector<Factor> factors;
-  for (const Value& value : values_) {
+  for (const Node& value : nodes_) {
     std::array<ValueRange, 3> ranges_of = {};
     std::array<Factor, 3> factors_of = {ValueRange{0, 0}, ValueRange{0, 0}, ValueRange{0, 0}};
     for (size_t k = 0; k < value.of.size() && value.of[k] != kNone; ++k) {
@@ -79,19 +79,19 @@ std::pair<std::vector<ValueRange>, std::vector<Factor>> StageGraph::ranges_and_f
 void StageGraph::number_means() {
   for (int stage = 0; stage < stages_; ++stage) {
     for (const Cut& cut : cuts_) {
-      if (cut.operand != kNone || values_[cut.values[0]].level != stage) continue;
+      if (cut.operand != kNone || nodes_[cut.values[0]].level != stage) continue;
       const Port port = {Place::kMean, static_cast<unsigned char>(means_++)};
-      values_[cut.mean].port = port;
+      nodes_[cut.mean].port = port;
       output(cut.values[0], port);
     }
   }
 }
 
 // Recomputing it costs no more than reading it.
-bool StageGraph::is_free(const Value& value) const {
+bool StageGraph::is_free(const Node& value) const {
   if (info_of(value.op).cost == kExpensive) return false;
   return std::all_of(value.of.begin(), value.of.end(), [&](int operand) {
-    return operand == kNone || values_[operand].kind != kResult;
+    return operand == kNone || nodes_[operand].kind != kResult;
   });
 }
 
@@ -102,18 +102,18 @@ void StageGraph::place() {
   const int last = stages_ - 1;
   for (const Cut& cut : cuts_) {
     const int level = level_of(cut.values);
-    for (const int value : cut.values) values_[value].needed_by |= bit(level);
+    for (const int value : cut.values) nodes_[value].needed_by |= bit(level);
   }
   const auto is_state = [](Port port) {
     return port.place == Place::kState || port.place == Place::kH;
   };
   for (Output& output : outputs_) {
-    if (is_state(output.port)) values_[output.value].needed_by |= bit(output.stage = last);
+    if (is_state(output.port)) nodes_[output.value].needed_by |= bit(output.stage = last);
   }
-  std::vector<bool> is_output(values_.size());
+  std::vector<bool> is_output(nodes_.size());
   for (const Output& output : outputs_) is_output[output.value] = true;
-  for (size_t k = values_.size(); k-- > 0;) {
-    Value& value = values_[k];
+  for (size_t k = nodes_.size(); k-- > 0;) {
+    Node& value = nodes_[k];
     if (is_output[k] && value.needed_by == 0) value.needed_by = bit(value.level);
     if (value.kind != kResult || value.needed_by == 0) continue;
     unsigned computed = value.needed_by;
@@ -123,12 +123,12 @@ void StageGraph::place() {
       computed = bit(value.home);
     }
     for (const int operand : value.of) {
-      if (operand != kNone) values_[operand].needed_by |= computed;
+      if (operand != kNone) nodes_[operand].needed_by |= computed;
     }
   }
   for (Output& output : outputs_) {
     if (output.stage != kNone) continue;
-    const Value& value = values_[output.value];
+    const Node& value = nodes_[output.value];
     // The terms of a mean and the operand of a product are written in the stage before.
     const bool cut = output.port.place == Place::kMean || output.port.place == Place::kOperand;
     output.stage = cut ? value.level : std::countr_zero(value.needed_by);
@@ -137,7 +137,7 @@ void StageGraph::place() {
 
 void StageGraph::collect(
     int k, int stage, std::vector<int>& inputs, std::vector<int>& results) const {
-  const Value& value = values_[k];
+  const Node& value = nodes_[k];
   const auto add = [&](std::vector<int>& to) {
     if (std::find(to.begin(), to.end(), k) == to.end()) to.push_back(k);
   };
@@ -155,8 +155,8 @@ Stage StageGraph::compile(int stage, Code& code) const {
   for (const Output& output : outputs_) {
     if (output.stage == stage) outputs.push_back(output);
   }
-  for (size_t k = 0; k < values_.size(); ++k) {
-    const Value& value = values_[k];
+  for (size_t k = 0; k < nodes_.size(); ++k) {
+    const Node& value = nodes_[k];
     if (value.home == stage) {
       const auto kept = static_cast<unsigned char>(value.kept);
       outputs.push_back({static_cast<int>(k), {Place::kKept, kept}, stage});
@@ -164,8 +164,8 @@ Stage StageGraph::compile(int stage, Code& code) const {
   }
   std::vector<int> inputs, results;
   if (stages_ == 1) {
-    for (size_t k = 0; k < values_.size(); ++k) {
-      if (values_[k].kind == kInput) inputs.push_back(static_cast<int>(k));
+    for (size_t k = 0; k < nodes_.size(); ++k) {
+      if (nodes_[k].kind == kInput) inputs.push_back(static_cast<int>(k));
     }
   }
   for (const Output& output : outputs) collect(output.value, stage, inputs, results);
@@ -175,19 +175,19 @@ Stage StageGraph::compile(int stage, Code& code) const {
   ProgramCompiler compiler;
   std::map<int, int> known;
   for (const int k : inputs) {
-    const Value& value = values_[k];
+    const Node& value = nodes_[k];
     const auto kept = static_cast<unsigned char>(value.kept);
     known[k] = compiler.input();
     ports.push_back(value.kind == kInput ? value.port : Port{Place::kKept, kept});
   }
   const auto compiled = [&](int k) {
     if (k == kNone) return kNone;
-    const Value& value = values_[k];
+    const Node& value = nodes_[k];
     return value.kind == kConstant ? compiler.constant(value.number) : known.at(k);
   };
   for (const int k : results) {
-    const Operands of = values_[k].of;
-    known[k] = compiler.result(values_[k].op, {compiled(of[0]), compiled(of[1]), compiled(of[2])});
+    const Operands of = nodes_[k].of;
+    known[k] = compiler.result(nodes_[k].op, {compiled(of[0]), compiled(of[1]), compiled(of[2])});
   }
   std::vector<int> written;
   for (const Output& output : outputs) {
@@ -202,7 +202,7 @@ Stage StageGraph::compile(int stage, Code& code) const {
     if (cut.operand != kNone) {
       made.operands |= bit(cut.operand);
     } else {
-      const int mean = values_[cut.mean].port.index;
+      const int mean = nodes_[cut.mean].port.index;
       if (made.means.count() == 0) made.means.begin = mean;
       made.means.end = mean + 1;
     }

@@ -46,7 +46,7 @@ class StageGraph {
 
  private:
   enum Kind { kInput, kConstant, kResult };
-  struct Value {
+  struct Node {
     Kind kind;
     double number = 0;
     Op op = Op::kCopy;
@@ -68,15 +68,15 @@ class StageGraph {
     int mean = kNone;  // its result
   };
 
-  int add(Value value);
+  int add(Node node);
   int level_of(const std::vector<int>& values) const;
-  bool is_free(const Value& value) const;
+  bool is_free(const Node& value) const;
   void number_means();
   void place();
   Stage compile(int stage, Code& code) const;
   void collect(int value, int stage, std::vector<int>& inputs, std::vector<int>& results) const;
 
-  std::vector<Value> values_;
+  std::vector<Node> nodes_;
   std::vector<Output> outputs_;
   std::vector<Cut> cuts_;
   int stages_ = 1, means_ = 0, kept_ = 0;

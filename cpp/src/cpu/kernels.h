@@ -17,9 +17,9 @@ inline bool multiplies_bf16() {
   return chosen != nullptr && (widening == nullptr || chosen != widening->gemm_bf16_operands);
 }
 
-template <typename T, typename Operand>
-const Elementwise<T, Operand>& elementwise(const CellInfo& cell) {
-  return elementwise_of<T, Operand>(kernels().cells[cell.id]);
+template <typename T, typename Element>
+const Elementwise<T, Element>& elementwise(const CellInfo& cell) {
+  return elementwise_of<T, Element>(kernels().cells[cell.id]);
 }
 
 template <typename B>

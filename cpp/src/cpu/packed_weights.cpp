@@ -24,7 +24,7 @@ namespace {
 // Rows from `row` on in weight_ih or weight_hh, and their B columns from `column` on.
 template <typename Format>
 struct PackedRows {
-  PackedB<const typename Format::Operand> b;
+  PackedB<const typename Format::Element> b;
   int64_t column;
   bool of_h;
   int64_t row, rows;
@@ -59,19 +59,19 @@ bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
       });
 }
 
-template <typename Operand>
-PackedB<Operand> writable(const PackedB<const Operand>& b) {
-  return {const_cast<Operand*>(b.data), b.k, b.n, b.ld};
+template <typename Element>
+PackedB<Element> writable(const PackedB<const Element>& b) {
+  return {const_cast<Element*>(b.data), b.k, b.n, b.ld};
 }
 
 // Returns false if values are out of range.
 template <typename Format>
 bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
-  using Source = typename Format::Source;
+  using Unpacked = typename Format::Unpacked;
   const Tensor matrices[] = {
-      with_contiguous_rows(weights.ih.to(kDtype<Source>)),
-      with_contiguous_rows(weights.hh.to(kDtype<Source>).flatten(0, -2))};
-  const Matrix<const Source> w[] = {read<Source>(matrices[0]), read<Source>(matrices[1])};
+      with_contiguous_rows(weights.ih.to(kDtype<Unpacked>)),
+      with_contiguous_rows(weights.hh.to(kDtype<Unpacked>).flatten(0, -2))};
+  const Matrix<const Unpacked> w[] = {read<Unpacked>(matrices[0]), read<Unpacked>(matrices[1])};
   const int64_t k[] = {matrices[0].size(1), matrices[1].size(1)};
   return for_each_part(packed, [&](const auto& part) {
     const auto rows = w[part.of_h].from(part.row);
@@ -127,7 +127,7 @@ constexpr int64_t kPackedAlignment = 64;
 static_assert(kHeaderBytes == kPackedAlignment);
 
 template <typename Format>
-constexpr auto kOperandTag = static_cast<int32_t>(kDtype<typename Format::Operand>);
+constexpr auto kOperandTag = static_cast<int32_t>(kDtype<typename Format::Element>);
 template <>
 inline constexpr auto kOperandTag<Int8Format> = static_cast<int32_t>(at::kQInt8);
 
@@ -424,17 +424,17 @@ namespace {
 
 template <typename Format>
 Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
-  using Source = typename Format::Source;
+  using Unpacked = typename Format::Unpacked;
   const PackedHeader header = read_header(bytes);
-  const auto options = bytes.options().dtype(kDtype<Source>);
+  const auto options = bytes.options().dtype(kDtype<Unpacked>);
   const int64_t columns[] = {header.input_size, header.hidden / header.heads()};
   Weights weights = {
       at::empty({cell.x.count() * header.hidden, columns[0]}, options),
       at::empty({cell.h.count() * header.hidden, columns[1]}, options)};
-  const Matrix<Source> w[] = {write<Source>(weights.ih), write<Source>(weights.hh)};
+  const Matrix<Unpacked> w[] = {write<Unpacked>(weights.ih), write<Unpacked>(weights.hh)};
   for_each_part(read_packed<Format>(cell, bytes), [&](const auto& part) {
     for (int64_t unit = 0; unit < part.rows; ++unit) {
-      Source* const row = w[part.of_h].from(part.row + unit).data;  // null without columns
+      Unpacked* const row = w[part.of_h].from(part.row + unit).data;  // null without columns
       for (int64_t k = 0; k < columns[part.of_h]; ++k) {
         row[k] = Format::at(part.b, k, part.column + unit);
       }

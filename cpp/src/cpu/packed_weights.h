@@ -19,7 +19,7 @@ namespace lltm::cpu {
 // pre-activation by pre-activation, where the operand contributes.
 template <typename Format>
 struct PackedWeights {
-  using Operand = typename Format::Operand;
+  using Element = typename Format::Element;
 
   // `offset`: in a byte tensor.
   PackedWeights(
@@ -35,21 +35,21 @@ struct PackedWeights {
         heads(head_count),
         k_x(Format::padded_k(input_size)),
         k_h(Format::padded_k(units_of_head())),
-        data(reinterpret_cast<const Operand*>(tensor.const_data_ptr<uint8_t>() + offset)) {}
+        data(reinterpret_cast<const Element*>(tensor.const_data_ptr<uint8_t>() + offset)) {}
 
   static int64_t bytes(const CellInfo& cell, int64_t hidden, int64_t input_size, int64_t heads) {
     const int64_t k = cell.x.count() * Format::padded_k(input_size) +
                       cell.h.count() * Format::padded_k(hidden / heads);
-    return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Operand));
+    return Format::padded_n(hidden) * k * static_cast<int64_t>(sizeof(Element));
   }
 
   // (I, N) and (H, N), or (H/heads, N) for the block's head; N counts the columns that x or h
   // contributes to.
-  PackedB<const Operand> x(int64_t block) const {
+  PackedB<const Element> x(int64_t block) const {
     const int64_t n = cell.x.count() * slot_columns(block);
     return {data_of(block), k_x, n, n};
   }
-  PackedB<const Operand> h(int64_t block) const {
+  PackedB<const Element> h(int64_t block) const {
     const int64_t n = cell.h.count() * slot_columns(block);
     return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
@@ -65,10 +65,10 @@ struct PackedWeights {
   Blocks blocks;
   int64_t heads;
   int64_t k_x, k_h;
-  const Operand* data;
+  const Element* data;
 
  private:
-  const Operand* data_of(int64_t block) const {
+  const Element* data_of(int64_t block) const {
     return data + blocks.begin(block) * (cell.x.count() * k_x + cell.h.count() * k_h);
   }
 };

@@ -154,13 +154,13 @@ template <typename Format>
 int64_t forward_unit_bytes(const LayerShape& shape) {
   const int64_t k = shape.slots.x * Format::padded_k(shape.input) +
                     shape.slots.h * Format::padded_k(shape.hidden);
-  return k * static_cast<int64_t>(sizeof(typename Format::Operand));
+  return k * static_cast<int64_t>(sizeof(typename Format::Element));
 }
 
 template <typename Format>
 int64_t backward_unit_bytes(const LayerShape& shape) {
   const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.hidden));
-  return k * static_cast<int64_t>(sizeof(typename Format::Operand));
+  return k * static_cast<int64_t>(sizeof(typename Format::Element));
 }
 
 template <typename Format>

@@ -26,11 +26,11 @@ const char* why_no_nvrtc_for(const CellInfo& cell) {
 template <auto engine, auto fallback, typename Args>
 auto choose(const Args& args) {
   const CellInfo& cell = *args.cell;
-  const Kernels kernels = args.is_step() ? Kernels::step : Kernels::per_step;
+  const Engine kind = args.is_step() ? Engine::step : Engine::per_step;
   const bool supported = cell.is_element_wise() && !has_heads(args.weight_hh) && cell.outputs == 0;
   const char* why_not = supported ? why_no_nvrtc_for(cell)
                                   : "products, means, given gates, heads or states as output";
-  if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kernels);
+  if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kind);
   if (why_not == nullptr) return engine(args);
   if (logs_schedules())
     log_schedule(args, std::string("on CUDA, ATen operations (") + why_not + ")");

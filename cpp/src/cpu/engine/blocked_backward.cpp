@@ -41,8 +41,8 @@ using at::Tensor;
 template <typename T, typename Format>
 class BlockedBackward {
  public:
-  using Operand = typename Format::Operand;
-  using Source = typename Format::Source;
+  using Element = typename Format::Element;
+  using Unpacked = typename Format::Unpacked;
 
   BlockedBackward(const SequenceBackwardArgs& args, const BackwardSchedule& schedule)
       : args_(args),
@@ -80,13 +80,13 @@ class BlockedBackward {
   // Otherwise a packed copy of dz is the next GEMM's operand.
   static constexpr bool kDzIsOperand = Format::kInPlace;
 
-  struct Worker : Part {
+  struct Worker : Share {
     float* dh;  // for one block, or with several stages for all
     int64_t index;
   };
 
   static Weights slot_weights(const SequenceBackwardArgs& args) {
-    const auto [ih, hh] = weights_of(args, kDtype<Source>);
+    const auto [ih, hh] = weights_of(args, kDtype<Unpacked>);
     const Tensor slots = h_slots(hh, *args.cell);
     return {
         x_slots(ih, *args.cell),
@@ -94,25 +94,25 @@ class BlockedBackward {
   }
 
   // B of a GEMM from the gradients of `gates`, in packed_weights_.
-  struct Product {
+  struct RecurrentGemm {
     SlotRange gates;
     int operand;  // -1: h
     int64_t k, offset;
   };
 
-  void add_product(SlotRange gates, int operand) {
+  void add_gemm(SlotRange gates, int operand) {
     if (gates.count() == 0) return;
     const int64_t pitch = heads_ == 1 ? slot_pitch_ : units_;
     const int64_t k = Format::padded_k(gates.count() * pitch);
-    products_.push_back({gates, operand, k, packed_size_});
+    gemms_.push_back({gates, operand, k, packed_size_});
     packed_size_ += Format::padded_n(hidden_) * k;
   }
 
   void allocate() {
-    add_product(cell_.direct, -1);
+    add_gemm(cell_.direct, -1);
     const int operands = cell_.operands().count;
     for (int p = 0; p < operands; ++p) {
-      for (const SlotRange gates : cell_.operands()[p].gates) add_product(gates, p);
+      for (const SlotRange gates : cell_.operands()[p].gates) add_gemm(gates, p);
     }
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
@@ -121,9 +121,9 @@ class BlockedBackward {
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
         kDzIsOperand ? round_up(before + Format::a_stride(columns - before), Format::kVnniFactor) +
-                           padding_of_products()
+                           padding_of_gemms()
                      : columns;
-    const auto dz_options = options.dtype(kDtype<Source>);
+    const auto dz_options = options.dtype(kDtype<Unpacked>);
     for (size_t k = 0; k < dz_.size(); ++k) {
       const bool used = k == 0 || (kDzIsOperand && chunks_.size() > 1);
       const int64_t rows = used ? chunk_rows : 0;
@@ -153,28 +153,28 @@ class BlockedBackward {
 
   // Padding of K of an operand's product reads the dz that follows, perhaps not yet computed, times
   // zeros. So the rows are longer, and begin as zeros.
-  int64_t padding_of_products() const {
-    const bool of_operand = !products_.empty() && products_.back().operand >= 0;
+  int64_t padding_of_gemms() const {
+    const bool of_operand = !gemms_.empty() && gemms_.back().operand >= 0;
     return of_operand ? kPackedRows : 0;
   }
 
   bool pack_weights() {
-    const int64_t bytes = packed_size_ * static_cast<int64_t>(sizeof(Operand));
+    const int64_t bytes = packed_size_ * static_cast<int64_t>(sizeof(Element));
     packed_weights_ = empty_large({bytes}, args_.input->options().dtype(at::kByte));
     bool in_range = true;
-    for (const Product& product : products_) in_range &= pack_weights(product);
+    for (const RecurrentGemm& gemm : gemms_) in_range &= pack_weights(gemm);
     return in_range;
   }
 
-  bool pack_weights(const Product& product) {
+  bool pack_weights(const RecurrentGemm& gemm) {
     const Tensor matrix = weights_.hh.flatten(0, -2);  // heads' rows
-    const auto w = read<Source>(matrix).from((product.gates.begin - cell_.h.begin) * units_);
-    const int64_t all = product.gates.count() * units_;
+    const auto w = read<Unpacked>(matrix).from((gemm.gates.begin - cell_.h.begin) * units_);
+    const int64_t all = gemm.gates.count() * units_;
     // One call if the pre-activations are also adjacent in the operand.
     const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
     return parallel_tasks(
         blocks_.count,
-        hidden_ * product.k,
+        hidden_ * gemm.k,
         kPackGrain,
         [&](int64_t block, int64_t part, int64_t parts) {
           const Range own = Blocks(rows, kPackedRows, parts).range(part);
@@ -184,7 +184,7 @@ class BlockedBackward {
           for (int64_t row = 0; row < all && own.size() > 0; row += rows) {
             const auto x = w_head.from(row + own.begin, blocks_.begin(block) - head * units_);
             const int64_t k0 = row / hidden_ * slot_pitch_ + own.begin;
-            const auto to = block_of_weights(product, block);
+            const auto to = block_of_weights(gemm, block);
             in_range &= Format::pack_b(to, k0, 0, x, own.size(), blocks_.size(block));
           }
           return in_range;
@@ -208,7 +208,7 @@ class BlockedBackward {
 
   Worker worker_of(int64_t index) const {
     float* const dh = dh_.mutable_data_ptr<float>();
-    return {plan_.part_of(index), between_.count() == 1 ? dh + index * dh_.size(1) : dh, index};
+    return {plan_.share_of(index), between_.count() == 1 ? dh + index * dh_.size(1) : dh, index};
   }
 
   bool step(size_t c, size_t k, const Worker& worker) const {
@@ -237,7 +237,7 @@ class BlockedBackward {
     if (continued.size() > 0) {
       const Matrix<float> to = dh.from(dh_row(continued));
       if (cell_.direct.count() > 0) {
-        multiply(products_[0], c, k + 1, continued, block, to, /*accumulate=*/false);
+        multiply(gemms_[0], c, k + 1, continued, block, to, /*accumulate=*/false);
       } else {
         fill(to, continued.size(), block, {});
       }
@@ -264,12 +264,12 @@ class BlockedBackward {
     for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
       const Matrix<float> dh = dh_of(worker, block).from(rows.begin);
       unsigned written = 0;
-      for (const Product& product : products_) {
-        if (product.operand < 0 || (operands >> product.operand & 1) == 0) continue;
-        const bool more = (written >> product.operand & 1) != 0;
-        written |= 1u << product.operand;
-        const auto to = dh.from(0, (1 + product.operand) * hidden_);
-        multiply(product, c, k, rows, block, to, more);
+      for (const RecurrentGemm& gemm : gemms_) {
+        if (gemm.operand < 0 || (operands >> gemm.operand & 1) == 0) continue;
+        const bool more = (written >> gemm.operand & 1) != 0;
+        written |= 1u << gemm.operand;
+        const auto to = dh.from(0, (1 + gemm.operand) * hidden_);
+        multiply(gemm, c, k, rows, block, to, more);
       }
       in_range &= finish_rows(c, k, stage, worker, rows, block, as_const(dh));
     }
@@ -281,18 +281,18 @@ class BlockedBackward {
   // `to` = dz W or, if `accumulate`, += for the rows of step k. With heads, a GEMM per gate: its
   // columns of a head are adjacent.
   void multiply(
-      const Product& product,
+      const RecurrentGemm& gemm,
       size_t c,
       size_t k,
       Range rows,
       int64_t block,
       Matrix<float> to,
       bool accumulate) const {
-    const auto dz = dz_operand(c, k, product.gates).from(rows.begin);
-    auto w = as_const(block_of_weights(product, block));
+    const auto dz = dz_operand(c, k, gemm.gates).from(rows.begin);
+    auto w = as_const(block_of_weights(gemm, block));
     if (heads_ == 1) return Format::gemm(rows.size(), dz, w, to, accumulate);
     w.k = units_;
-    for (int gate = 0; gate < product.gates.count(); ++gate) {
+    for (int gate = 0; gate < gemm.gates.count(); ++gate) {
       const auto a = dz.from(0, gate * slot_pitch_ + head_of(block) * units_);
       Format::gemm(rows.size(), a, w, to, accumulate || gate > 0);
       w.data += units_ * w.n;
@@ -305,7 +305,7 @@ class BlockedBackward {
     return {worker.dh + blocks_.begin(block), dh_.size(1)};
   }
   int64_t dh_row(Range rows) const { return between_.count() == 1 ? 0 : rows.begin; }
-  int64_t k_of_state() const { return cell_.direct.count() > 0 ? products_[0].k : 0; }
+  int64_t k_of_state() const { return cell_.direct.count() > 0 ? gemms_[0].k : 0; }
 
   void fill(Matrix<float> dh, int64_t rows, int64_t block, Matrix<const float> from) const {
     const int64_t n = between_.count() == 1 ? dh.row_stride : blocks_.size(block);
@@ -325,7 +325,7 @@ class BlockedBackward {
       int64_t block,
       Matrix<const float> dh_state) const {
     const int64_t unit = blocks_.begin(block);
-    BackwardArgs<T, Operand> part = kernel_args_;
+    BackwardArgs<T, Element> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.activations = part.activations.from(steps_[k].offset + rows.begin, unit);
     part.parameters = part.parameters.from(0, unit);
@@ -345,31 +345,31 @@ class BlockedBackward {
       part.stages = &stages;
       part.grad_operands = dh_state.from(0, hidden_);
     }
-    elementwise<T, Operand>(cell_).backward(part, 0, rows.size() * part.hidden);
+    elementwise<T, Element>(cell_).backward(part, 0, rows.size() * part.hidden);
     if (stage + 1 < between_.count()) return true;
     io_.enter_c(k, part.grad_c_prev, rows, blocks_.range(block));
     return !out_of_range;
   }
 
-  PackedB<Operand> block_of_weights(const Product& product, int64_t block) const {
+  PackedB<Element> block_of_weights(const RecurrentGemm& gemm, int64_t block) const {
     const int64_t n = Format::padded_n(blocks_.size(block));
-    auto* const data = static_cast<Operand*>(packed_weights_.data_ptr()) + product.offset;
-    return {data + blocks_.begin(block) * product.k, product.k, n, n};
+    auto* const data = static_cast<Element*>(packed_weights_.data_ptr()) + gemm.offset;
+    return {data + blocks_.begin(block) * gemm.k, gemm.k, n, n};
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }
   // For step k in chunk c, or the first step after the chunk.
-  Matrix<Source> dz_of(size_t c, size_t k) const {
+  Matrix<Unpacked> dz_of(size_t c, size_t k) const {
     const size_t owner = k < chunks_[c].last ? c : c + 1;
-    return write<Source>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
+    return write<Unpacked>(dz_tensor(owner)).from(steps_[k].offset - chunks_[owner].begin);
   }
 
-  Matrix<const Operand> dz_operand(size_t c, size_t k, SlotRange gates) const {
+  Matrix<const Element> dz_operand(size_t c, size_t k, SlotRange gates) const {
     if (!kDzIsOperand) return as_const(packed_dz(k).from(0, gates.begin * slot_pitch_));
     return Format::in_place(as_const(dz_of(c, k).from(0, gates.begin * hidden_)));
   }
 
-  Matrix<Operand> packed_dz(size_t k) const {
+  Matrix<Element> packed_dz(size_t k) const {
     return packed_dz_.rows.from(static_cast<int64_t>(k % 2) * batch_);
   }
 
@@ -391,7 +391,7 @@ class BlockedBackward {
   const std::vector<Chunk> chunks_;
   const BetweenStages<float> between_;
   const Weights weights_;
-  std::vector<Product> products_;  // that of h, if any, is the first
+  std::vector<RecurrentGemm> gemms_;  // that of h, if any, is the first
   int64_t packed_size_ = 0;
   SequenceGradients gradients_;
 
@@ -399,7 +399,7 @@ class BlockedBackward {
   // dz of the current and the next chunk, whose first dz a chunk's last step multiplies.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand
-  BackwardArgs<T, Operand> kernel_args_;
+  BackwardArgs<T, Element> kernel_args_;
 };
 
 }  // namespace

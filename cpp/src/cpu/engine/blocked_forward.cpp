@@ -40,19 +40,19 @@ namespace {
 
 using at::Tensor;
 
-template <typename Source>
+template <typename Unpacked>
 Tensor as_source(const Tensor& tensor) {
   // Calling to() is noticeable in a short step.
-  const bool is_source = tensor.scalar_type() == kDtype<Source>;
-  const Tensor source = is_source ? tensor : tensor.to(kDtype<Source>);
+  const bool is_source = tensor.scalar_type() == kDtype<Unpacked>;
+  const Tensor source = is_source ? tensor : tensor.to(kDtype<Unpacked>);
   return source.stride(-1) == 1 ? source : source.contiguous();
 }
 
 template <typename T, typename Format, typename Weights = PackedWeights<Format>>
 class BlockedForward {
  public:
-  using Operand = typename Format::Operand;
-  using Source = typename Format::Source;
+  using Element = typename Format::Element;
+  using Unpacked = typename Format::Unpacked;
   static constexpr bool kSmallBatch = !std::is_same_v<Weights, PackedWeights<Format>>;
   using C = std::conditional_t<kSmallBatch, double, T>;  // of c
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
@@ -72,10 +72,10 @@ class BlockedForward {
         between_(cell_.forward(), batch_, hidden_, grid_.workers(), io_.options),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
-            std::is_same_v<T, Operand> &&
+            std::is_same_v<T, Element> &&
             Format::fits_in_place(hidden_, cell_.output_columns() * hidden_) &&
             !args.recurrent_mask.defined()),
-        input_(as_source<Source>(args.input)),
+        input_(as_source<Unpacked>(args.input)),
         input_rows_(input_),
         given_rows_(args.input) {
     input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_.size(-1));
@@ -96,13 +96,13 @@ class BlockedForward {
   }
 
   std::optional<SequenceResult> run() {
-    const Tensor h_0 = as_source<Source>(masked_h(args_.h_0, args_.recurrent_mask));
+    const Tensor h_0 = as_source<Unpacked>(masked_h(args_.h_0, args_.recurrent_mask));
     if (Format::fits_in_place(hidden_, h_0.stride(0))) {
-      h_0_ = Format::in_place(read<Source>(h_0));
+      h_0_ = Format::in_place(read<Unpacked>(h_0));
     } else {
       packed_h_0_ = allocate_a<Format>(batch_, hidden_, h_0.options());
       const Range rows = {0, batch_};
-      if (!pack(0, rows, hidden_, read<Source>(h_0), packed_h_0_.rows, /*state=*/true)) return {};
+      if (!pack(0, rows, hidden_, read<Unpacked>(h_0), packed_h_0_.rows, /*state=*/true)) return {};
       h_0_ = as_const(packed_h_0_.rows);
     }
     const bool in_range =
@@ -122,7 +122,7 @@ class BlockedForward {
   }
 
  private:
-  struct Worker : Part {
+  struct Worker : Share {
     float* z;     // for a block, or for all blocks in a chunk
     bool* notes;  // per batch row, out of range
     int64_t index;
@@ -138,7 +138,7 @@ class BlockedForward {
     }
     if (output_is_operand_) {
       const int64_t columns = cell_.output_columns() * hidden_;
-      states_.rows = {reinterpret_cast<Operand*>(io_.output.mutable_data_ptr()), columns};
+      states_.rows = {reinterpret_cast<Element*>(io_.output.mutable_data_ptr()), columns};
     } else {
       states_ = allocate_a<Format>(2 * batch_, hidden_, options);
       Format::init_states(2 * batch_, hidden_, states_.rows);
@@ -151,8 +151,8 @@ class BlockedForward {
     allocate_workspace();
     if (io_.resets.any()) {
       zero_h_ = allocate_a<Format>(1, hidden_, options);
-      const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Source>));
-      Format::pack_a(1, hidden_, read<Source>(zeros), zero_h_.rows);
+      const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Unpacked>));
+      Format::pack_a(1, hidden_, read<Unpacked>(zeros), zero_h_.rows);
       zero_products_ = at::zeros({grid_.workers(), zero_columns()}, options.dtype(at::kFloat));
     }
     for (int p = 0; p < cell_.operands().count; ++p) {
@@ -222,7 +222,7 @@ class BlockedForward {
   int64_t group_rows() const { return plan_.most_rows_in_chunk(); }
 
   Worker worker_of(int64_t index) const {
-    return {plan_.part_of(index), z_ + index * z_size_, notes(index), index};
+    return {plan_.share_of(index), z_ + index * z_size_, notes(index), index};
   }
 
   // As z (1, S * width).
@@ -233,8 +233,8 @@ class BlockedForward {
   }
 
   // B of the recurrent GEMM for `slots`.
-  PackedB<const Operand> weights_h(int64_t block, SlotRange slots) const {
-    PackedB<const Operand> b = weights_.h(block);
+  PackedB<const Element> weights_h(int64_t block, SlotRange slots) const {
+    PackedB<const Element> b = weights_.h(block);
     if (slots == cell_.h) return b;
     const int64_t width = weights_.slot_columns(block);
     b.data += (slots.begin - cell_.h.begin) * width * Format::kVnniFactor;
@@ -250,7 +250,7 @@ class BlockedForward {
   }
 
   // z (rows, S * width) = x W_x^T, and zeros in the columns without a term in x.
-  void project(int64_t rows, Matrix<const Operand> x, int64_t block, Matrix<float> z) const {
+  void project(int64_t rows, Matrix<const Element> x, int64_t block, Matrix<float> z) const {
     if constexpr (kSmallBatch) {
       weights_.project(rows, x, block, z);
     } else if (cell_.x.count() > 0) {
@@ -262,7 +262,7 @@ class BlockedForward {
   // z += h W_h^T, for `rows` of `all_rows` of a step.
   void recur(
       int64_t rows,
-      Matrix<const Operand> h,
+      Matrix<const Element> h,
       int64_t block,
       Matrix<float> z,
       int64_t all_rows) const {
@@ -286,8 +286,8 @@ class BlockedForward {
       int64_t index,
       Range rows,
       int64_t k,
-      Matrix<const Source> x,
-      Matrix<Operand> to,
+      Matrix<const Unpacked> x,
+      Matrix<Element> to,
       bool state = false) const {
     if constexpr (kNotesRows) {
       // States have the same scale in every step: a split sequence has equal results.
@@ -359,7 +359,7 @@ class BlockedForward {
       project(rows.size(), input_of(chunk, k, worker.group), block, z.from(rows.begin));
     }
     if (cell_.given > 0) copy_given(k, rows, block, z.from(rows.begin));
-    const auto recur_rows = [&](Range part, Matrix<const Operand> h) {
+    const auto recur_rows = [&](Range part, Matrix<const Element> h) {
       if (part.size() == 0) return;
       recur(part.size(), h.from(part.begin), block, z.from(part.begin), step.rows);
     };
@@ -432,7 +432,7 @@ class BlockedForward {
       if (!output_is_operand_) io_.leave_h(k, state_of(k).from(rows.begin, unit), rows, units);
       return true;
     }
-    ForwardArgs<T, Operand> part = kernel_args_;
+    ForwardArgs<T, Element> part = kernel_args_;
     part.hidden = blocks_.size(block);
     part.gates = as_const(z.from(rows.begin));
     part.gates_step = weights_.slot_columns(block);
@@ -448,13 +448,13 @@ class BlockedForward {
     part.out_of_range =
         kNotesRows ? Matrix<bool>{worker.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
     const auto run = [&] {
-      elementwise<T, Operand>(cell_).forward(part, 0, rows.size() * part.hidden);
+      elementwise<T, Element>(cell_).forward(part, 0, rows.size() * part.hidden);
       if (stage + 1 == between_.count()) io_.leave_c(k, part.c_next, rows, units);
       return !out_of_range;
     };
     if (between_.count() == 1) return run();
     const StageMemory<float> stages = between_.memory(stage, worker.index).from(rows.begin, unit);
-    Matrix<Operand> operands[CellInfo::kMostSlots];
+    Matrix<Element> operands[CellInfo::kMostSlots];
     for (size_t p = 0; p < operands_.size(); ++p) {
       operands[p] = operands_[p].rows.from(rows.begin, unit);
     }
@@ -485,21 +485,21 @@ class BlockedForward {
   }
 
   // Groups have separate memory, because some are a chunk ahead.
-  Matrix<Operand> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
+  Matrix<Element> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = plan_.rows_of_group(group).begin;
     return packed_input_.rows.from(
         merge_projection_ ? first * chunk_steps_ + plan_.rows_before(k, group)
                           : static_cast<int64_t>(k - chunk.first) * batch_ + first);
   }
 
-  Matrix<const Operand> input_of(const Chunk& chunk, size_t k, int64_t group) const {
+  Matrix<const Element> input_of(const Chunk& chunk, size_t k, int64_t group) const {
     if (!input_in_place_) return as_const(packed_input(chunk, k, group));
     const int64_t row = steps_[k].offset + plan_.rows_of_group(group).begin;
     const int64_t columns = input_.size(-1);
     return Format::in_place({input_rows_.of(0).data + row * columns, columns, 1});
   }
 
-  Matrix<Operand> state_of(size_t k) const {
+  Matrix<Element> state_of(size_t k) const {
     return states_.rows.from(
         output_is_operand_ ? steps_[k].offset : static_cast<int64_t>(k % 2) * batch_);
   }
@@ -532,10 +532,10 @@ class BlockedForward {
   int64_t chunk_steps_ = 0;  // maximum per chunk
 
   Tensor input_;
-  StepRows<Source> input_rows_;
+  StepRows<Unpacked> input_rows_;
   StepRows<T> given_rows_;  // not rounded to the operands' type
   OperandA<Format> packed_input_;
-  Matrix<const Operand> h_0_;
+  Matrix<const Element> h_0_;
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
   OperandA<Format> zero_h_;  // one row
@@ -547,7 +547,7 @@ class BlockedForward {
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
   Tensor c_;                       // unless kSmallBatch
   Matrix<C> c_rows_;
-  ForwardArgs<T, Operand> kernel_args_;
+  ForwardArgs<T, Element> kernel_args_;
 };
 
 template <typename T, typename Format>
@@ -557,7 +557,7 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
                args, schedule, read_packed<Format>(*args.cell, args.weight_ih))
         .run();
   }
-  constexpr at::ScalarType dtype = kDtype<typename Format::Source>;
+  constexpr at::ScalarType dtype = kDtype<typename Format::Unpacked>;
   auto weights = pack_weights<Format>(*args.cell, weights_of(args, dtype), schedule.blocks);
   if (!weights.has_value()) return {};
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();

@@ -14,7 +14,7 @@
 namespace lltm::cpu {
 
 // A group: all grid positions with the same rows.
-struct Part {
+struct Share {
   int64_t group;
   Range rows, blocks;
 };
@@ -47,7 +47,7 @@ class Plan {
   // After count_rows_before: of a group.
   int64_t most_rows_in_chunk() const { return most_rows_in_chunk_; }
 
-  Part part_of(int64_t worker) const {
+  Share share_of(int64_t worker) const {
     const int64_t group = worker / grid_.columns;
     return {group, rows_of_group(group), share(blocks_, grid_.columns, worker % grid_.columns)};
   }

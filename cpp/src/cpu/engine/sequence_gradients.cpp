@@ -57,21 +57,21 @@ SequenceGradients::SequenceGradients(
   const bool of_h = concatenated ? want_ih : want_hh;
   const bool bias = want_bias_ih || want_bias_hh;
   if (cell_.x == cell_.direct && heads_ == 1) {
-    add_product({cell_.x, /*of_x=*/true, /*of_h=*/true, of_h, want_ih, bias}, options);
+    add_gemm({cell_.x, /*of_x=*/true, /*of_h=*/true, of_h, want_ih, bias}, options);
   } else {
-    add_product({cell_.x, /*of_x=*/true, /*of_h=*/false, false, want_ih, want_bias_ih}, options);
-    add_product({cell_.direct, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh}, options);
+    add_gemm({cell_.x, /*of_x=*/true, /*of_h=*/false, false, want_ih, want_bias_ih}, options);
+    add_gemm({cell_.direct, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh}, options);
   }
   for (int p = 0; p < cell_.operands().count; ++p) {
     for (const SlotRange gates : cell_.operands()[p].gates) {
-      add_product({gates, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh, p}, options);
+      add_gemm({gates, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh, p}, options);
     }
   }
   const SlotRange parameters = {cell_.slots, cell_.grad_columns()};
-  add_product({parameters, /*of_x=*/false, /*of_h=*/false, false, false, want_bias_ih}, options);
+  add_gemm({parameters, /*of_x=*/false, /*of_h=*/false, false, false, want_bias_ih}, options);
 }
 
-void SequenceGradients::add_product(Product product, const at::TensorOptions& options) {
+void SequenceGradients::add_gemm(GradientGemm product, const at::TensorOptions& options) {
   const int64_t heads = product.of_h ? heads_ : 1, units = hidden_ / heads;
   const int64_t m = (product.h ? units : 0) + (product.x ? input_size_ : 0) + (product.one ? 1 : 0);
   const int64_t n = product.slots.count() * units;
@@ -80,7 +80,7 @@ void SequenceGradients::add_product(Product product, const at::TensorOptions& op
     if (heads > 1) product.head = head;
     product.gemm = make_weight_gradient_gemm(
         schedule_.gradient_format, schedule_.gradient_threads, m, n, options);
-    products_.push_back(std::move(product));
+    gemms_.push_back(std::move(product));
   }
 }
 
@@ -104,7 +104,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   }
   const at::ScalarType dtype = dz.scalar_type();
   Tensor by_head;  // dz of a product's gates, (heads, rows, gates * H/heads)
-  for (const Product& product : products_) {
+  for (const GradientGemm& product : gemms_) {
     std::vector<Tensor> a;
     if (product.head == 0) {
       const Tensor own = columns(dz, product.slots).narrow(1, 0, product.slots.count() * hidden_);
@@ -158,7 +158,7 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   const Tensor bias_hh = bias(mask[6], cell_.h.count());
   int parameter_blocks[CellInfo::kMostParameters];
   std::iota(std::begin(parameter_blocks), std::end(parameter_blocks), cell_.x.count());
-  for (Product& product : products_) {
+  for (GradientGemm& product : gemms_) {
     int64_t m = 0;
     const bool of_head = product.head >= 0;
     const int64_t units = of_head ? hidden_ / heads_ : hidden_;

@@ -33,7 +33,7 @@ class SequenceGradients {
   // separate products if their pre-activations differ, and so have the parameters. Instead of h,
   // weight_hh may multiply an operand of the step's products, a saved value. With heads, each has
   // a product.
-  struct Product {
+  struct GradientGemm {
     SlotRange slots;
     bool of_x, of_h;    // for weight_ih and bias_ih, for weight_hh and bias_hh
     bool h, x, one;     // wanted
@@ -42,7 +42,7 @@ class SequenceGradients {
     std::unique_ptr<WeightGradientGemm> gemm = {};
   };
 
-  void add_product(Product product, const at::TensorOptions& options);
+  void add_gemm(GradientGemm product, const at::TensorOptions& options);
   void add_initial_state(size_t first, size_t last, const at::Tensor& dz);
   at::Tensor columns(const at::Tensor& dz, SlotRange slots) const;
 
@@ -56,7 +56,7 @@ class SequenceGradients {
   at::Tensor d_input_;     // (N, I)
   at::Tensor d_h_0_;       // (B, H)
   PackedGemm input_gemm_;  // dz W_x
-  std::vector<Product> products_;
+  std::vector<GradientGemm> gemms_;
 };
 
 }  // namespace lltm::cpu

@@ -64,7 +64,7 @@ class BlockedStepBackward {
         threads_(schedule.threads),
         chunks_(batch_, kStepChunkRows),
         dz_(write<float>(results.dz)) {
-    if constexpr (std::is_same_v<Operand, float>) {
+    if constexpr (std::is_same_v<Element, float>) {
       dz_operand_.rows = dz_;
     } else {
       // Begins at the first pre-activation that depends on h; K is padded.
@@ -74,8 +74,8 @@ class BlockedStepBackward {
       if (k > cell_.grad_columns() * hidden_) dz_operand_.memory.zero_();
     }
     const WeightGradients& weights = results.weights;
-    add_source(args.h_0, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
-    add_source(args.input, weights.write_ih<T>(hidden_), cell_.x, cell_.x_blocks);
+    add_weight_gemm(args.h_0, weights.write_hh<T>(), cell_.h, cell_.h_blocks);
+    add_weight_gemm(args.input, weights.write_ih<T>(hidden_), cell_.x, cell_.x_blocks);
   }
 
   void run() {
@@ -87,9 +87,9 @@ class BlockedStepBackward {
   }
 
  private:
-  using Operand = typename Format::Operand;
+  using Element = typename Format::Element;
   using B = typename Format::B;
-  struct Source {
+  struct WeightGemm {
     Tensor tensor;
     Matrix<T> out;
     SlotRange slots;
@@ -98,15 +98,15 @@ class BlockedStepBackward {
     std::vector<Tensor> memory = {};
   };
 
-  void add_source(const Tensor& x, Matrix<T> gradient, SlotRange slots, const int* blocks) {
+  void add_weight_gemm(const Tensor& x, Matrix<T> gradient, SlotRange slots, const int* blocks) {
     if (gradient.data == nullptr) return;
-    Source source = {x.contiguous(), gradient, slots, blocks};
-    source.memory.resize(chunks_.count);
+    WeightGemm gemm = {x.contiguous(), gradient, slots, blocks};
+    gemm.memory.resize(chunks_.count);
     for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-      const auto rows = read<T>(source.tensor).from(chunks_.begin(chunk));
-      source.parts.push_back(as_b(rows, chunks_.size(chunk), x.size(1), source.memory[chunk]));
+      const auto rows = read<T>(gemm.tensor).from(chunks_.begin(chunk));
+      gemm.parts.push_back(as_b(rows, chunks_.size(chunk), x.size(1), gemm.memory[chunk]));
     }
-    sources_.push_back(std::move(source));
+    weight_gemms_.push_back(std::move(gemm));
   }
 
   // x (k, n) in place, or packed into `memory`.
@@ -158,35 +158,35 @@ class BlockedStepBackward {
         float* const d_bias = results_.d_bias.mutable_data_ptr<float>() + column;
         kernels().sum_rows_f32(batch_, width, dz, d_bias);
       }
-      if constexpr (!std::is_same_v<Operand, float>) {
+      if constexpr (!std::is_same_v<Element, float>) {
         const auto rows = dz_operand_.rows.from(0, column);
         for (int64_t r = 0; r < batch_; ++r) narrow(dz.row(r), rows.row(r), width);
       }
-      if (!sources_.empty()) weight_gradient(slot, unit, width, buffer);
+      if (!weight_gemms_.empty()) weight_gradient(slot, unit, width, buffer);
     }
   }
 
   void weight_gradient(int slot, int64_t unit, int64_t width, float* tile) const {
     const int64_t column = slot * hidden_ + unit;
-    auto* const memory = reinterpret_cast<Operand*>(tile + tile_size());
+    auto* const memory = reinterpret_cast<Element*>(tile + tile_size());
     const auto dz_transposed = [&](int64_t chunk) {
       const int64_t stride = Format::padded_k(chunks_.size(chunk));
-      return Matrix<Operand>{memory + chunk * chunk_size(), stride};
+      return Matrix<Element>{memory + chunk * chunk_size(), stride};
     };
     for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
       const auto dz = as_const(dz_operand_.rows.from(chunks_.begin(chunk), column));
       const auto to = dz_transposed(chunk);
       Format::pack_a_transposed(width, chunks_.size(chunk), to.row_stride, dz, to);
     }
-    for (const Source& source : sources_) {
-      if (!source.slots.contains(slot)) continue;
-      const int64_t columns = source.tensor.size(1);
+    for (const WeightGemm& gemm : weight_gemms_) {
+      if (!gemm.slots.contains(slot)) continue;
+      const int64_t columns = gemm.tensor.size(1);
       for (int64_t n = 0; n < columns; n += kStepWeightColumns) {
         const int64_t size = std::min(kStepWeightColumns, columns - n);
-        const auto out = source.out.from(source.blocks[slot] * hidden_ + unit, n);
+        const auto out = gemm.out.from(gemm.blocks[slot] * hidden_ + unit, n);
         const Matrix<float> c = sums_of(out, {tile, size});
         for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-          PackedB<const B> x = source.parts[chunk];
+          PackedB<const B> x = gemm.parts[chunk];
           x.data += n * Format::kVnniFactor;
           x.n = size;
           Format::gemm(width, as_const(dz_transposed(chunk)), x, c, chunk > 0);
@@ -245,7 +245,7 @@ class BlockedStepBackward {
   const Blocks chunks_;
   const Matrix<float> dz_;
   OperandA<Format> dz_operand_;
-  std::vector<Source> sources_;
+  std::vector<WeightGemm> weight_gemms_;
 };
 
 StepGradients allocate_gradients(const SequenceBackwardArgs& args, at::ScalarType weights_dtype) {

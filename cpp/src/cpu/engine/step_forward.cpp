@@ -84,7 +84,7 @@ void step_by_products(
 template <typename T>
 using StepFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
 template <typename T>
-constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Operand>;
+constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Element>;
 
 // z^T = W X^T: the weights are A in place. Only the small X is packed, for up to kStepRows batch
 // rows per pass.

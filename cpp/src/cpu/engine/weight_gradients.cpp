@@ -19,8 +19,8 @@ namespace {
 template <typename Format>
 class WeightGradientGemmOf final : public WeightGradientGemm {
  public:
-  using Source = typename Format::Source;
-  using Operand = typename Format::Operand;
+  using Unpacked = typename Format::Unpacked;
+  using Element = typename Format::Element;
 
   WeightGradientGemmOf(int64_t threads, int64_t m, int64_t n, const at::TensorOptions& options)
       : m_(m),
@@ -56,7 +56,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
           const int64_t member = worker % team;
           const Range tiles = share(divide_up(m_, kMaxRows), grid.rows, member / grid.columns);
           return work(
-              Part{
+              Share{
                   {all.begin + own.begin, all.begin + own.end},
                   {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
                   share(bands_.count, grid.columns, member % grid.columns),
@@ -67,13 +67,13 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
         });
       };
       for (int64_t slice = 0; slice < slices; ++slice) {
-        for_each_worker(slice, [&](const Part& part) {
+        for_each_worker(slice, [&](const Share& part) {
           const Range m = packers == 1 ? part.m : Blocks(m_, kVector, packers).range(part.member);
           return pack_slice(parts, part.k, m, part.a);
         });
         threads.barrier();
         for_each_worker(
-            slice, [&](const Part& part) { return multiply_slice(part, read<Source>(rows)); });
+            slice, [&](const Share& part) { return multiply_slice(part, read<Unpacked>(rows)); });
       }
     };
     return parallel_region(workers, run_thread, packers);
@@ -116,10 +116,10 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   // Rows of A with a power-of-two stride would map to few cache sets.
   static constexpr int64_t kGap = 32;
 
-  struct Part {
+  struct Share {
     Range k, m, bands;
-    Matrix<Operand> a;
-    Operand* b;
+    Matrix<Element> a;
+    Element* b;
     float* c;
     int64_t member;
   };
@@ -127,19 +127,19 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
   static void reserve(
       OperandA<Format>& operand, int64_t rows, int64_t k, const at::TensorOptions& options) {
     if (operand.memory.defined() && operand.rows.row_stride == Format::a_stride(k) &&
-        operand.memory.numel() >= rows * Format::a_stride(k) * int64_t{sizeof(Operand)}) {
+        operand.memory.numel() >= rows * Format::a_stride(k) * int64_t{sizeof(Element)}) {
       return;
     }
     operand = allocate_a<Format>(rows, k, options);
   }
 
-  bool multiply_slice(const Part& part, Matrix<const Source> b) const {
+  bool multiply_slice(const Share& part, Matrix<const Unpacked> b) const {
     const int64_t k = part.k.size();
     for (int64_t m = part.m.begin; m < part.m.end; m += schedule_.group_rows) {
       const int64_t rows = std::min(schedule_.group_rows, part.m.end - m);
       for (int64_t band = part.bands.begin; band < part.bands.end; ++band) {
         const int64_t n = Format::padded_n(bands_.size(band));
-        const PackedB<Operand> packed = {part.b, round_up(k, kGroup), n, n};
+        const PackedB<Element> packed = {part.b, round_up(k, kGroup), n, n};
         const auto from = b.from(part.k.begin, bands_.begin(band));
         if (!Format::pack_b(packed, 0, 0, from, k, bands_.size(band))) return false;
         const Matrix<float> to = {part.c + bands_.begin(band) * m_ + m * kGemmBand, kGemmBand};
@@ -149,12 +149,12 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     return true;
   }
 
-  static bool pack_slice(const std::vector<Tensor>& a, Range k, Range own, Matrix<Operand> slice) {
+  static bool pack_slice(const std::vector<Tensor>& a, Range k, Range own, Matrix<Element> slice) {
     int64_t m = 0;
     for (const Tensor& part : a) {
       const Range here = intersect(own, {m, m + part.size(1)});
       if (here.size() > 0) {
-        const auto x = read<Source>(part).from(k.begin, here.begin - m);
+        const auto x = read<Unpacked>(part).from(k.begin, here.begin - m);
         const auto to = slice.from(here.begin);
         const int64_t rows = round_up(k.size(), kGroup);
         if (!Format::pack_a_transposed(here.size(), k.size(), rows, x, to)) return false;

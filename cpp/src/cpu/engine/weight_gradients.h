@@ -13,8 +13,8 @@ namespace lltm::cpu {
 class WeightGradientGemm {
  public:
   virtual ~WeightGradientGemm() = default;
-  // A (rows, M) is a list of concatenated parts. B is (rows, N), of the format's Source type. False
-  // if values are out of range.
+  // A (rows, M) is a list of concatenated parts. B is (rows, N), of the format's Unpacked type.
+  // False if values are out of range.
   virtual bool add(const std::vector<at::Tensor>& a, const at::Tensor& b) = 0;
   // After the last add(): rows [begin, end) in C, transposed, to `out`, which has contiguous rows.
   // Columns [k * height, (k + 1) * height) become rows [blocks[k] * height, ...).

@@ -19,16 +19,16 @@ Transpose<BFloat16> transpose_of(BFloat16) {
 
 // x(n, k) to element (k, n), and zeros from row k_size on. Handling a few rows at a time keeps both
 // strides small.
-template <int64_t vnni, typename Operand>
+template <int64_t vnni, typename Element>
 void pack_elements(
-    PackedB<Operand> b, int64_t n0, Matrix<const Operand> x, int64_t k_size, int64_t n) {
+    PackedB<Element> b, int64_t n0, Matrix<const Element> x, int64_t k_size, int64_t n) {
   constexpr int64_t kTile = 16;
   for (int64_t first = 0; first < k_size; first += kTile) {
     const int64_t last = std::min(first + kTile, round_up(k_size, vnni));
     for (int64_t j = 0; j < n; ++j) {
       for (int64_t k = first; k < last; ++k) {
         b.data[(k / vnni * b.ld + n0 + j) * vnni + k % vnni] =
-            k < k_size ? x.row(j)[k * x.col_stride] : Operand{};
+            k < k_size ? x.row(j)[k * x.col_stride] : Element{};
       }
     }
   }
@@ -36,47 +36,46 @@ void pack_elements(
 
 // Zeroes rows from k0 + k on, up to a multiple of 32 or to the end. The last row pair is already
 // complete.
-template <int64_t vnni, typename Operand>
-void pad_k(PackedB<Operand> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
+template <int64_t vnni, typename Element>
+void pad_k(PackedB<Element> b, int64_t k0, int64_t n0, int64_t k, int64_t n) {
   const int64_t end = std::min(b.k, round_up(k0 + k, 32));
   for (int64_t row = round_up(k0 + k, vnni); row < end; row += vnni) {
-    std::fill_n(b.data + row * b.ld + n0 * vnni, n * vnni, Operand{});
+    std::fill_n(b.data + row * b.ld + n0 * vnni, n * vnni, Element{});
   }
 }
 
 }  // namespace
 
-template <typename Element, int64_t vnni>
-bool RowFormat<Element, vnni>::pack_a(
-    int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+template <typename T, int64_t vnni>
+bool RowFormat<T, vnni>::pack_a(int64_t m, int64_t k, Matrix<const Unpacked> x, Matrix<Element> a) {
   for (int64_t r = 0; r < m; ++r) std::copy_n(x.row(r), k, a.row(r));
   return true;
 }
 
-template <typename Element, int64_t vnni>
-bool RowFormat<Element, vnni>::pack_a_transposed(
-    int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a) {
-  transpose_of(Element{})(k, m, x, a);
+template <typename T, int64_t vnni>
+bool RowFormat<T, vnni>::pack_a_transposed(
+    int64_t m, int64_t k, int64_t padded_k, Matrix<const Unpacked> x, Matrix<Element> a) {
+  transpose_of(T{})(k, m, x, a);
   for (int64_t r = 0; r < m && k < padded_k; ++r) {
-    std::fill(a.row(r) + k, a.row(r) + padded_k, Operand{});
+    std::fill(a.row(r) + k, a.row(r) + padded_k, Element{});
   }
   return true;
 }
 
-template <typename Element, int64_t vnni>
-bool RowFormat<Element, vnni>::pack_b(
-    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
-  const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
+template <typename T, int64_t vnni>
+bool RowFormat<T, vnni>::pack_b(
+    PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n) {
+  const PackedB<Element> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
   if constexpr (vnni == 1) {
     for (int64_t r = 0; r < k; ++r) {
-      std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Operand));
+      std::memcpy(part.data + r * b.ld + n0, x.row(r), n * sizeof(Element));
     }
   } else {
     // The hardware prefetcher does not follow distant rows.
     constexpr int64_t kAhead = 16;
     for (int64_t r = 0; r < k; r += 2) {
       prefetch_rows(x, {std::min(r + kAhead, k), std::min(r + kAhead + 2, k)}, n);
-      const Operand* const second = r + 1 < k ? x.row(r + 1) : nullptr;
+      const Element* const second = r + 1 < k ? x.row(r + 1) : nullptr;
       kernels().pair_rows_bf16(n, x.row(r), second, part.data + r * b.ld + n0 * vnni);
     }
   }
@@ -84,11 +83,11 @@ bool RowFormat<Element, vnni>::pack_b(
   return true;
 }
 
-template <typename Element, int64_t vnni>
-bool RowFormat<Element, vnni>::pack_b_transposed(
-    PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
-  const PackedB<Operand> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
-  const Matrix<Operand> to = {part.data + n0 * vnni, b.ld * vnni};
+template <typename T, int64_t vnni>
+bool RowFormat<T, vnni>::pack_b_transposed(
+    PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n) {
+  const PackedB<Element> part = {b.data + k0 * b.ld, b.k - k0, b.n, b.ld};
+  const Matrix<Element> to = {part.data + n0 * vnni, b.ld * vnni};
   if (x.col_stride != 1) {
     pack_elements<vnni>(part, n0, x, k, n);
   } else if constexpr (vnni == 1) {
@@ -103,7 +102,7 @@ bool RowFormat<Element, vnni>::pack_b_transposed(
 template struct RowFormat<float, 1>;
 template struct RowFormat<BFloat16, 2>;
 
-void Int8Format::init_states(int64_t m, int64_t k, Matrix<Operand> a) {
+void Int8Format::init_states(int64_t m, int64_t k, Matrix<Element> a) {
   const float scale = 1 / kInt8Largest;
   for (int64_t r = 0; r < m; ++r) std::memcpy(a.row(r) + int8_depth(k), &scale, sizeof(scale));
 }
@@ -135,7 +134,12 @@ float scale_of(float largest) {
 }  // namespace
 
 bool Int8Format::pack_b_transposed(
-    PackedB<Operand> b, int64_t /*k0*/, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+    PackedB<Element> b,
+    int64_t /*k0*/,
+    int64_t n0,
+    Matrix<const Unpacked> x,
+    int64_t k,
+    int64_t n) {
   bool finite = true;
   for (int64_t j = 0; j < round_up(n, kInt8Panel); ++j) {
     const auto element = [&](int64_t at) {
@@ -147,7 +151,7 @@ bool Int8Format::pack_b_transposed(
       finite &= std::isfinite(magnitude);
       largest = std::max(largest, magnitude);
     }
-    const Int8Column<Operand> column(b, n0 + j);
+    const Int8Column<Element> column(b, n0 + j);
     const float scale = scale_of(largest);
     int32_t sum = 0;
     for (int64_t at = 0; at < int8_depth(k); ++at) {
@@ -163,8 +167,8 @@ bool Int8Format::pack_b_transposed(
   return finite;
 }
 
-float Int8Format::at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
-  const Int8Column<const Operand> column(b, n);
+float Int8Format::at(const PackedB<const Element>& b, int64_t k, int64_t n) {
+  const Int8Column<const Element> column(b, n);
   float scale = 0;
   std::memcpy(&scale, column.scale, sizeof(scale));
   return scale * static_cast<float>(static_cast<int8_t>(column.at(k).bits));

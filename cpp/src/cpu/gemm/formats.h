@@ -26,14 +26,14 @@ constexpr int64_t longest_chain(int64_t m) {
 
 // A is row-major, unpacked. B has VNNI layout: kVnniFactor rows are interleaved, element (k, n) is
 // at [k / kVnniFactor][n][k % kVnniFactor].
-template <typename Element, int64_t vnni_factor>
+template <typename T, int64_t vnni_factor>
 struct RowFormat {
-  using Operand = Element;
-  using Source = Element;  // operands are packed from it
-  using B = Element;
+  using Element = T;
+  using Unpacked = T;  // operands are packed from it
+  using B = T;
   static constexpr bool kBInPlace = false;
   static constexpr int64_t kVnniFactor = vnni_factor;
-  // Rows of a Source matrix can be A.
+  // Rows of a Unpacked matrix can be A.
   static constexpr bool kInPlace = true;
   // Block alignment: a vector.
   static constexpr int64_t kUnitAlign = 16;
@@ -58,23 +58,23 @@ struct RowFormat {
   static constexpr bool fits_in_place(int64_t k, int64_t stride) {
     return padded_k(k) == k && stride % kVnniFactor == 0;
   }
-  static Matrix<const Operand> in_place(Matrix<const Source> x) { return x; }
+  static Matrix<const Element> in_place(Matrix<const Unpacked> x) { return x; }
   // The parts of A that the element-wise kernel does not write.
-  static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
+  static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Element> /*a*/) {}
 
   // Packing returns whether all values can be represented: here always. x has contiguous rows. A's
   // padding is not written.
-  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a);
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Unpacked> x, Matrix<Element> a);
   // A (m, padded_k) from x (k, m).
   static bool pack_a_transposed(
-      int64_t m, int64_t k, int64_t padded_k, Matrix<const Source> x, Matrix<Operand> a);
+      int64_t m, int64_t k, int64_t padded_k, Matrix<const Unpacked> x, Matrix<Element> a);
   // x (k, n) into B from row k0 and column n0 on, with zeros up to a multiple of 32 rows or B's
   // end.
   static bool pack_b(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
+      PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n);
   static bool pack_b_transposed(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  static Operand at(const PackedB<const Operand>& b, int64_t k, int64_t n) {
+      PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n);
+  static Element at(const PackedB<const Element>& b, int64_t k, int64_t n) {
     return b.data[(k / kVnniFactor * b.ld + n) * kVnniFactor + k % kVnniFactor];
   }
 
@@ -82,8 +82,8 @@ struct RowFormat {
   // share of more `rows`, these decide the rounding.
   static void gemm(
       int64_t m,
-      Matrix<const Operand> a,
-      PackedB<const Operand> b,
+      Matrix<const Element> a,
+      PackedB<const Element> b,
       Matrix<float> c,
       bool accumulate,
       [[maybe_unused]] int64_t rows = 0) {
@@ -100,14 +100,14 @@ using F32Format = RowFormat<float, 1>;
 using Bf16Format = RowFormat<BFloat16, 2>;
 
 struct PackedFormat {
-  using Source = float;
+  using Unpacked = float;
   static constexpr bool kInPlace = false;
 
   static constexpr bool fits_in_place(int64_t /*k*/, int64_t /*stride*/) { return false; }
 };
 
 struct Bf16x3Format : PackedFormat {
-  using Operand = BFloat16x3;
+  using Element = BFloat16x3;
   static constexpr int64_t kVnniFactor = 2;
   // Blocks write complete groups in A.
   static constexpr int64_t kUnitAlign = kBf16x3Group;
@@ -119,30 +119,30 @@ struct Bf16x3Format : PackedFormat {
   static constexpr int64_t a_stride(int64_t k) { return bf16x3_row_stride(k); }
   static constexpr int64_t slot_pitch(int64_t hidden) { return padded_k(hidden); }
 
-  static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
-  static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Operand> /*a*/) {}
+  static Matrix<const Element> in_place(Matrix<const Unpacked> /*x*/) { return {}; }
+  static void init_states(int64_t /*m*/, int64_t /*k*/, Matrix<Element> /*a*/) {}
 
-  static bool pack_a(int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a) {
+  static bool pack_a(int64_t m, int64_t k, Matrix<const Unpacked> x, Matrix<Element> a) {
     return kernels().bf16x3.pack_a(m, k, x, a);
   }
   static bool pack_a_transposed(
-      int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Source> x, Matrix<Operand> a) {
+      int64_t m, int64_t k, int64_t /*padded_k*/, Matrix<const Unpacked> x, Matrix<Element> a) {
     return kernels().bf16x3.pack_a_transposed(k, m, x, a);
   }
   // k0 is a multiple of 32, n0 of 16; x has contiguous rows.
   static bool pack_b(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+      PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n) {
     return kernels().bf16x3.pack_b(k, n, x, panels(b, k0, n0));
   }
   static bool pack_b_transposed(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n) {
+      PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n) {
     return kernels().bf16x3.pack_b_transposed(n, k, x, panels(b, k0, n0));
   }
 
   static void gemm(
       int64_t m,
-      Matrix<const Operand> a,
-      PackedB<const Operand> b,
+      Matrix<const Element> a,
+      PackedB<const Element> b,
       Matrix<float> c,
       bool accumulate,
       int64_t /*rows*/ = 0) {
@@ -150,14 +150,14 @@ struct Bf16x3Format : PackedFormat {
   }
 
  private:
-  static Matrix<Operand> panels(PackedB<Operand> b, int64_t k0, int64_t n0) {
-    const Matrix<Operand> all = {b.data, b.k * kBf16x3Panel};
+  static Matrix<Element> panels(PackedB<Element> b, int64_t k0, int64_t n0) {
+    const Matrix<Element> all = {b.data, b.k * kBf16x3Panel};
     return all.from(n0 / kBf16x3Panel, k0 * kBf16x3Panel);
   }
 };
 
 struct Int8Format : PackedFormat {
-  using Operand = Int8;
+  using Element = Int8;
   static constexpr int64_t kVnniFactor = kInt8Group;
   static constexpr int64_t kUnitAlign = kInt8Panel;
 
@@ -165,22 +165,22 @@ struct Int8Format : PackedFormat {
   static constexpr int64_t padded_n(int64_t n) { return round_up(n, kInt8Panel); }
   static constexpr int64_t a_stride(int64_t k) { return int8_row_stride(k); }
 
-  static Matrix<const Operand> in_place(Matrix<const Source> /*x*/) { return {}; }
-  static void init_states(int64_t m, int64_t k, Matrix<Operand> a);
+  static Matrix<const Element> in_place(Matrix<const Unpacked> /*x*/) { return {}; }
+  static void init_states(int64_t m, int64_t k, Matrix<Element> a);
 
   static bool pack_a(
-      int64_t m, int64_t k, Matrix<const Source> x, Matrix<Operand> a, float least = 0) {
+      int64_t m, int64_t k, Matrix<const Unpacked> x, Matrix<Element> a, float least = 0) {
     return kernels().int8.pack_a(m, k, x, a, least);
   }
   // k0 is 0 (all K rows), n0 a multiple of 16.
   static bool pack_b_transposed(
-      PackedB<Operand> b, int64_t k0, int64_t n0, Matrix<const Source> x, int64_t k, int64_t n);
-  static float at(const PackedB<const Operand>& b, int64_t k, int64_t n);
+      PackedB<Element> b, int64_t k0, int64_t n0, Matrix<const Unpacked> x, int64_t k, int64_t n);
+  static float at(const PackedB<const Element>& b, int64_t k, int64_t n);
 
   static void gemm(
       int64_t m,
-      Matrix<const Operand> a,
-      PackedB<const Operand> b,
+      Matrix<const Element> a,
+      PackedB<const Element> b,
       Matrix<float> c,
       bool accumulate,
       int64_t /*rows*/ = 0) {

@@ -164,8 +164,8 @@ class OutputBlock {
       Matrix<T> out,
       int64_t rows,
       int64_t columns,
-      Matrix<const typename Format::Operand> a,
-      PackedB<const typename Format::Operand> b) {
+      Matrix<const typename Format::Element> a,
+      PackedB<const typename Format::Element> b) {
     if constexpr (std::is_same_v<T, float>) {
       if (b.n == columns) return Format::gemm(rows, a, b, out, /*accumulate=*/false);
     }
@@ -180,16 +180,16 @@ class OutputBlock {
 template <typename Format>
 class PackedGemmOf {
  public:
-  using Source = typename Format::Source;
-  using Operand = typename Format::Operand;
+  using Unpacked = typename Format::Unpacked;
+  using Element = typename Format::Element;
 
   explicit PackedGemmOf(const Tensor& matrix)
       : k_(matrix.size(0)), bands_(matrix.size(1), kGemmBand), padded_k_(Format::padded_k(k_)) {
     const Tensor rows = with_contiguous_rows(matrix);
     const int64_t elements = padded_k_ * Format::padded_n(matrix.size(1));
     memory_ = empty_large(
-        {elements * static_cast<int64_t>(sizeof(Operand))}, matrix.options().dtype(at::kByte));
-    const auto b = read<Source>(rows);
+        {elements * static_cast<int64_t>(sizeof(Element))}, matrix.options().dtype(at::kByte));
+    const auto b = read<Unpacked>(rows);
     fits_ = parallel_tasks(
         bands_.count, elements, kPackGrain, [&](int64_t band, int64_t part, int64_t parts) {
           const Range own = Blocks(k_, kPackedRows, parts).range(part);
@@ -207,20 +207,20 @@ class PackedGemmOf {
     const bool wide = out.scalar_type() == at::kFloat;
     return fits_ && parallel_for(tiers * bands_.count, grain, [&](int64_t begin, int64_t end) {
              const Range own = {begin, end};
-             return wide ? run_tasks<float>(out, a, own) : run_tasks<Source>(out, a, own);
+             return wide ? run_tasks<float>(out, a, own) : run_tasks<Unpacked>(out, a, own);
            });
   }
 
  private:
-  PackedB<Operand> band_of(int64_t band) const {
+  PackedB<Element> band_of(int64_t band) const {
     const int64_t n = Format::padded_n(bands_.size(band));
-    auto* const data = static_cast<Operand*>(memory_.data_ptr()) + bands_.begin(band) * padded_k_;
+    auto* const data = static_cast<Element*>(memory_.data_ptr()) + bands_.begin(band) * padded_k_;
     return {data, padded_k_, n, n};
   }
 
   template <typename Out>
   bool run_tasks(const Tensor& out, const Tensor& a, Range tasks) const {
-    const auto x = read<Source>(a);
+    const auto x = read<Unpacked>(a);
     const auto y = write<Out>(out);
     const bool in_place = Format::fits_in_place(k_, a.stride(0));
     OutputBlock<Format, Out> block(kMaxRows, kGemmBand);
@@ -234,7 +234,7 @@ class PackedGemmOf {
       if (!in_place && next_rows && !Format::pack_a(rows, k_, x.from(first), packed.rows)) {
         return false;
       }
-      const Matrix<const Operand> left =
+      const Matrix<const Element> left =
           in_place ? Format::in_place(x.from(first)) : as_const(packed.rows);
       const auto b = as_const(band_of(band));
       block.gemm(y.from(first, bands_.begin(band)), rows, bands_.size(band), left, b);

@@ -80,24 +80,24 @@ struct WeightsInPlace {
       int64_t unit,
       int64_t width,
       Matrix<float> z) const {
-    using Part = typename InPlaceGemm<T>::Part;
+    using Term = typename InPlaceGemm<T>::Term;
     for (int64_t r = 0; r < rows; r += kMostProductRows) {
       const int64_t count = std::min(rows - r, kMostProductRows);
       for (int slot = 0; slot < cell.slots; ++slot) {
         const bool of_x = x.data != nullptr && cell.x.contains(slot);
         const bool of_h = h.data != nullptr && cell.h.contains(slot);
         if (!of_x && !of_h) continue;
-        const auto part = [&](bool has_part,
+        const auto term = [&](bool has_term,
                               Matrix<const float> a,
                               Matrix<const T> w,
                               const int* blocks,
                               int64_t k) {
-          return has_part ? Part{a.from(r), w.from(blocks[slot] * hidden + unit), k} : Part{};
+          return has_term ? Term{a.from(r), w.from(blocks[slot] * hidden + unit), k} : Term{};
         };
         gemms_f32<T>().multiply_transposed(
             count,
-            {{part(of_x, x, weights.ih, cell.x_blocks, input_size),
-              part(of_h, h, weights.hh, cell.h_blocks, hidden)},
+            {{term(of_x, x, weights.ih, cell.x_blocks, input_size),
+              term(of_h, h, weights.hh, cell.h_blocks, hidden)},
              width,
              z.from(r, slot * width),
              /*accumulate=*/!of_x && cell.x.contains(slot)});
@@ -116,19 +116,19 @@ at::Tensor with_contiguous_rows(const at::Tensor& tensor);
 template <typename Format>
 struct OperandA {
   at::Tensor memory;
-  Matrix<typename Format::Operand> rows;
+  Matrix<typename Format::Element> rows;
 };
 
 // Packing does not write the K padding, which is zero.
 template <typename Format>
 OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& options) {
-  using Operand = typename Format::Operand;
+  using Element = typename Format::Element;
   const int64_t stride = Format::a_stride(k);
-  const int64_t bytes = rows * stride * static_cast<int64_t>(sizeof(Operand));
+  const int64_t bytes = rows * stride * static_cast<int64_t>(sizeof(Element));
   const auto byte_options = options.dtype(at::kByte);
   const at::Tensor memory = Format::padded_k(k) == k ? at::empty({bytes}, byte_options)
                                                      : at::zeros({bytes}, byte_options);
-  return {memory, {static_cast<Operand*>(memory.mutable_data_ptr()), stride, 1}};
+  return {memory, {static_cast<Element*>(memory.mutable_data_ptr()), stride, 1}};
 }
 
 template <typename Body>
@@ -169,7 +169,7 @@ inline void widen(Matrix<const BFloat16> x, float* y, int64_t n) {
   widen(x, y, n, kernels().convert_bf16);
 }
 
-// C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Source type,
+// C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Unpacked type,
 // or float32 for `out`. False: out of range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);

@@ -1,6 +1,6 @@
 // The element-wise kernels, included once per instruction set.
 //
-// Blocks of kBlock elements in a row are loaded (widened or gathered unless contiguous in the
+// Blocks of kPiece elements in a row are loaded (widened or gathered unless contiguous in the
 // compute type), computed in a vectorized loop, and stored. Padding the last block gives odd sizes
 // vector speed.
 #pragma once
@@ -30,8 +30,8 @@ LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n,
 template <typename T>
 __attribute__((noinline)) void gather(
     const T* __restrict x, std::int64_t stride, std::int64_t n, compute_t<T>* __restrict values) {
-  if (stride == 1 && n == kBlock) {  // a constant trip count needs no remainder loop
-    for (std::int64_t j = 0; j < kBlock; ++j) values[j] = widen(x[j]);
+  if (stride == 1 && n == kPiece) {  // a constant trip count needs no remainder loop
+    for (std::int64_t j = 0; j < kPiece; ++j) values[j] = widen(x[j]);
     return;
   }
   if (stride == 1) {
@@ -53,7 +53,7 @@ LLTM_CELL_INLINE const compute_t<T>* load(
     std::int64_t row,
     std::int64_t col,
     std::int64_t n,
-    Block<compute_t<T>>& buffer,
+    PieceBuffer<compute_t<T>>& buffer,
     bool is_padded = false) {
   using C = compute_t<T>;
   C* const values = buffer.values;
@@ -76,7 +76,7 @@ LLTM_CELL_INLINE compute_t<T>* target(
     std::int64_t row,
     std::int64_t col,
     std::int64_t n,
-    Block<compute_t<T>>& buffer) {
+    PieceBuffer<compute_t<T>>& buffer) {
   if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
     if (matrix.data != nullptr && n == padded(n)) return matrix.row(row) + col;
   }
@@ -86,8 +86,8 @@ LLTM_CELL_INLINE compute_t<T>* target(
 template <typename T>
 __attribute__((noinline)) void scatter(
     const compute_t<T>* __restrict values, std::int64_t n, T* __restrict y) {
-  if (n == kBlock) {
-    for (std::int64_t j = 0; j < kBlock; ++j) y[j] = narrow<T>(values[j]);
+  if (n == kPiece) {
+    for (std::int64_t j = 0; j < kPiece; ++j) y[j] = narrow<T>(values[j]);
     return;
   }
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
@@ -141,7 +141,7 @@ LLTM_CELL_INLINE void for_each_block(
   std::int64_t col = begin % hidden;
   while (begin < end) {
     const std::int64_t in_row = hidden - col < end - begin ? hidden - col : end - begin;
-    const std::int64_t n = in_row < kBlock ? in_row : kBlock;
+    const std::int64_t n = in_row < kPiece ? in_row : kPiece;
     body(row, col, n);
     begin += n;
     col += n;
@@ -160,12 +160,12 @@ LLTM_CELL_INLINE void store_h(
     std::int64_t col,
     std::int64_t n,
     const compute_t<T>* h,
-    Block<compute_t<T>>& rounded) {
+    PieceBuffer<compute_t<T>>& rounded) {
   store(a.h_next, row, col, n, h);
   if (a.h_operand.data == nullptr) return;
   for (std::int64_t j = 0; j < n; ++j) rounded.values[j] = widen(narrow<T>(h[j]));
   if (a.h_factor.data != nullptr) {
-    Block<compute_t<T>> buffer;
+    PieceBuffer<compute_t<T>> buffer;
     const compute_t<T>* const factor = load(a.h_factor, row, col, n, buffer);
     for (std::int64_t j = 0; j < n; ++j) rounded.values[j] *= factor[j];
   }
@@ -176,7 +176,7 @@ template <typename Definition, typename T, typename G>
 void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
   constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
-  Block<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
+  PieceBuffer<C> in_z[kSlots], in_bias[kSlots], in_c, out_saved[kSaved], out_c, out_h;
   const C* bias[kSlots] = {};
   std::int64_t column_of_bias = -1;  // equal if a row is a single block
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
@@ -228,7 +228,7 @@ template <typename Definition, typename T, typename G>
 void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
   using C = compute_t<T>;
   constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
-  Block<C> in_saved[kSaved], in_dh, in_dh_state, in_dc, out_dz[kSlots], out_c;
+  PieceBuffer<C> in_saved[kSaved], in_dh, in_dh_state, in_dc, out_dz[kSlots], out_c;
   for_each_block(a.hidden, begin, end, [&](std::int64_t row, std::int64_t col, std::int64_t n) {
     const C* saved[kSaved];
     C* dz[kSlots];
@@ -359,9 +359,9 @@ void pair_columns(
 
 // Even and odd rows are summed separately, for accuracy and speed.
 void sum_rows(std::int64_t rows, std::int64_t columns, Matrix<const float> x, float* y) {
-  for (std::int64_t c = 0; c < columns; c += kBlock) {
-    const std::int64_t n = columns - c < kBlock ? columns - c : kBlock;
-    Block<float> even = {}, odd = {};
+  for (std::int64_t c = 0; c < columns; c += kPiece) {
+    const std::int64_t n = columns - c < kPiece ? columns - c : kPiece;
+    PieceBuffer<float> even = {}, odd = {};
     for (std::int64_t r = 0; r < rows; r += 2) {
       for (std::int64_t j = 0; j < n; ++j) even.values[j] += x.row(r)[c + j];
       if (r + 1 == rows) break;

@@ -13,7 +13,7 @@ namespace {
 
 // Pieces with n units: the first at (row, col), the next `row_step` rows below or `col_step`
 // columns to the right.
-struct Part {
+struct Segment {
   std::int64_t row, col, pieces, n, row_step, col_step;
 
   LLTM_CELL_INLINE std::int64_t row_of(std::int64_t p) const { return row + p * row_step; }
@@ -30,26 +30,26 @@ LLTM_CELL_INLINE std::int64_t most_pieces(std::int64_t hidden, std::int64_t elem
 }
 
 // Balances the last two parts.
-LLTM_CELL_INLINE std::int64_t rows_of_part(std::int64_t left, std::int64_t most) {
+LLTM_CELL_INLINE std::int64_t rows_of_segment(std::int64_t left, std::int64_t most) {
   return left <= most ? left : at_most((left + 1) / 2, most);
 }
 
 // Up to `most` pieces: in several rows if the range has complete rows, otherwise adjacent in one
 // row.
 template <typename Body>
-LLTM_CELL_INLINE void for_each_part(
+LLTM_CELL_INLINE void for_each_segment(
     std::int64_t hidden, std::int64_t begin, std::int64_t end, std::int64_t most, Body body) {
   std::int64_t row = begin / hidden;
   std::int64_t col = begin % hidden;
   while (begin < end) {
     const bool below = col == 0 && end - begin >= 2 * hidden;
-    const std::int64_t rows = below ? rows_of_part((end - begin) / hidden, most) : 1;
+    const std::int64_t rows = below ? rows_of_segment((end - begin) / hidden, most) : 1;
     const std::int64_t last = below ? hidden : at_most(hidden, col + end - begin);
     begin += rows * (last - col);
     while (col < last) {
-      const std::int64_t n = at_most(last - col, kBlock);
+      const std::int64_t n = at_most(last - col, kPiece);
       const std::int64_t pieces = below ? rows : at_most(pieces_of(last - col), most);
-      body(Part{row, col, pieces, n, below ? 1 : 0, below ? 0 : kBlock});
+      body(Segment{row, col, pieces, n, below ? 1 : 0, below ? 0 : kPiece});
       col += below ? n : pieces * n;
     }
     if (col == hidden) {
@@ -59,11 +59,11 @@ LLTM_CELL_INLINE void for_each_part(
   }
 }
 
-// Usually n == kBlock: loops become straight-line code.
+// Usually n == kPiece: loops become straight-line code.
 template <typename Body>
 LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
-  if (n == kBlock) {
-    body(std::integral_constant<std::int64_t, kBlock>());
+  if (n == kPiece) {
+    body(std::integral_constant<std::int64_t, kPiece>());
   } else {
     body(n);
   }
@@ -73,18 +73,21 @@ LLTM_CELL_INLINE void with_size(std::int64_t n, const Body& body) {
 // with several ways to copy.
 template <typename T>
 __attribute__((noinline)) Pieces<const compute_t<T>> copy_part(
-    const Matrix<const T>& x, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
+    const Matrix<const T>& x,
+    const Segment& part,
+    std::int64_t offset,
+    PieceBuffer<compute_t<T>>* buffers) {
   with_size(part.n, [&](auto n) {
     for (std::int64_t p = 0; p < part.pieces; ++p) {
       load(x, part.row_of(p), part.col_of(p) + offset, n, buffers[p]);
     }
   });
-  return {buffers->values, kBlock};
+  return {buffers->values, kPiece};
 }
 
 template <typename T>
 __attribute__((noinline)) void copy_part_to(
-    const Matrix<T>& y, const Part& part, std::int64_t offset, Pieces<compute_t<T>> values) {
+    const Matrix<T>& y, const Segment& part, std::int64_t offset, Pieces<compute_t<T>> values) {
   with_size(part.n, [&](auto n) {
     for (std::int64_t p = 0; p < part.pieces; ++p) {
       store(y, part.row_of(p), part.col_of(p) + offset, n, values.piece(p));
@@ -94,7 +97,7 @@ __attribute__((noinline)) void copy_part_to(
 
 template <typename C>
 __attribute__((noinline)) void add_parts(
-    Pieces<const C> a, Pieces<const C> b, const Part& part, Block<C>* sums) {
+    Pieces<const C> a, Pieces<const C> b, const Segment& part, PieceBuffer<C>* sums) {
   with_size(padded(part.n), [&](auto n) {
     const std::int64_t size = n;
     for (std::int64_t p = 0; p < part.pieces; ++p) {
@@ -111,9 +114,9 @@ __attribute__((noinline)) void add_parts(
 template <typename T>
 LLTM_CELL_INLINE Pieces<const compute_t<T>> load_part(
     const Matrix<const T>& x,
-    const Part& part,
+    const Segment& part,
     std::int64_t offset,
-    Block<compute_t<T>>* buffers,
+    PieceBuffer<compute_t<T>>* buffers,
     bool is_padded = false) {
   if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
     if (is_in_place(x, part.n, is_padded)) {
@@ -128,21 +131,24 @@ LLTM_CELL_INLINE void load_input(
     Registers<compute_t<T>>& registers,
     int k,
     const Matrix<const T>& x,
-    const Part& part,
+    const Segment& part,
     std::int64_t offset) {
   registers.set_input(k, load_part(x, part, offset, registers.input_memory(k)));
 }
 
 template <typename T>
 LLTM_CELL_INLINE Pieces<compute_t<T>> target_part(
-    const Matrix<T>& y, const Part& part, std::int64_t offset, Block<compute_t<T>>* buffers) {
+    const Matrix<T>& y,
+    const Segment& part,
+    std::int64_t offset,
+    PieceBuffer<compute_t<T>>* buffers) {
   compute_t<T>* const first = target(y, part.row, part.col + offset, part.n, buffers[0]);
-  return {first, first != buffers[0].values ? part.step(y.row_stride) : kBlock};
+  return {first, first != buffers[0].values ? part.step(y.row_stride) : kPiece};
 }
 
 template <typename T>
 LLTM_CELL_INLINE void store_part(
-    const Matrix<T>& y, const Part& part, std::int64_t offset, Pieces<compute_t<T>> values) {
+    const Matrix<T>& y, const Segment& part, std::int64_t offset, Pieces<compute_t<T>> values) {
   if (y.data == nullptr) return;
   if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
     if (y.row(part.row) + part.col + offset == values.values) return;
@@ -151,7 +157,8 @@ LLTM_CELL_INLINE void store_part(
 }
 
 template <typename T>
-LLTM_CELL_INLINE void fetch_part_ahead(const Matrix<T>& x, const Part& part, std::int64_t offset) {
+LLTM_CELL_INLINE void fetch_part_ahead(
+    const Matrix<T>& x, const Segment& part, std::int64_t offset) {
   for (std::int64_t p = 0; p < part.pieces; ++p) {
     fetch_ahead(x.row(part.row_of(p) + kRowsAhead) + part.col_of(p) + offset, part.n);
   }
@@ -170,7 +177,7 @@ LLTM_CELL_INLINE double sum_of(const C* x) {
 
 template <typename C>
 __attribute__((noinline)) void add_terms(
-    const StageMemory<C>& memory, const Part& part, int mean, Pieces<C> terms) {
+    const StageMemory<C>& memory, const Segment& part, int mean, Pieces<C> terms) {
   for (std::int64_t p = 0; p < part.pieces; ++p) {
     double* const sums =
         memory.sums.row(part.row_of(p)) + mean * memory.sums_step + part.col_of(p) / kUnitsPerSum;
@@ -185,7 +192,7 @@ __attribute__((noinline)) void add_terms(
 // A mean is the same for all units of a row.
 template <typename C>
 LLTM_CELL_INLINE void load_mean(
-    Registers<C>& registers, int k, const StageMemory<C>& memory, const Part& part, int mean) {
+    Registers<C>& registers, int k, const StageMemory<C>& memory, const Segment& part, int mean) {
   const Matrix<const C> means = {memory.means.data + mean, memory.means.row_stride, 0};
   load_input(registers, k, means, part, 0);
 }
@@ -193,8 +200,8 @@ LLTM_CELL_INLINE void load_mean(
 // Rounded to T, as h.
 template <typename T, typename G, typename C>
 __attribute__((noinline)) void store_operand_part(
-    const Matrix<G>& y, const Part& part, Pieces<C> values) {
-  Block<C> rounded;
+    const Matrix<G>& y, const Segment& part, Pieces<C> values) {
+  PieceBuffer<C> rounded;
   for (std::int64_t p = 0; p < part.pieces; ++p) {
     for (std::int64_t j = 0; j < part.n; ++j) {
       rounded.values[j] = widen(narrow<T>(values.piece(p)[j]));
@@ -211,13 +218,13 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
-  Block<C> in_bias[Registers<C>::kMostPieces];
-  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
+  PieceBuffer<C> in_bias[Registers<C>::kMostPieces];
+  for_each_segment(a.hidden, begin, end, registers.pieces(), [&](const Segment& part) {
     for (int k = 0; k < program.inputs; ++k) {
       const auto [place, index] = stage.ports[k];
       const std::int64_t offset = index * a.layer_hidden;
       if (place == Place::kGate) {
-        Block<C>* const sums = registers.input_memory(k);
+        PieceBuffer<C>* const sums = registers.input_memory(k);
         const auto z = load_part(a.gates, part, index * a.gates_step, sums, a.gates_padded);
         add_parts(z, load_part(a.bias, part, offset, in_bias), part, sums);
       } else if (place == Place::kState) {
@@ -264,7 +271,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
         store_part(a.c_next, part, index * a.layer_hidden, y);
       } else {
         if (a.cell->reads_h) store_part(a.c_next, part, 0, y);
-        Block<C>* const buffers = registers.output_memory(k);
+        PieceBuffer<C>* const buffers = registers.output_memory(k);
         for (std::int64_t p = 0; p < part.pieces; ++p) {
           store_h(a, part.row_of(p), part.col_of(p), part.n, y.piece(p), buffers[p]);
         }
@@ -281,9 +288,9 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
-  Block<C> in_dh[Registers<C>::kMostPieces];
+  PieceBuffer<C> in_dh[Registers<C>::kMostPieces];
   bool fits = true;
-  for_each_part(a.hidden, begin, end, registers.pieces(), [&](const Part& part) {
+  for_each_segment(a.hidden, begin, end, registers.pieces(), [&](const Segment& part) {
     for (int k = 0; k < program.inputs; ++k) {
       const auto [place, index] = stage.ports[k];
       const std::int64_t offset = index * a.layer_hidden;
@@ -295,11 +302,11 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
       } else if (place == Place::kState) {
         load_input(registers, k, a.grad_c, part, offset);
       } else if (place == Place::kH) {
-        Block<C>* const dh = registers.input_memory(k);
+        PieceBuffer<C>* const dh = registers.input_memory(k);
         const auto from_output = load_part(a.grad_h, part, 0, dh);
         add_parts(from_output, load_part(a.grad_h_state, part, 0, in_dh), part, dh);
         if (cell.reads_h) {
-          const Pieces<const C> sum = {dh->values, kBlock};
+          const Pieces<const C> sum = {dh->values, kPiece};
           add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
         }
       } else if (place == Place::kOperand) {
@@ -318,7 +325,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
     };
     for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
       const auto [place, index] = to[k];
-      Block<C>* const memory = registers.output_memory(k);
+      PieceBuffer<C>* const memory = registers.output_memory(k);
       if (place == Place::kGate || place == Place::kParameter) {
         const std::int64_t offset = offset_in_dz(to[k]);
         fetch_part_ahead(a.grad_gates, part, offset);
@@ -360,9 +367,9 @@ void forward_small_batch_program_in(const SmallBatchArgs& a, std::int64_t rows) 
   const Program& program = cell.programs->forward.program();
   const int own = cell.reads_h ? 1 : 0;
   Registers<C> registers(program, most_pieces(a.hidden, rows * a.hidden));
-  for_each_part(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Part& part) {
+  for_each_segment(a.hidden, 0, rows * a.hidden, registers.pieces(), [&](const Segment& part) {
     const std::int64_t n = part.n, size = padded(n);
-    const auto load_to = [&](Block<C>& y, const auto* x, const float* bias) {
+    const auto load_to = [&](PieceBuffer<C>& y, const auto* x, const float* bias) {
       if (bias == nullptr) {
         for (std::int64_t j = 0; j < n; ++j) y.values[j] = static_cast<C>(x[j]);
       } else {

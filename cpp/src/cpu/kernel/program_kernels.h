@@ -1,5 +1,5 @@
 // Runs cell programs (cell/program.h), each instruction as a vectorized loop. A block's pieces, of
-// up to kBlock units, share the cost of selecting the loop and waiting for the previous result.
+// up to kPiece units, share the cost of selecting the loop and waiting for the previous result.
 //
 // In a kernel:
 //     Registers<C> registers(program, most); // once: constants and temporaries
@@ -20,11 +20,11 @@ namespace lltm::cpu {
 namespace {
 
 // Enough elements to occupy the vector units, and few enough that all buffers stay in L1.
-constexpr std::int64_t kBlock = 64;
+constexpr std::int64_t kPiece = 64;
 
 template <typename T>
-struct Block {
-  alignas(64) T values[kBlock];
+struct PieceBuffer {
+  alignas(64) T values[kPiece];
 };
 
 // Pieces that are `step` values apart.
@@ -36,7 +36,7 @@ struct Pieces {
   LLTM_CELL_INLINE C* piece(std::int64_t p) const { return values + p * step; }
 };
 
-// Registers for up to pieces() pieces of up to kBlock values. Inputs and outputs need not use their
+// Registers for up to pieces() pieces of up to kPiece values. Inputs and outputs need not use their
 // memory.
 template <typename C>
 class Registers {
@@ -49,7 +49,7 @@ class Registers {
       : first_output_(program.inputs), pieces_(at_most(pieces, most_pieces(program.registers))) {
     for (int k = 0; k < program.registers; ++k) at_[k] = in_memory(k);
     for (int k = 0; k < program.constant_count; ++k) {
-      Block<C>* const constant = memory_of(program.first_constant() + k);
+      PieceBuffer<C>* const constant = memory_of(program.first_constant() + k);
       for (C& value : constant->values) value = static_cast<C>(program.constants[k]);
       at_[program.first_constant() + k].step = 0;
     }
@@ -59,8 +59,8 @@ class Registers {
 
   LLTM_CELL_INLINE std::int64_t pieces() const { return pieces_; }
 
-  LLTM_CELL_INLINE Block<C>* input_memory(int k) { return memory_of(k); }
-  LLTM_CELL_INLINE Block<C>* output_memory(int k) { return memory_of(first_output_ + k); }
+  LLTM_CELL_INLINE PieceBuffer<C>* input_memory(int k) { return memory_of(k); }
+  LLTM_CELL_INLINE PieceBuffer<C>* output_memory(int k) { return memory_of(first_output_ + k); }
 
   // The array overlaps no other register and has a multiple of 16 values.
   LLTM_CELL_INLINE void set_input(int k, Pieces<const C> x) {
@@ -77,13 +77,13 @@ class Registers {
   static constexpr int most_pieces(int registers) {
     return registers * kMostPieces <= kBlocks ? kMostPieces : kBlocks / registers;
   }
-  LLTM_CELL_INLINE Block<C>* memory_of(int k) { return memory_ + k * pieces_; }
-  LLTM_CELL_INLINE Pieces<C> in_memory(int k) { return {memory_of(k)->values, kBlock}; }
+  LLTM_CELL_INLINE PieceBuffer<C>* memory_of(int k) { return memory_ + k * pieces_; }
+  LLTM_CELL_INLINE Pieces<C> in_memory(int k) { return {memory_of(k)->values, kPiece}; }
 
   const int first_output_;
   const std::int64_t pieces_;
   Pieces<C> at_[Program::kMostRegisters];
-  Block<C> memory_[kBlocks];
+  PieceBuffer<C> memory_[kBlocks];
 };
 
 // Clang would unroll short loops before vectorizing, and interleave several vectors, which 16
@@ -95,7 +95,7 @@ class Registers {
 #define LLTM_VECTORS LLTM_INDEPENDENT
 #endif
 
-// `size`: a multiple of 16, at most kBlock, and equal to kN unless kN is 0.
+// `size`: a multiple of 16, at most kPiece, and equal to kN unless kN is 0.
 template <typename C, std::int64_t kN>
 __attribute__((noinline)) void execute(
     const Program& program, const Pieces<C>* registers, std::int64_t pieces, std::int64_t size) {
@@ -140,16 +140,16 @@ __attribute__((noinline)) void execute(
 template <typename C>
 LLTM_CELL_INLINE void execute_block(
     const Program& program, const Registers<C>& registers, std::int64_t pieces, std::int64_t size) {
-  if (size == kBlock) {
-    execute<C, kBlock>(program, registers.get(), pieces, size);
+  if (size == kPiece) {
+    execute<C, kPiece>(program, registers.get(), pieces, size);
   } else {
     execute<C, 0>(program, registers.get(), pieces, size);
   }
 }
 
-// Without a remainder shorter than kBlock.
+// Without a remainder shorter than kPiece.
 LLTM_CELL_INLINE std::int64_t pieces_of(std::int64_t n) {
-  return n < kBlock ? 1 : n / kBlock;
+  return n < kPiece ? 1 : n / kPiece;
 }
 
 }  // namespace

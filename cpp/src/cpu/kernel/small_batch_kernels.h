@@ -300,25 +300,25 @@ LLTM_CELL_INLINE void gemm_in_place_tile(const InPlaceGemm<B>& p, std::int64_t n
       chain[i] = Floats{};
     }
   };
-  for (const auto& part : p.parts) {
+  for (const auto& term : p.terms) {
     const auto add = [&](const auto& load, std::int64_t k) {
       Floats a[kRows];
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) a[r] = load(part.a.row(r) + k);
+      for (int r = 0; r < kRows; ++r) a[r] = load(term.a.row(r) + k);
 #pragma GCC unroll 8
       for (int j = 0; j < kColumns; ++j) {
-        const Floats b = load(part.b.row(n + j) + k);
+        const Floats b = load(term.b.row(n + j) + k);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) chain[r * kColumns + j] += a[r] * b;
       }
     };
-    const std::int64_t whole = part.k / kLanes * kLanes;
+    const std::int64_t whole = term.k / kLanes * kLanes;
     for (std::int64_t k = 0; k < whole;) {
       const std::int64_t end = k + at_most(whole - k, kLaneChain * kLanes);
       for (; k < end; k += kLanes) add([](const auto* x) { return load_lanes(x); }, k);
       if (k < whole) end_chain();
     }
-    const std::int64_t rest = part.k - whole;
+    const std::int64_t rest = term.k - whole;
     if (rest > 0) add([&](const auto* x) { return load_first(x, rest); }, whole);
   }
   end_chain();

@@ -58,12 +58,12 @@ using GemmSmallBatch = Gemm<float>*;
 // rows are contiguous. A part with k = 0 is omitted.
 template <typename B>
 struct InPlaceGemm {
-  struct Part {
+  struct Term {
     Matrix<const float> a;
     Matrix<const B> b;
     std::int64_t k = 0;
   };
-  Part parts[2];
+  Term terms[2];
   std::int64_t n;
   Matrix<float> c;
   bool accumulate;

@@ -28,7 +28,7 @@ Result run(
     Result (*per_step)(const Args&)) {
   check_earlier_calls();
   const char* const why_not = cuda_persistent()
-                                  ? why_not_kernels(*args.cell, args.input, Kernels::persistent)
+                                  ? why_not_kernels(*args.cell, args.input, Engine::persistent)
                                   : "lltm.backends.cuda.persistent is False";
   Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
   if (logs_schedules()) {

@@ -83,8 +83,8 @@ void run_forward(
       as_padded_operand(h_slots(weights.hh, cell), gates_h.size(1), padded.hidden);
   const Tensor weights_x =
       as_padded_operand(x_slots(weights.ih, cell), gates_x.size(1), args.input->size(-1));
-  const Operand weights_h_t = transposed(operand(weights_h));
-  const Operand weights_x_t = transposed(operand(weights_x));
+  const GemmOperand weights_h_t = transposed(operand(weights_h));
+  const GemmOperand weights_x_t = transposed(operand(weights_x));
   const auto gates = read<compute_t<T>>(t.gates);
   const auto output = write<T>(t.output_h());
   const auto activations = write<T>(t.activations);
@@ -100,15 +100,15 @@ void run_forward(
   step.c_next = write<T>(t.c);
   step.h_operand = write<T>(t.h);
   for (const Chunk& chunk : chunks) {
-    const Operand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
+    const GemmOperand chunk_x = operand_rows(x, chunk.begin, chunk.rows);
     gemm(chunk_x, weights_x_t, result_rows(gates_x, 0, chunk.rows), /*accumulate=*/false);
     zero(result_rows(gates_h_alone, 0, chunk.rows));
     for (size_t k = chunk.first; k < chunk.last; ++k) {
       const auto [offset, rows] = steps[k];
       t.save_checkpoint(k, t.c);
       StepIO(args, steps[k]).enter_in_place(t.h, t.c);
-      const Operand step_h = operand_rows(t.h, 0, rows);
-      const Result step_gates = result_rows(gates_h, offset - chunk.begin, rows);
+      const GemmOperand step_h = operand_rows(t.h, 0, rows);
+      const GemmResult step_gates = result_rows(gates_h, offset - chunk.begin, rows);
       gemm(step_h, weights_h_t, step_gates, /*accumulate=*/true);
       step.rows = rows;
       step.gates = gates.from(offset - chunk.begin);
@@ -132,7 +132,7 @@ void run_backward(
   const Tensor dz_h = slot_columns(t.dz, cell, cell.h, hidden);
   const Tensor weights_h =
       as_padded_operand(h_slots(weights_of(args).hh, cell), dz_h.size(1), t.dh.size(1));
-  const Operand weights_h_operand = operand(weights_h);
+  const GemmOperand weights_h_operand = operand(weights_h);
   const auto activations = read<T>(args.saved);
   const StepRows<T> grad_output(args.grad_output);
   const auto dz = write<T>(t.dz);
@@ -152,7 +152,7 @@ void run_backward(
     step.grad_gates = dz.from(offset);
     launch_backward(cell, step, stream);
     if (k > 0 || want_h_0) {
-      const Operand step_dz = operand_rows(dz_h, offset, rows);
+      const GemmOperand step_dz = operand_rows(dz_h, offset, rows);
       gemm(step_dz, weights_h_operand, result_rows(t.dh, 0, rows), /*accumulate=*/false);
     }
     StepIO(args, steps[k]).enter_backward_in_place(t.dh, t.dc);

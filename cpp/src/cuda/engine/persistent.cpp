@@ -115,7 +115,7 @@ bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream
 }
 
 void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
-  const Result rows = result_rows(tensor, chunk.begin, chunk.rows);
+  const GemmResult rows = result_rows(tensor, chunk.begin, chunk.rows);
   const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
   mark_absent(rows.data, chunk.rows * row_bytes, stream);
 }

@@ -74,13 +74,13 @@ struct Problem {
 };
 
 // Empty if the results match or the persistent engine does not support the problem.
-std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kernels) {
+std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Engine engine) {
   const Problem problem{cell, like.options()};
   std::vector<Tensor> ours;
   try {
-    if (kernels == Kernels::step) {
+    if (engine == Engine::step) {
       ours = problem.run(/*step=*/true, step_forward, step_backward);
-    } else if (kernels == Kernels::per_step) {
+    } else if (engine == Engine::per_step) {
       ours = problem.run(
           /*step=*/false,
           [](const SequenceArgs& args) { return per_step_forward(args); },
@@ -102,7 +102,7 @@ std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Kernels kern
     return error.what();
   }
   const std::vector<Tensor> expected = problem.run(
-      kernels == Kernels::step, aten_fallback::sequence_forward, aten_fallback::sequence_backward);
+      engine == Engine::step, aten_fallback::sequence_forward, aten_fallback::sequence_backward);
   for (size_t k = 0; k < expected.size(); ++k) {
     // A step has no output, and some cells save nothing.
     if (!expected[k].defined() || expected[k].numel() == 0) continue;
@@ -131,14 +131,14 @@ class Apart {
 };
 
 // One error per check, with a stable address.
-using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Kernels>;
+using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Engine>;
 std::mutex mutex;
 std::map<Key, std::string>& checked = *new std::map<Key, std::string>;
 
 }  // namespace
 
-const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels kernels) {
-  const Key key = {&cell, input.scalar_type(), input.device().index(), kernels};
+const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Engine engine) {
+  const Key key = {&cell, input.scalar_type(), input.device().index(), engine};
   const auto answer = [](const std::string& wrong) {
     return wrong.empty() ? nullptr : wrong.c_str();
   };
@@ -153,19 +153,19 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels k
   // find the same result.
   const std::string wrong = [&] {
     const Apart apart;
-    return what_is_wrong(cell, input, kernels);
+    return what_is_wrong(cell, input, engine);
   }();
   const bool first = [&] {
     const std::lock_guard<std::mutex> lock(mutex);
     return checked.emplace(key, wrong).second;
   }();
   if (first && !wrong.empty()) {
-    if (kernels == Kernels::persistent) take_failure();  // reported by the warning below
+    if (engine == Engine::persistent) take_failure();  // reported by the warning below
     TORCH_WARN(
         "lltm: the ",
-        kernels == Kernels::step       ? "single-step kernels"
-        : kernels == Kernels::per_step ? "sequence kernels"
-                                       : "persistent kernels",
+        engine == Engine::step       ? "single-step kernels"
+        : engine == Engine::per_step ? "sequence kernels"
+                                     : "persistent kernels",
         " of the cell ",
         cell.title(),
         " in ",
@@ -175,7 +175,7 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Kernels k
         " and are disabled: ",
         wrong);
   }
-  return why_not_kernels(cell, input, kernels);
+  return why_not_kernels(cell, input, engine);
 }
 
 void forget_self_checks() {

@@ -9,11 +9,11 @@
 
 namespace lltm::cuda {
 
-enum class Kernels { step, per_step, persistent };
+enum class Engine { step, per_step, persistent };
 
 // Null if the kernels match the ATen fallback, otherwise, after a warning, the reason not to use
 // them. Also null during CUDA graph capture, when results cannot be compared.
-const char* why_not_kernels(const CellInfo& cell, const at::Tensor& input, Kernels kernels);
+const char* why_not_kernels(const CellInfo& cell, const at::Tensor& input, Engine engine);
 
 // For tests: the next calls check again.
 void forget_self_checks();

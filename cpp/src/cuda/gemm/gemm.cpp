@@ -61,7 +61,7 @@ cudaDataType_t data_type(at::ScalarType dtype) {
 }
 
 // cuBLAS is column-major: contiguous rows are its columns.
-cublasOperation_t operation(const Operand& operand) {
+cublasOperation_t operation(const GemmOperand& operand) {
   return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
 }
 
@@ -90,11 +90,11 @@ at::Tensor as_padded_operand(const at::Tensor& tensor, int64_t rows, int64_t col
   return memory.slice(1, 0, cols);
 }
 
-Operand operand(const at::Tensor& tensor) {
+GemmOperand operand(const at::Tensor& tensor) {
   return operand_rows(tensor, 0, tensor.size(0));
 }
 
-Operand operand_rows(const at::Tensor& t, int64_t begin, int64_t count) {
+GemmOperand operand_rows(const at::Tensor& t, int64_t begin, int64_t count) {
   const auto* const data = static_cast<const char*>(t.const_data_ptr());
   if (has_contiguous_rows(t)) {
     const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
@@ -104,21 +104,21 @@ Operand operand_rows(const at::Tensor& t, int64_t begin, int64_t count) {
   return {data + byte_offset(t, begin), count, t.size(1), ld, /*transposed=*/true};
 }
 
-Operand transposed(const Operand& a) {
+GemmOperand transposed(const GemmOperand& a) {
   return {a.data, a.cols, a.rows, a.ld, !a.transposed};
 }
 
-Result result(const at::Tensor& tensor) {
+GemmResult result(const at::Tensor& tensor) {
   return result_rows(tensor, 0, tensor.size(0));
 }
 
-Result result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
+GemmResult result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
   const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
   auto* const data = static_cast<char*>(t.mutable_data_ptr());
   return {data + byte_offset(t, begin * ld), count, t.size(1), ld, t.scalar_type()};
 }
 
-void zero(const Result& c) {
+void zero(const GemmResult& c) {
   if (c.rows == 0 || c.cols == 0) return;
   const size_t element = c10::elementSize(c.dtype);
   C10_CUDA_CHECK(cudaMemset2DAsync(
@@ -151,7 +151,8 @@ bool Gemm::uses_tf32() const {
   return mode == CUBLAS_TF32_TENSOR_OP_MATH;
 }
 
-void Gemm::operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const {
+void Gemm::operator()(
+    const GemmOperand& a, const GemmOperand& b, const GemmResult& c, bool accumulate) const {
   const int64_t M = c.rows, N = c.cols, K = a.cols;
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(a.rows == M && b.rows == K && b.cols == N);
   if (M == 0 || N == 0 || (K == 0 && accumulate)) return;

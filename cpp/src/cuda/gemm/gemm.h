@@ -12,7 +12,7 @@
 namespace lltm::cuda {
 
 // A or B (rows, cols), with row stride `ld` or, if transposed, contiguous columns with stride `ld`.
-struct Operand {
+struct GemmOperand {
   const void* data;
   std::int64_t rows, cols;
   std::int64_t ld;
@@ -20,7 +20,7 @@ struct Operand {
 };
 
 // C (rows, cols) with contiguous rows.
-struct Result {
+struct GemmResult {
   void* data;
   std::int64_t rows, cols;
   std::int64_t ld;
@@ -38,15 +38,15 @@ std::int64_t padded_cols(std::int64_t cols, at::ScalarType dtype);
 at::Tensor as_padded_operand(const at::Tensor& tensor, std::int64_t rows, std::int64_t cols);
 
 // An as_operand result, or its rows [begin, begin + count).
-Operand operand(const at::Tensor& tensor);
-Operand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
-Operand transposed(const Operand& operand);
+GemmOperand operand(const at::Tensor& tensor);
+GemmOperand operand_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
+GemmOperand transposed(const GemmOperand& operand);
 
 // A 2-d tensor with contiguous rows, or its rows [begin, begin + count).
-Result result(const at::Tensor& tensor);
-Result result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
+GemmResult result(const at::Tensor& tensor);
+GemmResult result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t count);
 
-void zero(const Result& c);
+void zero(const GemmResult& c);
 
 // On the device and stream at construction, which must stay current. Accumulates in float64 for
 // float64, otherwise in float32. float32 follows PyTorch's allow_tf32.
@@ -58,7 +58,8 @@ class Gemm {
   bool uses_tf32() const;
 
   // A B is zero if K = 0. C can be float32 for 16-bit operands.
-  void operator()(const Operand& a, const Operand& b, const Result& c, bool accumulate) const;
+  void operator()(
+      const GemmOperand& a, const GemmOperand& b, const GemmResult& c, bool accumulate) const;
 
  private:
   at::ScalarType dtype_;

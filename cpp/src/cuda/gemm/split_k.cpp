@@ -40,7 +40,7 @@ void SplitKGemm::add(
 }
 
 // The first partial sum is C itself.
-void SplitKGemm::add_product(const Operand& a, const Operand& b) {
+void SplitKGemm::add_product(const GemmOperand& a, const GemmOperand& b) {
   const bool is_first = products_ % products_per_sum_ == 0;
   if (is_first && products_ > 0) {
     if (sum_.defined()) {

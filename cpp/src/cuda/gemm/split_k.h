@@ -26,7 +26,7 @@ class SplitKGemm {
   void finish();
 
  private:
-  void add_product(const Operand& a, const Operand& b);
+  void add_product(const GemmOperand& a, const GemmOperand& b);
 
   const Gemm& gemm_;
   at::Tensor c_;

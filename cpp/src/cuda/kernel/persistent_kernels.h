@@ -129,17 +129,18 @@ constexpr int kTilesAtOnce = kWarps / kTileWarps;
 template <int kTiles>
 constexpr int kRowsOfThread = (kTiles + kTilesAtOnce - 1) / kTilesAtOnce;
 
-struct Place {
+struct ThreadPosition {
   bool takes_part, is_unit;  // takes_part is uniform within a warp
   int tile, sums, odd;       // odd: the unit's index in `sums`
   std::int64_t warp_row, first_row, unit;
 
   template <int kTiles, typename Machine>
-  static LLTM_CELL_INLINE Place of(const Machine& m, std::int64_t first_row, std::int64_t hidden) {
+  static LLTM_CELL_INLINE ThreadPosition
+  of(const Machine& m, std::int64_t first_row, std::int64_t hidden) {
     const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
     const int pair_of_rows = 2 * (warp % kTileWarps), row = pair_of_rows + lane / kSliceUnits;
     const int unit = lane % kSliceUnits;
-    Place p;
+    ThreadPosition p;
     p.tile = warp / kTileWarps;
     p.takes_part = p.tile < kTiles;
     p.sums = place_of_sums(row, unit);
@@ -199,7 +200,7 @@ LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
 // A (kSliceUnits, K) has hidden units as rows. Row r in its tile is unit 2r, row r + 8 unit 2r + 1:
 // a lane gets two adjacent units of the result.
 template <int kUnitsK>
-struct Weights {
+struct WeightFragments {
   std::uint32_t a[kUnitsK][2][4];
 
   // The remaining rows are zero.
@@ -260,7 +261,7 @@ struct States {
 
 // `polled`: other thread blocks may still be writing the row.
 template <typename T>
-struct Source {
+struct StateRow {
   const T* row;
   bool polled;
 };
@@ -280,7 +281,7 @@ constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
 template <int kTiles, int kUnitsK, int kOutputs, typename T, typename Machine, typename Rows>
 LLTM_CELL_INLINE void multiply(
     Machine& m,
-    const Weights<kUnitsK> (&weights)[kOutputs],
+    const WeightFragments<kUnitsK> (&weights)[kOutputs],
     std::int64_t tiles,
     std::int64_t k_size,
     const Rows& source,
@@ -294,7 +295,7 @@ LLTM_CELL_INLINE void multiply(
   for (int tile = 0; tile < kTiles; ++tile) {
     if (tile < tiles) {
       States<kUnitsK>& now = states[kAhead ? tile % 2 : 0];
-      const Source<T> from = source(tile);
+      const StateRow<T> from = source(tile);
       if (!kAhead) now.load(m, from.row, k_size, warp, lane);
       if (kAhead && tile + 1 < kTiles && tile + 1 < tiles) {
         states[(tile + 1) % 2].load(m, source(tile + 1).row, k_size, warp, lane);
@@ -332,7 +333,8 @@ LLTM_CELL_INLINE void multiply(
 
 // In a fixed order. `row` is the index of the thread's row.
 template <int kTiles, int kOutputs>
-LLTM_CELL_INLINE void add_sums(const Sums* sums, const Place& p, int row, int output, float& to) {
+LLTM_CELL_INLINE void add_sums(
+    const Sums* sums, const ThreadPosition& p, int row, int output, float& to) {
   LLTM_UNROLL
   for (int warp = 0; warp < kWarps; ++warp) {
     const int tile = p.tile + row * kTilesAtOnce;
@@ -365,7 +367,7 @@ template <typename Definition, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
     Machine& m,
-    const Place& p,
+    const ThreadPosition& p,
     const StepCursor& step,
     const Sums* sums,
     const float (&bias)[Definition::kSlots],
@@ -414,14 +416,14 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
   m.begin();
 
-  Weights<kUnitsK> weights[kOutputs];
+  WeightFragments<kUnitsK> weights[kOutputs];
   LLTM_UNROLL
   for (int k = 0; k < kOutputs; ++k) {
     const T* const rows = a.weights + (k * hidden + slice) * hidden;
     weights[k].load(rows, hidden - slice, hidden, warp, lane);
   }
 
-  const Place p = Place::of<kTiles>(m, first_row, hidden);
+  const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
   float bias[kSlots] = {}, c[kRows] = {}, h[kRows] = {};
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
@@ -446,7 +448,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     }
 
     // The previous step's row, or h_0 if the row is new.
-    const auto source = [&](int tile) -> Source<T> {
+    const auto source = [&](int tile) -> StateRow<T> {
       const std::int64_t row = first_row + tile * kTileRows + lane / 4;
       if (row < step.previous_rows && row < step.rows) {
         return {a.output + (step.previous_offset + row) * hidden, /*polled=*/true};
@@ -499,7 +501,7 @@ template <typename Definition, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
     Machine& m,
-    const Place& p,
+    const ThreadPosition& p,
     const StepCursor& step,
     const float (&saved)[kRowsOfThread<kTiles>][Definition::kSaved],
     const float (&grad_output)[kRowsOfThread<kTiles>],
@@ -537,10 +539,10 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   m.begin();
   const std::int64_t k_size = kRecurrent<Definition> * hidden;
 
-  Weights<kUnitsK> weights[1];
+  WeightFragments<kUnitsK> weights[1];
   weights[0].load(a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
 
-  const Place p = Place::of<kTiles>(m, first_row, hidden);
+  const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
   float dh[kRows] = {}, dc[kRows] = {};
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
@@ -561,7 +563,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
     // The gradient through h for the rows in the step that backward processed before.
     if (step.previous_rows > first_row) {
-      const auto source = [&](int tile) -> Source<T> {
+      const auto source = [&](int tile) -> StateRow<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
         if (row >= step.previous_rows) return {nullptr, /*polled=*/false};
         const std::int64_t offset =

@@ -83,7 +83,7 @@ int compute_capability() {
 }
 
 using Form = std::tuple<const CellPrograms*, ProgramType, ProgramType, int>;
-struct Kernels {
+struct Functions {
   CUfunction forward = nullptr, backward = nullptr;
 };
 
@@ -112,11 +112,11 @@ std::string compiled(const ProgramKernel& kernel, int capability) {
 
 // Loads the code into the current device's context. A capture otherwise forbids loading, which may
 // wait for other work.
-Kernels loaded(const std::string& code) {
+Functions loaded(const std::string& code) {
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
   CUmodule module = nullptr;
   check(driver().cuModuleLoadData(&module, code.data()));
-  Kernels kernels;
+  Functions kernels;
   check(driver().cuModuleGetFunction(&kernels.forward, module, "lltm_forward"));
   check(driver().cuModuleGetFunction(&kernels.backward, module, "lltm_backward"));
   return kernels;
@@ -126,14 +126,14 @@ Kernels loaded(const std::string& code) {
 struct Cache {
   std::mutex mutex;
   std::map<std::pair<Form, int>, std::string> codes;  // by compute capability
-  std::map<std::pair<Form, c10::DeviceIndex>, Kernels> kernels;
+  std::map<std::pair<Form, c10::DeviceIndex>, Functions> kernels;
 };
 
 CUfunction find(const ProgramKernel& kernel) {
   static Cache& cache = *new Cache;
   const Form form = {kernel.cell.programs, kernel.tensor, kernel.state, kernel.width};
   const std::lock_guard<std::mutex> lock(cache.mutex);
-  Kernels& kernels = cache.kernels[{form, c10::cuda::current_device()}];
+  Functions& kernels = cache.kernels[{form, c10::cuda::current_device()}];
   if (kernels.forward == nullptr) {
     const int capability = compute_capability();
     std::string& code = cache.codes[{form, capability}];
