@@ -155,8 +155,8 @@ struct Thread {
 };
 constexpr int64_t kFirstRow = 40, kHidden = 56;
 
-lltm::cuda::Place place_of(int thread) {
-  return lltm::cuda::Place::of<4>(Thread{thread}, kFirstRow, kHidden);
+lltm::cuda::ThreadPosition place_of(int thread) {
+  return lltm::cuda::ThreadPosition::of<4>(Thread{thread}, kFirstRow, kHidden);
 }
 
 // 32 banks of 4 bytes.
