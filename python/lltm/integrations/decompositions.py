@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OperatorBase
 
-from .schema import BATCH_DIMS_OF_SEQUENCE, call, with_arguments
+from .schema import batch_dim, call, with_arguments
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -58,9 +58,10 @@ def _read_by_steps(a: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     rows: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for argument in torch.ops.lltm._sequence_step.default._schema.arguments[1:]:
-        if argument.name in vars(a):
-            into = rows if BATCH_DIMS_OF_SEQUENCE.get(argument.name) == 1 else others
-            into[argument.name] = getattr(a, argument.name)
+        value = getattr(a, argument.name, None)
+        if value is not None:
+            by_step = batch_dim(argument.name, value.dim(), value.dtype) == 1
+            (rows if by_step else others)[argument.name] = value
     return rows, others
 
 
