@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from . import _check
-from ._recurrent import Recurrent, names_of
-from .integrations import script
+from ._recurrent import IN_TRAINING, Recurrent, names_of
+from .integrations import schema, script
+
+_OPTIONS = {*schema.options(torch.ops.lltm.layer.default)} - {"prepacked"}
 
 
 class Prepacked(Recurrent):
@@ -24,12 +26,11 @@ class Prepacked(Recurrent):
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
     _prepacked = True
-    _recurrent_dropout_now = 0.0
+    _recurrent_dropout_now = 0.0  # every call reads it: faster than the property of Layer
     # Attributes that are equal in the layer, and all that cannot be set.
-    _OF_LAYER: tuple[str, ...] = ("_CELL", "input_size", "hidden_size", "num_layers", "bias")
-    _OF_LAYER += ("batch_first", "bidirectional", "proj_size")
-    _FIXED = (*_OF_LAYER, "_names", "_quantized", "dtype", "dropout", "mode", "nonlinearity")
-    _FIXED += ("heads", "checkpoint_steps", "recurrent_dropout")
+    _OF_LAYER = sorted({*_OPTIONS, "_CELL", "proj_size"} - {*IN_TRAINING, "checkpoint_steps"})
+    _FIXED = frozenset(_OPTIONS).union(_OF_LAYER, ("heads", "mode", "nonlinearity"))
+    _FIXED |= {"_names", "_quantized", "dtype"}
     _quantized: bool  # True if the weights are int8
 
     dtype: torch.dtype

@@ -131,6 +131,10 @@ def in_older_onnx_export() -> bool:
     return torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
 
 
+# Options of layers that are 0 outside training. The attribute _{option}_now has the current value.
+IN_TRAINING = ("dropout", "recurrent_dropout")
+
+
 def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
     """Returns torch.nn's forward of a module, for exporters that do not support operators."""
     more = reset is not None or getattr(module, "recurrent_dropout", 0) != 0
@@ -144,11 +148,7 @@ def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
 
 def options_of(name: str) -> tuple[str, ...]:
     """Returns the module attributes that an operator receives after the parameters."""
-    other = {
-        "dropout": "_dropout_now",
-        "recurrent_dropout": "_recurrent_dropout_now",
-        "prepacked": "_prepacked",
-    }
+    other = {option: f"_{option}_now" for option in IN_TRAINING} | {"prepacked": "_prepacked"}
     options = schema.options(getattr(torch.ops.lltm, name).default)
     return tuple(other.get(option, option) for option in options)
 

@@ -257,10 +257,8 @@ def _renamed(function: Any, name: str) -> Any:
     """Returns a copy with another name, which Python shows in errors about arguments."""
     parts = function.__name__, function.__defaults__, function.__closure__
     copied = types.FunctionType(function.__code__, function.__globals__, *parts)
-    copied.__annotations__, copied.__kwdefaults__ = (
-        function.__annotations__,
-        function.__kwdefaults__,
-    )
+    for attribute in ("__annotations__", "__kwdefaults__", "__dict__"):
+        setattr(copied, attribute, getattr(function, attribute))
     copied.__qualname__ = name
     return copied
 

@@ -25,6 +25,7 @@ from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
+from .._recurrent import IN_TRAINING
 from . import schema
 
 # Replaced in the source of the methods below: the types of hx and output, which the methods convert
@@ -146,8 +147,7 @@ def _arguments(name: str) -> str:
         "states": "self.states_of(hx)",
         "parameters": "self.scripted_parameters()",
         **{name: f"self.{name}" for name in schema.options(operator)},
-        "dropout": "self.dropout if self.training else 0.0",
-        "recurrent_dropout": "self.recurrent_dropout if self.training else 0.0",
+        **{name: f"self.{name} if self.training else 0.0" for name in IN_TRAINING},
         "prepacked": "self._prepacked",
     }
     return ", ".join(values.get(a.name, a.name) for a in operator._schema.arguments)
@@ -168,14 +168,14 @@ def cell(module: Any) -> nn.Module:
     return _sharing(module, form, ["_CELL"])
 
 
-_CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
-
-
 def layer(module: Any, constants: Sequence[str] = (), saved: tuple[Any, ...] = ()) -> nn.Module:
     """Returns the scriptable form of a layer."""
     sizes = len(module._STATES), len(module._OUTPUTS)
     form = _methods(_Layer, _given(module, module._names), *sizes)
-    return _sharing(module, form, [*_CONSTANTS, *constants], saved)
+    # TorchScript finds class attributes, such as defaults, only if they are constants.
+    options = schema.options(torch.ops.lltm.layer.default)
+    defaults = (name for name in options if hasattr(type(module), name))
+    return _sharing(module, form, ["_CELL", "_prepacked", *defaults, *constants], saved)
 
 
 def prepacked(module: Any) -> nn.Module:
