@@ -16,9 +16,10 @@ from .._C import ArgumentError
 from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
 from .cpp_source import cpp_source
+from .gates import check_gates
 from .modules import NAMES_IN_MODULES, CustomCell, CustomLayer, CustomPrepacked, Pickled
 from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
-from .trace import call, check_gates, trace
+from .trace import call, trace
 
 Initial = float | Callable[[Tensor], object] | Scalar
 Path = str | os.PathLike[str]

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..reference import _EQUATIONS as BUILT_IN
-from .program import OPERATIONS, Program, assignments, expect
+from .program import Program, assignments, expect
+from .values import OPERATIONS
 
 # Reserved names: C++ keywords, names in the cell definition, types that its struct would hide.
 CPP = """
