@@ -185,9 +185,9 @@ class Prepacked(Recurrent):
         """Rejects conversions, which would change the biases but not the packed weights."""
         weights: Any = self._buffers[self._names[0]]
         result = fn(weights.new_empty(0, dtype=self.dtype))
-        where, own = type(self).__name__, _check.dtype(self.dtype)
+        where, dtype = type(self).__name__, _check.dtype(self.dtype)
         got = f"{_check.dtype(result.dtype)}; convert the original layer and prepack it again"
-        _check.expect(result.dtype == self.dtype, where, f"dtype to stay {own}", got, TypeError)
+        _check.expect(result.dtype == self.dtype, where, f"dtype to stay {dtype}", got, TypeError)
         same, expected = result.device == weights.device, f"device to stay {weights.device}"
         got = f"{result.device}; move the original layer and prepack it there"
         _check.expect(same, where, expected, got, RuntimeError)

@@ -36,8 +36,8 @@ def documented(cls: Class) -> Class:
     inherited: dict[str, str] = next(filter(None, of_bases), {})
 
     def complete(section: re.Match[str]) -> str:
-        name, own = section.groups()
-        entries = {m[1]: m[0] for m in _ENTRY.finditer(inherited[name] + own)}
+        name, lines = section.groups()
+        entries = {m[1]: m[0] for m in _ENTRY.finditer(inherited[name] + lines)}
         order = inspect.signature(cls).parameters if name == "Args" else entries
         return f"    {name}:\n{''.join(entries[key] for key in order)}"
 
@@ -63,7 +63,7 @@ class Recurrent(nn.Module):
     hidden_size: int
 
     def __init__(self) -> None:
-        # The torch.nn base of cells would create its own parameters.
+        # The torch.nn base of cells would create other parameters.
         skipped: Any = nn.RNNCellBase if isinstance(self, nn.RNNCellBase) else Recurrent
         super(skipped, self).__init__()
 

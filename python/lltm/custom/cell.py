@@ -222,17 +222,17 @@ class Cell:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
-        parts = [{gate: z[gate] for gate in self.gates}, others]
+        arguments = [{gate: z[gate] for gate in self.gates}, others]
         if "\nown_gradient\n" not in self.text:
-            return call(self.function, *parts)
+            return call(self.function, *arguments)
 
         def with_gradient(x: Any) -> Any:  # for hooks, which see only the gradient of this step
             return x.view_as(x).requires_grad_() if isinstance(x, Tensor) else x
 
         derives = torch.is_grad_enabled()
         with torch.enable_grad():
-            parts = [{k: with_gradient(x) for k, x in part.items()} for part in parts]
-            after = call(self.function, *parts)
+            arguments = [{k: with_gradient(x) for k, x in part.items()} for part in arguments]
+            after = call(self.function, *arguments)
         return after if derives else [x.detach() for x in after]
 
     def __getstate__(self) -> Any:

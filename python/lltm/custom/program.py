@@ -356,7 +356,9 @@ def written(program: Program, made: Expressions) -> Program:
     body += ["backward", *backward, "end\n"]
     program = replace(program, text="\n".join(body), saved=tuple(names[v] for v in saved))
     # Samples cannot prove that a function's own gradient equals the derivative everywhere.
-    own = made.own_gradient or _is_another(program, list(made.inputs), list(made.gradients))
+    own_gradient = made.own_gradient or _is_another(
+        program, list(made.inputs), list(made.gradients)
+    )
     has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
     optional = {"input": program.gates_input, "no_bias": program.no_bias, "output": program.outputs}
     lines = [
@@ -367,7 +369,7 @@ def written(program: Program, made: Expressions) -> Program:
         *(" ".join([key, *values]) for key, values in optional.items() if values),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
-        *["own_gradient"] * own,
+        *["own_gradient"] * own_gradient,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
         *(
             f"parameter {k} {math.nan if callable(x) else x!r}" + " scalar" * (k in program.scalars)
@@ -385,7 +387,7 @@ def written(program: Program, made: Expressions) -> Program:
         ("products and means in a row", depth, MOST_CUTS),
     ):
         expect(number <= most, program.name, f"at most {most} {counted}", number)
-    return replace(program, text=text, own_gradient=own)
+    return replace(program, text=text, own_gradient=own_gradient)
 
 
 def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:
@@ -397,28 +399,28 @@ def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bo
         return torch.randn(*sizes, 64, generator=generator, dtype=torch.float64)
 
     weights = {gate: draw(64) / 8 for gate in program.products}
-    given = {name: draw().requires_grad_() for name in inputs}
+    leaves = {name: draw().requires_grad_() for name in inputs}
     with torch.enable_grad():
-        made = {**given, **evaluate(program.text, "forward", given, weights)}
+        made = {**leaves, **evaluate(program.text, "forward", leaves, weights)}
         results = [made[f"{name}'"] for name in ("h", *program.states)]
         tangents = [draw() for _ in results]
         total = torch.stack([(y * t).sum() for y, t in zip(results, tangents, strict=True)]).sum()
-        derived: Sequence[Tensor | None] = [None] * len(given)
+        derived: Sequence[Tensor | None] = [None] * len(leaves)
         if total.requires_grad:
-            derived = torch.autograd.grad(total, list(given.values()), allow_unused=True)
+            derived = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     known = {name: made[name].detach() for name in (*program.saved, *program.parameters)}
     names = (f"d.{name}'" for name in ("h", *program.states))
     known |= dict(zip(names, tangents, strict=True))
-    own = evaluate(program.text, "backward", known, weights)
+    ours = evaluate(program.text, "backward", known, weights)
     return any(
         not torch.allclose(
-            own[f"d.{name}"],
+            ours[f"d.{name}"],
             torch.zeros(64, dtype=torch.float64) if derivative is None else derivative,
             rtol=1e-6,
             atol=1e-9,
             equal_nan=True,
         )
-        for name, derivative in zip(given, derived, strict=True)
+        for name, derivative in zip(leaves, derived, strict=True)
         if f"d.{name}" in gradients
     )
 

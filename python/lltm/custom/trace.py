@@ -94,17 +94,17 @@ class Tracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.function, self.where, self.shape, self.number = function, where, shape, number
         self.code = getattr(inspect.unwrap(function), "__code__", None)
-        self.trace: dict[Any, Value] = {}
+        self.graph: dict[Any, Value] = {}
         self.calls: list[Call] = []
         self.warnings: dict[str, str] = {}  # messages with line; the derivative repeats some
         # By data pointer: aliases are the same value.
         self.known: dict[int, Operand] = {}
-        self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
+        self.alive: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
         self.parameters: dict[Value, tuple[int, int]] = {}  # with the shape, 0 if it has no batch
         self.products: dict[str, Tensor] = {}  # by name of the pre-activation
         # For each value that gates multiply: its tensor, the result of _Multiplied and the gates.
-        self.operands: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
+        self.multiplied: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
         self.gradients: dict[str, Tensor] = {}  # of products, by gate
         self.detached: set[int] = set()
         self.deriving = False
@@ -127,7 +127,7 @@ class Tracer(TorchDispatchMode):
         }
         arguments = {name: self.input(name) for name in (*positional, *by_name)}
         self.parameters = {
-            self.trace[name]: (0, 1 if name in program.scalars else self.shape[1])
+            self.graph[name]: (0, 1 if name in program.scalars else self.shape[1])
             for name in program.parameters
         }
         states = [f"{state}'" for state in ("h", *program.states)]
@@ -160,8 +160,8 @@ class Tracer(TorchDispatchMode):
                 kind = TypeError if isinstance(error, NoProgram) else ArgumentError
                 raise kind(message) from (None if of_z else error)
         return Expressions(
-            inputs={name: self.trace[name] for name in inputs},
-            tangents={name: self.trace[name] for name in tangents},
+            inputs={name: self.graph[name] for name in inputs},
+            tangents={name: self.graph[name] for name in tangents},
             results=dict(zip(states, values, strict=True)),
             gradients={f"d.{name}": x for name, x in zip(inputs, gradients, strict=True)},
             own_gradient=self.own_gradient,
@@ -170,7 +170,7 @@ class Tracer(TorchDispatchMode):
     def input(self, name: str) -> Tensor:
         leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
         tensor = leaf.clone()  # PyTorch's error for in-place changes of leaves would be unclear
-        value = self.trace[name] = Value(self.trace, "input", (), len(self.trace))
+        value = self.graph[name] = Value(self.graph, "input", (), len(self.graph))
         self.inputs.add(tensor.data_ptr())
         self.keep(tensor, value)
         return tensor
@@ -186,12 +186,12 @@ class Tracer(TorchDispatchMode):
         if not isinstance(operand, Value) or operand in self.parameters:
             got = "a parameter" if operand in self.parameters else "a constant"
             self.fail(f"expected a value of the step in z.{gate}(...), got {got}")
-        if operand not in self.operands:
+        if operand not in self.multiplied:
             gates: list[str] = []
             with torch.enable_grad():  # for gates that are called later
                 known = _Multiplied.apply(v, self.proxy, gates)  # type: ignore[no-untyped-call]
-            self.operands[operand] = v, known, gates
-        first, known, gates = self.operands[operand]
+            self.multiplied[operand] = v, known, gates
+        first, known, gates = self.multiplied[operand]
         if first is not v and _calls_functions((first, v)):  # their gradients may differ
             self.fail(
                 f"expected one tensor for z.{gates[0]}(...) and z.{gate}(...), got equal tensors"
@@ -201,8 +201,8 @@ class Tracer(TorchDispatchMode):
         with torch.enable_grad():
             made: Tensor = _PreActivation.apply(known, z, self.gradients, gate)  # type: ignore[no-untyped-call]
         name = f"z.{gate}"
-        self.trace[name] = Value(self.trace, "product", (operand,), len(self.trace))
-        self.products[name] = self.keep(made, self.trace[name])
+        self.graph[name] = Value(self.graph, "product", (operand,), len(self.graph))
+        self.products[name] = self.keep(made, self.graph[name])
         return made.clone()  # the function may change it in place
 
     def product_of_gradients(self, like: Tensor, gates: Sequence[str]) -> Tensor:
@@ -211,8 +211,8 @@ class Tracer(TorchDispatchMode):
         result = torch.zeros_like(like)
         if not any(found):
             return result
-        value = Value(self.trace, "product", tuple(found), len(self.trace), gates=tuple(gates))
-        self.trace["product", tuple(gates)] = value
+        value = Value(self.graph, "product", tuple(found), len(self.graph), gates=tuple(gates))
+        self.graph["product", tuple(gates)] = value
         return self.keep(result, value)  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor) -> Tensor:
@@ -359,7 +359,7 @@ class Tracer(TorchDispatchMode):
     def keep(self, result: Any, value: Operand | None) -> Any:
         for k, x in enumerate(tree_leaves(result)):
             if isinstance(x, Tensor):
-                self.made[x.data_ptr()] = x
+                self.alive[x.data_ptr()] = x
                 self.known.pop(x.data_ptr(), None)
                 if value is not None:  # derivatives ignore other results, as of log_sigmoid
                     self.known[x.data_ptr()] = value if k == 0 else math.nan
@@ -422,7 +422,7 @@ class Tracer(TorchDispatchMode):
     def check_in_place(self, func: Any, args: Any, kwargs: Any) -> None:
         address = args[0].data_ptr()
         kinds = {"an argument": self.inputs, "a detached tensor": self.detached}
-        other = "" if address in self.made else "an outside tensor"
+        other = "" if address in self.alive else "an outside tensor"
         if kind := next((kind for kind, known in kinds.items() if address in known), other):
             self.fail(f"expected no in-place change of {kind}, got {func._schema.name}")
         if not self.deriving:

@@ -42,10 +42,10 @@ def _operators(op: str) -> tuple[Callable[[Value, Operand], Any], ...]:
 class Value:
     """A node of the expression graph, with one value per hidden unit: an input or a result."""
 
-    trace: dict[Any, Value]  # all values of the trace, by operation and operands
+    graph: dict[Any, Value]  # all values, by operation and operands
     op: str
     args: tuple[Operand, ...]
-    rank: int  # position in the trace
+    rank: int  # position in the graph
     name: str = ""  # the local variable of the user's function
     # In backward, a product has the gates of one operand: args are the gradients of these gates.
     gates: tuple[str, ...] = ()
@@ -69,9 +69,9 @@ def apply(op: str, *args: Operand) -> Operand:
         return float(OPERATIONS[op](*(torch.tensor(a, dtype=torch.float64) for a in args)))
     if (simpler := _simplified(op, args)) is not None:
         return simpler
-    trace = values[0].trace
+    graph = values[0].graph
     key = (op, frozenset(args) if op in COMMUTATIVE else args)
-    return trace.setdefault(key, Value(trace, op, args, len(trace)))
+    return graph.setdefault(key, Value(graph, op, args, len(graph)))
 
 
 def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
@@ -112,14 +112,14 @@ def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
     return None
 
 
-def needed(results: Sequence[Operand], given: Mapping[Value, Any] | None = None) -> list[Value]:
-    """Returns the values needed to compute the results from the given ones, in trace order."""
-    found, todo = set(given or ()), [r for r in results if isinstance(r, Value)]
+def needed(results: Sequence[Operand], known: Mapping[Value, Any] | None = None) -> list[Value]:
+    """Returns the values to compute for the results, without the known values, in order."""
+    found, todo = set(known or ()), [r for r in results if isinstance(r, Value)]
     while todo:
         if (v := todo.pop()) not in found:
             found.add(v)
             todo += [a for a in v.args if isinstance(a, Value)]
-    return sorted(found.difference(given or ()), key=lambda v: v.rank)
+    return sorted(found.difference(known or ()), key=lambda v: v.rank)
 
 
 @dataclass(frozen=True)
