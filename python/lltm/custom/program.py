@@ -215,15 +215,18 @@ def _check_numbers(
 def declared(
     function: Callable[..., Any],
     where: str,
+    *,
     gates: int | Sequence[str],
-    reads: Reads,
-    states: int | Mapping[str, float],
-    parameters: Parameters,
-    bounded: bool,
-    bias: Mapping[str, bool],
-    outputs: Sequence[str] | None,
+    reads: Reads | None = None,
+    states: int | Mapping[str, float] | None = None,
+    parameters: Parameters | None = None,
+    bounded: bool = False,
+    bias: Mapping[str, bool] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> tuple[Program, list[str], list[str]]:
     """Returns the program without text, and the positional and keyword arguments after z."""
+    reads, parameters = reads or {}, parameters or {}
+    states, bias = {} if states is None else states, {} if bias is None else bias
     is_module = isinstance(function, torch.nn.Module)
     if is_module or isinstance(function, type) or not callable(function):
         got = f"the module {type(function).__name__}" if is_module else repr(function)

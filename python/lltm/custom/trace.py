@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .._C import ArgumentError
 from .gates import Gates, NoProgram, NoSuchGate, ProductGate, check_gates, name_of, not_a_tensor
 from .means import OVER_UNITS, TracerFunction, layer_norm
-from .program import Parameters, Program, Reads, declared, expect, written
+from .program import Program, declared, expect, written
 from .rules import ELEMENT_WISE, FACTORIES, NO_PRODUCT, OPTIONS, RULES, tie, why_not
 from .values import Expressions, Operand, Value, apply, needed
 
@@ -556,29 +556,16 @@ def plain_torch() -> Iterator[None]:
 
 
 def trace(
-    function: Callable[..., Any],
-    *,
-    gates: int | Sequence[str],
-    reads: Reads | None = None,
-    states: int | Mapping[str, float] | None = None,
-    parameters: Parameters | None = None,
-    bounded: bool = False,
-    bias: Mapping[str, bool] | None = None,
-    outputs: Sequence[str] | None = None,
-    name: str | None = None,
-    warn_at: int = 2,
+    function: Callable[..., Any], *, name: str | None = None, warn_at: int = 2, **declarations: Any
 ) -> Program:
-    """Traces function(z, ...) into a cell program. The arguments are those of lltm.cell.
+    """Traces function(z, ...) into a cell program. `declarations` are arguments of lltm.cell.
 
     warn_at is the stacklevel of warnings. Raises TypeError, with the line, if the function uses
     an unsupported operation, or if an argument has a wrong type. Raises ArgumentError for wrong
     values and names.
     """
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
-    states, bias = {} if states is None else states, {} if bias is None else bias
-    program, positional, by_name = declared(
-        function, where, gates, reads or {}, states, parameters or {}, bounded, bias, outputs
-    )
+    program, positional, by_name = declared(function, where, **declarations)
     check_gates(where, program.gates)
     with plain_torch():
         tracers = [
