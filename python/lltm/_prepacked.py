@@ -96,7 +96,9 @@ class Prepacked(Recurrent):
                     _check.shape("prepack", stem + suffix, weight, shape)
                 with torch.autocast("cpu", enabled=False):
                     matrices = [torch.cat(matrices, 1), matrices[1] @ weight_hr]
-            self._buffers[packed] = _prepack(self._CELL, matrices, weights)
+            _check.optional_dtype("prepack", "dtype", weights)
+            prepack = torch.ops.lltm.prepack
+            self._buffers[packed] = _check.call(prepack, self._CELL, *matrices, dtype=weights)
 
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
@@ -207,10 +209,3 @@ def _warn_in_training(name: str) -> None:
 
 # Dynamo calls it during tracing.
 _warn_in_training._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """`matrices` are [W_hh, W_ih], or weight_ih and weight_hh."""
-    _check.optional_dtype("prepack", "dtype", dtype)
-    packed: Tensor = _check.call(torch.ops.lltm.prepack, cell, *matrices, dtype=dtype)
-    return packed

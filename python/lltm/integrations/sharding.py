@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .schema import PARAMETERS, batch_dim, named
 
-# Batch dimensions of each operator's results. Gradients of parameters have none: they are sums.
+# Batch dimensions of each operator's results. Gradients of parameters have none.
 # Saved activations are (T * B, A * H). Each process has the activations of its own batch. Their
 # concatenation would have another order than on a single process, but is never used.
 _SUMS = (None,) * len(PARAMETERS)
@@ -78,20 +78,22 @@ def _register() -> None:
             tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
             dims = [batch_dim(name, x.ndim, x.tensor_meta.dtype) for name, x in tensors.items()]
 
-            def sharded(dim: int | None, otherwise: Any) -> Any:
-                return otherwise if dim is None else Shard(dim)
+            def placed(as_sharded: bool) -> tuple[list[Any], list[Any]]:
+                def place(dim: int | None, without_batch: Any) -> Any:
+                    if not as_sharded:
+                        return Replicate()
+                    return without_batch if dim is None else Shard(dim)
 
-            def placed(place: Callable[[int | None, Any], Any]) -> tuple[list[Any], list[Any]]:
-                of_results = (place(dim, Partial()) for dim in results)
+                pairs = zip(results, wanted, strict=True)
+                # Gradients of replicated arguments are partial sums over the local batch.
                 return (
-                    [x if w else None for x, w in zip(of_results, wanted, strict=True)],
+                    [place(dim, Partial()) if w else None for dim, w in pairs],
                     [place(dim, Replicate()) for dim in dims],
                 )
 
-            replicated = placed(lambda *_: Replicate())
             # Packed data is ordered by step, so it cannot be sharded over the batch.
             packed = given.get("batch_sizes") is not None
-            return [replicated] if packed else [replicated, placed(sharded)]
+            return [placed(False)] if packed else [placed(False), placed(True)]
 
         register_sharding(op)(shardings)
         if torch.__version__ < "2.13":
