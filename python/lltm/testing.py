@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import _check, _recurrent, reference
 from .custom.cell import Cell
 from .custom.modules import CustomLayer
-from .custom.program import expect, expect_type
+from .custom.program import expect, expect_type, gradients_of
 from .custom.trace import plain_torch
 
 __all__ = ["check_cell", "loop"]
@@ -295,16 +295,9 @@ def _results(
         *layer.named_parameters(),
     ]
     names, leaves = zip(*named, strict=True)
-    for name, gradient in zip(names, _gradients(total, leaves), strict=True):
+    for name, gradient in zip(names, gradients_of(total, leaves), strict=True):
         results[f"gradient of {name}"] = gradient
     return {name: y.detach() for name, y in results.items()}
-
-
-def _gradients(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
-    found: Sequence[Tensor | None] = [None] * len(leaves)
-    if y.requires_grad:
-        found = torch.autograd.grad(y, leaves, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
 
 
 def _double(value: Any) -> Any:
@@ -323,9 +316,9 @@ def _check_second(cell: Cell, scale: float) -> None:
         leaves = [x.clone().requires_grad_(), *layer.parameters()]
         results = [y for y in tree_leaves(run(leaves[0], hx)) if isinstance(y, Tensor)]
         total = sum(((y.cos() * y).sum() for y in results), torch.zeros(()).double())
-        first = _gradients(total, leaves, create_graph=True)
+        first = gradients_of(total, leaves, create_graph=True)
         squares = torch.stack([(g * g).sum() for g in first]).sum()
-        return _gradients(squares, leaves)
+        return gradients_of(squares, leaves)
 
     with _Rounding() as rounding:
         try:
