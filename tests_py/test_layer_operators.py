@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
+from lltm.integrations.schema import batch_dim, named
 
 B, H, INPUT = 4, 5, 3
 
@@ -197,3 +200,51 @@ def test_another_number_of_states_is_an_error() -> None:
         expected = rf"^lltm::LLTMCell: expected state to be 2 tensors \(h, c\), got {len(states)}"
         with pytest.raises(TypeError, match=expected):
             ops.layer_step("lltm", x, states, [weights], INPUT, H)
+
+
+class Sequences(TorchDispatchMode):
+    """Collects the tensor arguments of lltm's sequence operators, by operator and name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[tuple[str, str], Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == "lltm":
+            arguments = named(func, args, kwargs or {}).items()
+            tensors = {name: x for name, x in arguments if isinstance(x, Tensor)}
+            self.found |= {(func._opname, name): x for name, x in tensors.items()}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_the_shape_of_an_argument_shows_its_batch_dimension(steps: int) -> None:
+    """Shardings and decompositions need it, also for arguments that no other file names."""
+    layer = lltm.LSTM(INPUT, H, checkpoint_steps=steps, recurrent_dropout=0.5)
+    with Sequences() as mode:
+        output, _ = layer(torch.randn(6, B, INPUT), reset=torch.zeros(6, B, dtype=torch.bool))
+        output.sum().backward()
+    assert {op for op, _ in mode.found} == {"sequence_forward", "sequence_backward"}
+    without = set()
+    for (op, name), tensor in mode.found.items():
+        dim = batch_dim(name, tensor.dim(), tensor.dtype)
+        if dim is None:
+            without.add(name)
+            continue
+        rows = 6 * B if name == "saved" and steps == 0 else B
+        assert tensor.shape[dim] == rows, (op, name, tensor.shape, dim)
+    assert without == {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
+
+
+@pytest.mark.parametrize("make", [lltm.LSTM, lltm.GRU, lltm.RNN, lltm.LLTM, lltm.cells.mgu.Layer])
+def test_options_of_layers_are_in_the_signature(make: Any) -> None:
+    options = ["checkpoint_steps", "recurrent_dropout"]
+    parameters = inspect.signature(make).parameters
+    assert [name for name in parameters if name in options] == options
+    assert parameters["recurrent_dropout"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["recurrent_dropout"].default == 0.0
+    expected = f"{make(INPUT, H)._where}\\(\\) got an unexpected keyword argument 'dropouts'"
+    with pytest.raises(TypeError, match=expected):
+        make(INPUT, H, dropouts=0.5)

@@ -22,8 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
-from lltm.custom.program import CUTS, EXPENSIVE, OPERATIONS, Program, Value, evaluate
-from lltm.custom.trace import Gates, Tracer, trace
+from lltm.custom.gates import Gates
+from lltm.custom.program import Program, evaluate
+from lltm.custom.trace import Tracer, trace
+from lltm.custom.values import CUTS, EXPENSIVE, OPERATIONS, Value
 
 ROWS, UNITS = 5, 7
 

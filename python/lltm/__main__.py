@@ -82,10 +82,10 @@ def _cuda_kernels(major: int, minor: int) -> str:
     if not built:
         return "ATen operations"
     versions = [(kind, int(x), int(y)) for kind, x, y in built]
-    own = [(x, y) for kind, x, y in versions if kind == "sm" and x == major and y <= minor]
+    binaries = [(x, y) for kind, x, y in versions if kind == "sm" and x == major and y <= minor]
     ptx = [(x, y) for kind, x, y in versions if kind == "compute" and (x, y) <= (major, minor)]
-    if own:
-        return "sm_{}{}".format(*max(own))
+    if binaries:
+        return "sm_{}{}".format(*max(binaries))
     return "compute_{}{}".format(*max(ptx)) if ptx else "none for this device"
 
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from . import _check
-from ._recurrent import Recurrent, names_of
-from .integrations import script
+from ._recurrent import IN_TRAINING, Recurrent, names_of
+from .integrations import schema, script
+
+_OPTIONS = {*schema.options(torch.ops.lltm.layer.default)} - {"prepacked"}
 
 
 class Prepacked(Recurrent):
@@ -24,12 +26,11 @@ class Prepacked(Recurrent):
     _INT8 = ("weight_ih_int8", "weight_hh_int8", "weight_ih_scales", "weight_hh_scales")
     _PACKED = "packed_weights"
     _prepacked = True
-    _recurrent_dropout_now = 0.0
+    _recurrent_dropout_now = 0.0  # every call reads it: faster than the property of Layer
     # Attributes that are equal in the layer, and all that cannot be set.
-    _OF_LAYER: tuple[str, ...] = ("_CELL", "input_size", "hidden_size", "num_layers", "bias")
-    _OF_LAYER += ("batch_first", "bidirectional", "proj_size")
-    _FIXED = (*_OF_LAYER, "_names", "_quantized", "dtype", "dropout", "mode", "nonlinearity")
-    _FIXED += ("heads", "checkpoint_steps", "recurrent_dropout")
+    _OF_LAYER = sorted({*_OPTIONS, "_CELL", "proj_size"} - {*IN_TRAINING, "checkpoint_steps"})
+    _FIXED = frozenset(_OPTIONS).union(_OF_LAYER, ("heads", "mode", "nonlinearity"))
+    _FIXED |= {"_names", "_quantized", "dtype"}
     _quantized: bool  # True if the weights are int8
 
     dtype: torch.dtype
@@ -95,7 +96,9 @@ class Prepacked(Recurrent):
                     _check.shape("prepack", stem + suffix, weight, shape)
                 with torch.autocast("cpu", enabled=False):
                     matrices = [torch.cat(matrices, 1), matrices[1] @ weight_hr]
-            self._buffers[packed] = _prepack(self._CELL, matrices, weights)
+            _check.optional_dtype("prepack", "dtype", weights)
+            prepack = torch.ops.lltm.prepack
+            self._buffers[packed] = _check.call(prepack, self._CELL, *matrices, dtype=weights)
 
     @property
     def _saved_matrices(self) -> tuple[str, ...]:
@@ -184,9 +187,9 @@ class Prepacked(Recurrent):
         """Rejects conversions, which would change the biases but not the packed weights."""
         weights: Any = self._buffers[self._names[0]]
         result = fn(weights.new_empty(0, dtype=self.dtype))
-        where, own = type(self).__name__, _check.dtype(self.dtype)
+        where, dtype = type(self).__name__, _check.dtype(self.dtype)
         got = f"{_check.dtype(result.dtype)}; convert the original layer and prepack it again"
-        _check.expect(result.dtype == self.dtype, where, f"dtype to stay {own}", got, TypeError)
+        _check.expect(result.dtype == self.dtype, where, f"dtype to stay {dtype}", got, TypeError)
         same, expected = result.device == weights.device, f"device to stay {weights.device}"
         got = f"{result.device}; move the original layer and prepack it there"
         _check.expect(same, where, expected, got, RuntimeError)
@@ -206,10 +209,3 @@ def _warn_in_training(name: str) -> None:
 
 # Dynamo calls it during tracing.
 _warn_in_training._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _prepack(cell: str, matrices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """`matrices` are [W_hh, W_ih], or weight_ih and weight_hh."""
-    _check.optional_dtype("prepack", "dtype", dtype)
-    packed: Tensor = _check.call(torch.ops.lltm.prepack, cell, *matrices, dtype=dtype)
-    return packed

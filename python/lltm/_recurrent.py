@@ -36,8 +36,8 @@ def documented(cls: Class) -> Class:
     inherited: dict[str, str] = next(filter(None, of_bases), {})
 
     def complete(section: re.Match[str]) -> str:
-        name, own = section.groups()
-        entries = {m[1]: m[0] for m in _ENTRY.finditer(inherited[name] + own)}
+        name, lines = section.groups()
+        entries = {m[1]: m[0] for m in _ENTRY.finditer(inherited[name] + lines)}
         order = inspect.signature(cls).parameters if name == "Args" else entries
         return f"    {name}:\n{''.join(entries[key] for key in order)}"
 
@@ -63,7 +63,7 @@ class Recurrent(nn.Module):
     hidden_size: int
 
     def __init__(self) -> None:
-        # The torch.nn base of cells would create its own parameters.
+        # The torch.nn base of cells would create other parameters.
         skipped: Any = nn.RNNCellBase if isinstance(self, nn.RNNCellBase) else Recurrent
         super(skipped, self).__init__()
 
@@ -131,6 +131,10 @@ def in_older_onnx_export() -> bool:
     return torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
 
 
+# Options of layers that are 0 outside training. The attribute _{option}_now has the current value.
+IN_TRAINING = ("dropout", "recurrent_dropout")
+
+
 def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
     """Returns torch.nn's forward of a module, for exporters that do not support operators."""
     more = reset is not None or getattr(module, "recurrent_dropout", 0) != 0
@@ -144,11 +148,7 @@ def torch_form(module: Any, reset: Any = None) -> Callable[..., Any]:
 
 def options_of(name: str) -> tuple[str, ...]:
     """Returns the module attributes that an operator receives after the parameters."""
-    other = {
-        "dropout": "_dropout_now",
-        "recurrent_dropout": "_recurrent_dropout_now",
-        "prepacked": "_prepacked",
-    }
+    other = {option: f"_{option}_now" for option in IN_TRAINING} | {"prepacked": "_prepacked"}
     options = schema.options(getattr(torch.ops.lltm, name).default)
     return tuple(other.get(option, option) for option in options)
 

@@ -178,9 +178,11 @@ def _derived(cls: Any) -> Any:
     base = next((base for base in cls.__mro__ if base in _CLASSES), None)
     if base is None:
         return f"lltm has no base class of {cls.__name__}"
-    own = cls.__mro__[: cls.__mro__.index(base)]
+    classes = cls.__mro__[: cls.__mro__.index(base)]
     functions = {
-        name: set(_names_in(value)) for each in reversed(own) for name, value in vars(each).items()
+        name: set(_names_in(value))
+        for each in reversed(classes)
+        for name, value in vars(each).items()
     }
     internal = _INTERNALS & set(functions).union(*functions.values())
     if internal:
@@ -208,7 +210,7 @@ def _derived(cls: Any) -> Any:
 
 
 def _rebuilt(make: Callable[..., Any], cls: type, *arguments: Any) -> Any:
-    """Unpickles a module of a derived class, which has no name of its own."""
+    """Unpickles a module of a derived class, which cannot be imported."""
     return make(_derived(cls), *arguments)
 
 

@@ -9,14 +9,17 @@ Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from inspect import Parameter
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import Unpack  # a requirement of PyTorch
 
 from . import _C, _check
 from ._C import ArgumentError
@@ -52,6 +55,7 @@ __all__ = [
 
 State = TypeVar("State")  # type of hx: a tensor, or a tuple of tensors
 Pair = tuple[Tensor, Tensor]
+Init = TypeVar("Init", bound=Callable[..., None])
 
 # ---- one step ---------------------------------------------------------------------
 
@@ -122,6 +126,29 @@ class Step(Recurrent, Generic[State]):
 
 # ---- layers -----------------------------------------------------------------------
 
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every layer."""
+
+    checkpoint_steps: int
+    recurrent_dropout: float
+
+
+_DEFAULTS: dict[str, Any] = {"checkpoint_steps": 0, "recurrent_dropout": 0.0}
+
+
+def with_options(init: Init) -> Init:
+    """Decorator that shows :class:`Options` in a constructor's signature, instead of **options."""
+    signature = inspect.signature(init)
+    listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, value in _DEFAULTS.items():
+        kind = type(value).__name__
+        listed.append(Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=kind))
+    listed.sort(key=lambda p: (p.kind, p.name not in _DEFAULTS))
+    init.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    return init
+
+
 # Every layer's arguments, with their checks.
 _CHECKS: dict[str, Any] = {
     "input_size": _check.integer,
@@ -187,6 +214,7 @@ class Layer(Recurrent, Generic[State]):
 
     _prepacked = False  # True if the weights are packed
 
+    @with_options
     def __init__(
         self,
         input_size: int,
@@ -198,16 +226,17 @@ class Layer(Recurrent, Generic[State]):
         bidirectional: bool = False,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-        recurrent_dropout: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
         self._make(locals())
 
     def _make(self, given: Mapping[str, Any], proj_size: int = 0) -> None:
         """Constructs the layer from the arguments of __init__."""
+        given = {**given, **_DEFAULTS, **given["options"]}
+        for name in given["options"].keys() - _DEFAULTS.keys():
+            raise TypeError(f"{self._where}() got an unexpected keyword argument {name!r}")
         options = {name: check(self._where, name, given[name]) for name, check in _CHECKS.items()}
-        ours = {k: options.pop(k) for k in ("dropout", "checkpoint_steps", "recurrent_dropout")}
+        ours = {name: options.pop(name) for name in ("dropout", *_DEFAULTS)}
         if (dropout := ours["dropout"]) > 0 and options["num_layers"] == 1:
             warnings.warn(  # as torch.nn does, but for the caller's line
                 "dropout option adds dropout after all but last recurrent layer, so non-zero"
@@ -417,8 +446,7 @@ class Layer(Recurrent, Generic[State]):
             ("batch_first", False),
             ("dropout", 0.0),
             ("bidirectional", False),
-            ("checkpoint_steps", 0),
-            ("recurrent_dropout", 0.0),
+            *_DEFAULTS.items(),
             ("heads", 1),
             ("nonlinearity", "tanh"),
         ):
@@ -440,6 +468,7 @@ class _LayerOfPair(Layer[Pair]):
 
     _STATES = ("h_0", "c_0")
 
+    @with_options
     def __init__(
         self,
         input_size: int,
@@ -452,10 +481,9 @@ class _LayerOfPair(Layer[Pair]):
         proj_size: int = 0,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-        recurrent_dropout: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
+        recurrent_dropout = options.get("recurrent_dropout", 0.0)
         projection = self._check_projection(hidden_size, proj_size, recurrent_dropout)
         self._make(locals(), projection)
 
@@ -819,6 +847,7 @@ class RNN(Layer[Tensor], nn.RNNBase):
     }
     _names = _NAMES_OF_TORCH
 
+    @with_options
     def __init__(
         self,
         input_size: int,
@@ -831,9 +860,7 @@ class RNN(Layer[Tensor], nn.RNNBase):
         bidirectional: bool = False,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
-        *,
-        checkpoint_steps: int = 0,
-        recurrent_dropout: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
         self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
         self.mode = f"RNN_{nonlinearity.upper()}"

@@ -99,7 +99,7 @@ def _after(
 ) -> Sequence[Tensor]:
     """Computes the next states. `read` is the h that the GEMM reads, possibly with dropout.
 
-    The cell's own parameters follow weights and biases, and are passed to the function.
+    The cell's parameters follow weights and biases, and are passed to the function.
     """
     gates_x, gates_h, function, joined, gates_input, products = equations[:6]
     if joined:
@@ -127,10 +127,13 @@ def _separate_gates(
     weight_ih, weight_hh, *rest = parameters
     bias_ih, bias_hh = rest[:2] or (None, None)
     size, count = read.shape[1], len(gates_input)
-    x, *given = x.split([x.shape[1] - count * size, *[size] * count], dim=1)
+    x, *from_input = x.split([x.shape[1] - count * size, *[size] * count], dim=1)
     z_x = F.linear(x, weight_ih, bias_ih).split(size, dim=1)
     z: dict[str, Any] = dict.fromkeys((*gates_x, *gates_h, *gates_input), 0)
-    z |= {**dict(zip(gates_x, z_x, strict=False)), **dict(zip(gates_input, given, strict=True))}
+    z |= {
+        **dict(zip(gates_x, z_x, strict=False)),
+        **dict(zip(gates_input, from_input, strict=True)),
+    }
 
     def product(v: Tensor, k: int, others: Any) -> Tensor:
         rows = slice(k * size, (k + 1) * size)
@@ -194,9 +197,9 @@ def step(
 
     The weights are those of the cell's modules: concatenated for the LLTM, two matrices for others.
     """
-    given = (states,) if isinstance(states, Tensor) else states
+    states = (states,) if isinstance(states, Tensor) else states
     parameters = _parameters(cell, weight_ih, weight_hh, bias_ih, bias_hh)
-    return _returned(_after(_EQUATIONS[cell], input, given[0], given, parameters))
+    return _returned(_after(_EQUATIONS[cell], input, states[0], states, parameters))
 
 
 def sequence(
@@ -218,10 +221,10 @@ def sequence(
 
     checkpoint_steps has no effect.
     """
-    given = (states,) if isinstance(states, Tensor) else states
+    states = (states,) if isinstance(states, Tensor) else states
     parameters = _parameters(cell, weight_ih, weight_hh, bias_ih, bias_hh)
     options = (batch_sizes, reverse, reset, recurrent_mask)
-    output, last = _steps(_EQUATIONS[cell], input, given, parameters, *options)
+    output, last = _steps(_EQUATIONS[cell], input, states, parameters, *options)
     return output, _returned(last)
 
 
@@ -233,8 +236,8 @@ def _parameters(cell: str, *parameters: Any) -> Sequence[Any]:
         return parameters
     weight_ih, weight_hh, *biases = parameters
     weights = weight_ih if weight_hh is None else torch.cat([weight_hh, weight_ih], dim=1)
-    given = [bias for bias in biases if bias is not None]
-    return weights, sum(given) if given else None
+    biases = [bias for bias in biases if bias is not None]
+    return weights, sum(biases) if biases else None
 
 
 def _returned(states: Sequence[Tensor]) -> Any:
@@ -348,7 +351,7 @@ def _all_biases(
 def _layer(
     module: Any,
     input: Tensor,
-    given: list[Tensor],
+    states: list[Tensor],
     batch_sizes: Tensor | None = None,
     sorted_indices: Tensor | None = None,
     unsorted_indices: Tensor | None = None,
@@ -372,7 +375,7 @@ def _layer(
 
     x = steps_first(input)
     reset = None if reset is None else steps_first(reset)
-    initial = _initial_states(module, x, given, batch_sizes, sorted_indices, batched)
+    initial = _initial_states(module, x, states, batch_sizes, sorted_indices, batched)
     last: list[Sequence[Tensor]] = []
     for layer in range(module.num_layers):
         if layer > 0 and module.dropout > 0:

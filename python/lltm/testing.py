@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import _check, _recurrent, reference
 from .custom.cell import Cell
 from .custom.modules import CustomLayer
-from .custom.program import expect, expect_type
+from .custom.program import expect, expect_type, gradients_of
 from .custom.trace import plain_torch
 
 __all__ = ["check_cell", "loop"]
@@ -138,8 +138,8 @@ def _problem(
 ) -> tuple[CustomLayer, Any, Any]:
     steps, batch, inputs, hidden = shape
     header = cell.Layer._HEADER
-    given = len(header.gates_input)
-    inputs = inputs * bool(header.gates_x) + given * hidden
+    from_input = len(header.gates_input)
+    inputs = inputs * bool(header.gates_x) + from_input * hidden
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*sizes: int) -> Tensor:
@@ -147,7 +147,7 @@ def _problem(
 
     options: dict[str, Any] = {
         "two directions": {
-            "num_layers": 1 if given else 2,
+            "num_layers": 1 if from_input else 2,
             "bidirectional": True,
         },
         "checkpointed": {"checkpoint_steps": 2},
@@ -199,9 +199,9 @@ def _largest_of(
     @cache  # most results need no higher limit
     def limits() -> dict[str, float]:
         with _Rounding() if dtype == torch.float64 else contextlib.nullcontext() as rounding:
-            plain = _results(layer, partial(loop, cell, layer), input, hx, derive)
+            by_loop = _results(layer, partial(loop, cell, layer), input, hx, derive)
         least = max(floor, rounding.limit) if rounding else floor
-        return {name: max(4 * _error(y, exact[name]), least) for name, y in plain.items()}
+        return {name: max(4 * _error(y, exact[name]), least) for name, y in by_loop.items()}
 
     found = []
     for name in ours:
@@ -271,9 +271,9 @@ def _results(
     """Returns output, last states and gradients of a fixed linear combination of them, by name."""
     x = (input.data if isinstance(input, PackedSequence) else input).detach()
     states = [] if hx is None else [hx] if isinstance(hx, Tensor) else list(hx)
-    given = [t.detach().clone().requires_grad_(derive) for t in (x, *states)]
-    leaf = input._replace(data=given[0]) if isinstance(input, PackedSequence) else given[0]
-    state = None if hx is None else given[1] if isinstance(hx, Tensor) else tuple(given[1:])
+    passed = [t.detach().clone().requires_grad_(derive) for t in (x, *states)]
+    leaf = input._replace(data=passed[0]) if isinstance(input, PackedSequence) else passed[0]
+    state = None if hx is None else passed[1] if isinstance(hx, Tensor) else tuple(passed[1:])
     with torch.set_grad_enabled(derive):
         output, last = run(leaf, state)
     outputs = output if layer._OUTPUTS else (output,)
@@ -291,20 +291,13 @@ def _results(
         weight = torch.randn(y.shape, generator=generator, dtype=torch.float64)
         total = total + (y.double() * weight).sum()
     named = [
-        *zip(("input", *layer._STATES)[: len(given)], given, strict=True),
+        *zip(("input", *layer._STATES)[: len(passed)], passed, strict=True),
         *layer.named_parameters(),
     ]
     names, leaves = zip(*named, strict=True)
-    for name, gradient in zip(names, _gradients(total, leaves), strict=True):
+    for name, gradient in zip(names, gradients_of(total, leaves), strict=True):
         results[f"gradient of {name}"] = gradient
     return {name: y.detach() for name, y in results.items()}
-
-
-def _gradients(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
-    found: Sequence[Tensor | None] = [None] * len(leaves)
-    if y.requires_grad:
-        found = torch.autograd.grad(y, leaves, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
 
 
 def _double(value: Any) -> Any:
@@ -323,9 +316,9 @@ def _check_second(cell: Cell, scale: float) -> None:
         leaves = [x.clone().requires_grad_(), *layer.parameters()]
         results = [y for y in tree_leaves(run(leaves[0], hx)) if isinstance(y, Tensor)]
         total = sum(((y.cos() * y).sum() for y in results), torch.zeros(()).double())
-        first = _gradients(total, leaves, create_graph=True)
+        first = gradients_of(total, leaves, create_graph=True)
         squares = torch.stack([(g * g).sum() for g in first]).sum()
-        return _gradients(squares, leaves)
+        return gradients_of(squares, leaves)
 
     with _Rounding() as rounding:
         try:
@@ -335,14 +328,14 @@ def _check_second(cell: Cell, scale: float) -> None:
                 return
             raise
     limit = max(1e-9, rounding.limit)
-    for k, (ours, own) in enumerate(zip(second(layer), expected, strict=True)):
-        if not own.numel():
+    for k, (ours, exact) in enumerate(zip(second(layer), expected, strict=True)):
+        if not exact.numel():
             continue
-        assert own.isfinite().all(), (
+        assert exact.isfinite().all(), (
             f"{cell.name}: expected inputs for which second derivatives are finite, got NaN or"
             f" infinity by argument {k}"
         )
-        error = (ours - own).abs().max().item() / (own.abs().max().item() or 1.0)
+        error = (ours - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
         assert error <= limit, (
             f"{cell.name}: error {error:.1e} of the second derivative by argument {k}, expected at"
             f" most {limit:.1e}"

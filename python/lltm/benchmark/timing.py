@@ -60,11 +60,11 @@ def parts_timer(make: Make, case: Case) -> Sampler:
 
 def others_run() -> bool:
     """Returns True if another thread of this process runs or waits for a core (Linux only)."""
-    own = threading.get_native_id()
+    this_thread = threading.get_native_id()
     for task in Path("/proc/self/task").glob("*"):
         with suppress(OSError):  # the thread has ended
             state = (task / "stat").read_text().rpartition(") ")[2]
-            if state.startswith("R") and int(task.name) != own:
+            if state.startswith("R") and int(task.name) != this_thread:
                 return True
     return False
 

@@ -54,7 +54,7 @@ def _converted(
     **options: Any,
 ) -> CustomLayer:
     """Returns a layer with these tensors, or zeros, after comparing it with the module's output."""
-    cell = _given() if name == "slstm" else getattr(importlib.import_module(__package__), name)
+    cell = _slstm() if name == "slstm" else getattr(importlib.import_module(__package__), name)
     weight = tensors["weight_ih_l0"]
     columns = weight.shape[1] + hidden * len(cell.Layer._HEADER.gates_input)
     options |= {"dtype": weight.dtype, "device": weight.device}
@@ -83,13 +83,13 @@ def _converted(
     raise ArgumentError(f"lltm.cells: expected module to have the equations of {name}, got {got}")
 
 
-def _given() -> Cell:
+def _slstm() -> Cell:
     """Returns the sLSTM without weight_ih: its gates read the input."""
-    plain = importlib.import_module(__package__).slstm
-    reads: Any = dict.fromkeys(plain.gates, ("input", "h"))
-    states = plain.Layer._HEADER.states
-    made = custom_cell(plain.gates, reads=reads, states=states, bounded=True, name=plain.name)
-    return made(plain.function)
+    slstm = importlib.import_module(__package__).slstm
+    reads: Any = dict.fromkeys(slstm.gates, ("input", "h"))
+    states = slstm.Layer._HEADER.states
+    made = custom_cell(slstm.gates, reads=reads, states=states, bounded=True, name=slstm.name)
+    return made(slstm.function)
 
 
 def _joined(cell: Any, *names: str) -> dict[str, Any]:

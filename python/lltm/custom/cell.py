@@ -16,9 +16,10 @@ from .._C import ArgumentError
 from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
 from .cpp_source import cpp_source
+from .gates import check_gates
 from .modules import NAMES_IN_MODULES, CustomCell, CustomLayer, CustomPrepacked, Pickled
 from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
-from .trace import call, check_gates, trace
+from .trace import call, trace
 
 Initial = float | Callable[[Tensor], object] | Scalar
 Path = str | os.PathLike[str]
@@ -221,17 +222,17 @@ class Cell:
             raise ValueError(
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
-        parts = [{gate: z[gate] for gate in self.gates}, others]
+        arguments = [{gate: z[gate] for gate in self.gates}, others]
         if "\nown_gradient\n" not in self.text:
-            return call(self.function, *parts)
+            return call(self.function, *arguments)
 
         def with_gradient(x: Any) -> Any:  # for hooks, which see only the gradient of this step
             return x.view_as(x).requires_grad_() if isinstance(x, Tensor) else x
 
         derives = torch.is_grad_enabled()
         with torch.enable_grad():
-            parts = [{k: with_gradient(x) for k, x in part.items()} for part in parts]
-            after = call(self.function, *parts)
+            arguments = [{k: with_gradient(x) for k, x in part.items()} for part in arguments]
+            after = call(self.function, *arguments)
         return after if derives else [x.detach() for x in after]
 
     def __getstate__(self) -> Any:
@@ -257,10 +258,8 @@ def _renamed(function: Any, name: str) -> Any:
     """Returns a copy with another name, which Python shows in errors about arguments."""
     parts = function.__name__, function.__defaults__, function.__closure__
     copied = types.FunctionType(function.__code__, function.__globals__, *parts)
-    copied.__annotations__, copied.__kwdefaults__ = (
-        function.__annotations__,
-        function.__kwdefaults__,
-    )
+    for attribute in ("__annotations__", "__kwdefaults__", "__dict__"):
+        setattr(copied, attribute, getattr(function, attribute))
     copied.__qualname__ = name
     return copied
 

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from .._C import ArgumentError
 from . import cpp_source as source_of
-from .program import EXPENSIVE, assignments, parts
+from .program import assignments, parts
 from .trace import call, plain_torch, trace
+from .values import EXPENSIVE
 
 Cell: TypeAlias = Any  # lltm.Cell, whose file imports this one
 

@@ -53,11 +53,11 @@ def layer_norm(values: Any, eps: float = 1e-5) -> Any:
     return each if several else each[0]
 
 
-class Own(torch.autograd.Function):
+class TracerFunction(torch.autograd.Function):
     """Base of functions that the tracer applies: their gradients are derivatives."""
 
 
-class _Mean(Own):
+class _Mean(TracerFunction):
     """The mean, with the shape of x. Its derivative is a mean."""
 
     @staticmethod
@@ -70,7 +70,7 @@ class _Mean(Own):
         return ctx.tracer.mean(grad), None
 
 
-class _Normalized(Own):
+class _Normalized(TracerFunction):
     """Layer norm of values together, or without `centered` their RMS norm. The means of the
     derivative do not depend on each other."""
 

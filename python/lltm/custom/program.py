@@ -1,4 +1,4 @@
-"""Cell programs: expression graph, choice of the values that forward saves, serialization.
+"""Cell programs: declarations, serialization, parsing, evaluation.
 
 cpp/src/cell/program_text.h has the grammar.
 """
@@ -9,17 +9,17 @@ import inspect
 import math
 import numbers
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _check
+from .saved import choose_saved
+from .values import CUTS, OPERATIONS, Expressions, Operand, Value, needed
 
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
 MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
@@ -46,120 +46,6 @@ def expect_type(value: object, kind: type | tuple[type, ...], where: str, expect
     """Checks a type. A bool is not accepted as a number."""
     right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     _check.expect(right, f"cell: {where}", expected, repr(value), TypeError)
-
-
-# ---- operations -------------------------------------------------------------
-
-# Of the table in cpp/src/cell/program.h: the words, and expensive functions of one operand.
-_WORDS, _FUNCTIONS = torch.ops.lltm._operations()
-# PyTorch equivalents: functions of the same name, except these. Conditions are the numbers 0 and 1.
-OPERATIONS: dict[str, Callable[..., Tensor]] = {
-    **{word: getattr(torch, word) for word in _WORDS if hasattr(torch, word)},
-    "copy": torch.clone,
-    "negate": torch.neg,
-    "elu": F.elu,
-    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
-    "not": torch.logical_not,
-    "equal": torch.eq,
-    "and": torch.logical_and,
-    "or": torch.logical_or,
-    "where": lambda condition, a, b: torch.where(condition != 0, a, b),
-}
-EXPENSIVE = frozenset(_FUNCTIONS)
-COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "and", "or"}
-COMPARISONS = {"greater", "greater_equal", "equal", "not_equal"}
-CONDITIONS = COMPARISONS | {"and", "or", "not"}
-# Operations that combine hidden units: between them, a step is element-wise.
-CUTS = {"product", "mean"}
-
-
-def _operators(op: str) -> tuple[Callable[[Value, Operand], Any], ...]:
-    """Returns a Python operator and its reflected form."""
-    return lambda a, b: apply(op, a, b), lambda b, a: apply(op, a, b)
-
-
-@dataclass(eq=False, repr=False)
-class Value:
-    """A node of the expression graph, with one value per hidden unit: an input or a result."""
-
-    trace: dict[Any, Value]  # all values of the trace, by operation and operands
-    op: str
-    args: tuple[Operand, ...]
-    rank: int  # position in the trace
-    name: str = ""  # the local variable of the user's function
-    # In backward, a product has the gates of one operand: args are the gradients of these gates.
-    gates: tuple[str, ...] = ()
-
-    __add__, __radd__ = _operators("add")
-    __sub__, __rsub__ = _operators("subtract")
-    __mul__, __rmul__ = _operators("multiply")
-    __truediv__, __rtruediv__ = _operators("divide")
-
-    def __neg__(self) -> Operand:
-        return apply("negate", self)
-
-
-Operand: TypeAlias = Value | float
-
-
-def apply(op: str, *args: Operand) -> Operand:
-    """Adds an operation to the graph: folds constants, simplifies, and reuses an equal node."""
-    values = [a for a in args if isinstance(a, Value)]
-    if not values:
-        return float(OPERATIONS[op](*(torch.tensor(a, dtype=torch.float64) for a in args)))
-    if (simpler := _simplified(op, args)) is not None:
-        return simpler
-    trace = values[0].trace
-    key = (op, frozenset(args) if op in COMMUTATIVE else args)
-    return trace.setdefault(key, Value(trace, op, args, len(trace)))
-
-
-def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
-    """Returns a simpler equal operand, or None. Bitwise identical, except for the sign of zero."""
-    match op, args:
-        case ("add" | "subtract", (a, 0.0)) | ("multiply" | "divide", (a, 1.0)):
-            return a
-        case ("add", (0.0, a)) | ("multiply", (1.0, a)):
-            return a
-        case ("multiply" | "divide", (a, -1.0)) | ("multiply", (-1.0, a)) | ("subtract", (0.0, a)):
-            return -a
-        case ("negate", (Value(op="negate", args=(a,)),)) | ("not", (Value(op="not", args=(a,)),)):
-            return a
-        case ("negate", (Value(op="multiply", args=(float(k), a) | (a, float(k))),)):
-            return -k * a
-        case ("add", (a, Value(op="negate", args=(b,))) | (Value(op="negate", args=(b,)), a)):
-            return a - b
-        case ("subtract", (a, Value(op="negate", args=(b,)))):
-            return a + b
-        case ("multiply" | "divide", (Value(op="negate", args=(a,)), b)):
-            return apply(op, a, -b) if isinstance(b, float) else -apply(op, a, b)
-        case ("multiply" | "divide", (a, Value(op="negate", args=(b,)))):
-            return apply(op, -a, b) if isinstance(a, float) else -apply(op, a, b)
-        case ("detach", (Value(op=op) as a,)) if op in {*CONDITIONS, "sign", "detach"}:
-            return a
-        case ("mean", (Value(op="mean") as a,)):
-            return a
-        case ("greater", (Value(op="maximum", args=(a, 0.0)), 0.0)):
-            return apply(op, a, 0.0)
-        case ("where", (float(k), a, b)):
-            return a if k else b
-        case ("where", (Value(op="not", args=(condition,)), a, b)):
-            return apply("where", condition, b, a)
-        case ("where", (condition, 1.0, 0.0)):
-            return condition
-        case ("where", (_, a, b)) if a is b:
-            return a
-    return None
-
-
-def needed(results: Sequence[Operand], given: Mapping[Value, Any] | None = None) -> list[Value]:
-    """Returns the values needed to compute the results from the given ones, in trace order."""
-    found, todo = set(given or ()), [r for r in results if isinstance(r, Value)]
-    while todo:
-        if (v := todo.pop()) not in found:
-            found.add(v)
-            todo += [a for a in v.args if isinstance(a, Value)]
-    return sorted(found.difference(given or ()), key=lambda v: v.rank)
 
 
 # ---- declarations -----------------------------------------------------------
@@ -329,15 +215,18 @@ def _check_numbers(
 def declared(
     function: Callable[..., Any],
     where: str,
+    *,
     gates: int | Sequence[str],
-    reads: Reads,
-    states: int | Mapping[str, float],
-    parameters: Parameters,
-    bounded: bool,
-    bias: Mapping[str, bool],
-    outputs: Sequence[str] | None,
+    reads: Reads | None = None,
+    states: int | Mapping[str, float] | None = None,
+    parameters: Parameters | None = None,
+    bounded: bool = False,
+    bias: Mapping[str, bool] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> tuple[Program, list[str], list[str]]:
     """Returns the program without text, and the positional and keyword arguments after z."""
+    reads, parameters = reads or {}, parameters or {}
+    states, bias = {} if states is None else states, {} if bias is None else bias
     is_module = isinstance(function, torch.nn.Module)
     if is_module or isinstance(function, type) or not callable(function):
         got = f"the module {type(function).__name__}" if is_module else repr(function)
@@ -411,114 +300,6 @@ def declared(
     return program, [name for name in names if name not in by_name], by_name
 
 
-# ---- saved values -----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Expressions:
-    """Results of the function and its derivative, by their names in the serialized cell."""
-
-    inputs: dict[str, Value]  # z, also of products; states, h, parameters
-    tangents: dict[str, Value]  # gradients of h' and states'
-    results: dict[str, Operand]  # h' and states'
-    gradients: dict[str, Operand]  # gradients of the inputs
-    own_gradient: bool  # True if the function defines its own gradient
-
-    @property
-    def products(self) -> dict[str, Value]:
-        """Pre-activations that the function computes by a product, by their names."""
-        return {name: v for name, v in self.inputs.items() if v.op == "product"}
-
-    def written_out(self) -> list[Any]:
-        """Returns a form in which two traces can be compared."""
-        results = [*self.products.values(), *self.results.values(), *self.gradients.values()]
-        rows: list[tuple[Any, ...]] = [("results", *results)]
-        rows += [(v.op, *v.args) for v in needed(results)]
-        return [[f"value {a.rank}" if isinstance(a, Value) else a for a in row] for row in rows]
-
-
-def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
-    """Returns the fewest values from which backward can compute the gradients without an expensive
-    function, a product or a mean of forward's, and the operands of products.
-
-    Saved values may be rounded to 16 bits. A rounded operand could change the result of a
-    comparison, so comparisons with inexact operands are themselves saved. Comparing a saved value
-    with zero remains exact.
-    """
-    operands = {a for v in made.products.values() for a in v.args}
-    order = needed([*made.gradients.values(), *operands])
-    derived = set(made.tangents.values())  # values that depend on tangents
-    exact, as_is = set(parameters), set(made.inputs.values()) - parameters
-    for v in order:
-        args = [a for a in v.args if isinstance(a, Value)]
-        if not derived.isdisjoint(args):
-            derived.add(v)
-        decides = v.op in COMPARISONS or v.op == "sign"
-        if decides and not exact.issuperset(args):
-            as_is.add(_same_sign(args[0]) if v.op == "sign" or 0.0 in v.args else v)
-        is_whole = v.op in CONDITIONS or v.op == "sign"
-        if is_whole or (v.args and v.op not in EXPENSIVE | CUTS and exact.issuperset(args)):
-            exact.add(v)
-    # Minimum cut: each value is an edge, and saving the value cuts it. A path from source to sink
-    # means that backward would need something that it does not have. It has the parameters.
-    edges: dict[Any, dict[Any, float]] = defaultdict(dict)
-    kept, after = [v for v in order if v not in derived], set[Value]()
-    for v in kept:
-        # Prefer the earlier of two possible values, but the later of two values after a mean: then
-        # backward need not repeat the norm. Prefer detach(x) to x, or backward would have to detach
-        # x again.
-        if v.op == "mean" or not after.isdisjoint(v.args):
-            after.add(v)
-        before = [a.rank - 0.5 for a in v.args if v.op == "detach" and isinstance(a, Value)]
-        rank = before[0] if before else v.rank
-        edges[v, "in"][v, "out"] = 10**6 + (-rank if v in after else rank)
-        if v in as_is or v in operands or v.op in EXPENSIVE | CUTS:
-            edges["source"][v, "in"] = math.inf
-        for a in v.args:
-            edges[a, "out"][v, "in"] = math.inf
-    used = [a for v in order if v in derived for a in v.args]
-    for a in (*used, *made.gradients.values(), *operands):
-        if a in kept:
-            edges[a, "out"]["sink"] = math.inf
-    near = _near_source(edges)
-    return [v for v in kept if (v, "in") in near and (v, "out") not in near]
-
-
-def _same_sign(v: Value) -> Value:
-    """Returns the value whose sign decides whether v is positive, or whether it is negative."""
-    match v:
-        case (
-            Value(op="negate" | "detach", args=(Value() as a,))
-            | Value(op="maximum", args=(Value() as a, 0.0))
-        ):
-            return _same_sign(a)
-    return v
-
-
-def _near_source(edges: dict[Any, dict[Any, float]]) -> set[Any]:
-    """Returns the nodes on the source side of a minimum cut (shortest augmenting paths)."""
-    for node, following in list(edges.items()):
-        for other in following:
-            edges[other].setdefault(node, 0.0)
-    while True:
-        before, queue = {"source": "source"}, ["source"]
-        for node in queue:
-            for other, capacity in edges[node].items():
-                if capacity > 0 and other not in before:
-                    before[other] = node
-                    queue.append(other)
-        if "sink" not in before:
-            return set(before)
-        path, node = [], "sink"
-        while node != "source":
-            path.append((before[node], node))
-            node = before[node]
-        flow = min(edges[a][b] for a, b in path)
-        for a, b in path:
-            edges[a][b] -= flow
-            edges[b][a] += flow
-
-
 # ---- serialization ----------------------------------------------------------
 
 RESERVED = {*OPERATIONS, "z", "h", "inf", "nan", "forward", "save", "backward", "end"}
@@ -578,7 +359,9 @@ def written(program: Program, made: Expressions) -> Program:
     body += ["backward", *backward, "end\n"]
     program = replace(program, text="\n".join(body), saved=tuple(names[v] for v in saved))
     # Samples cannot prove that a function's own gradient equals the derivative everywhere.
-    own = made.own_gradient or _is_another(program, list(made.inputs), list(made.gradients))
+    own_gradient = made.own_gradient or _is_another(
+        program, list(made.inputs), list(made.gradients)
+    )
     has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
     optional = {"input": program.gates_input, "no_bias": program.no_bias, "output": program.outputs}
     lines = [
@@ -589,7 +372,7 @@ def written(program: Program, made: Expressions) -> Program:
         *(" ".join([key, *values]) for key, values in optional.items() if values),
         *["bounded"] * program.bounded,
         *["reads_h"] * program.reads_h,
-        *["own_gradient"] * own,
+        *["own_gradient"] * own_gradient,
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
         *(
             f"parameter {k} {math.nan if callable(x) else x!r}" + " scalar" * (k in program.scalars)
@@ -607,7 +390,14 @@ def written(program: Program, made: Expressions) -> Program:
         ("products and means in a row", depth, MOST_CUTS),
     ):
         expect(number <= most, program.name, f"at most {most} {counted}", number)
-    return replace(program, text=text, own_gradient=own)
+    return replace(program, text=text, own_gradient=own_gradient)
+
+
+def gradients_of(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    """Returns the derivatives of y, zero for leaves that it does not depend on."""
+    if not y.requires_grad:
+        return [torch.zeros_like(x) for x in leaves]
+    return [*torch.autograd.grad(y, leaves, create_graph=create_graph, materialize_grads=True)]
 
 
 def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:
@@ -619,28 +409,20 @@ def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bo
         return torch.randn(*sizes, 64, generator=generator, dtype=torch.float64)
 
     weights = {gate: draw(64) / 8 for gate in program.products}
-    given = {name: draw().requires_grad_() for name in inputs}
+    leaves = {name: draw().requires_grad_() for name in inputs}
     with torch.enable_grad():
-        made = {**given, **evaluate(program.text, "forward", given, weights)}
+        made = {**leaves, **evaluate(program.text, "forward", leaves, weights)}
         results = [made[f"{name}'"] for name in ("h", *program.states)]
         tangents = [draw() for _ in results]
         total = torch.stack([(y * t).sum() for y, t in zip(results, tangents, strict=True)]).sum()
-        derived: Sequence[Tensor | None] = [None] * len(given)
-        if total.requires_grad:
-            derived = torch.autograd.grad(total, list(given.values()), allow_unused=True)
+        derived = gradients_of(total, [*leaves.values()])
     known = {name: made[name].detach() for name in (*program.saved, *program.parameters)}
     names = (f"d.{name}'" for name in ("h", *program.states))
     known |= dict(zip(names, tangents, strict=True))
-    own = evaluate(program.text, "backward", known, weights)
+    ours = evaluate(program.text, "backward", known, weights)
     return any(
-        not torch.allclose(
-            own[f"d.{name}"],
-            torch.zeros(64, dtype=torch.float64) if derivative is None else derivative,
-            rtol=1e-6,
-            atol=1e-9,
-            equal_nan=True,
-        )
-        for name, derivative in zip(given, derived, strict=True)
+        not torch.allclose(ours[f"d.{name}"], derivative, rtol=1e-6, atol=1e-9, equal_nan=True)
+        for name, derivative in zip(leaves, derived, strict=True)
         if f"d.{name}" in gradients
     )
 

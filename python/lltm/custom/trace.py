@@ -32,306 +32,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._C import ArgumentError
-from .means import OVER_UNITS, Own, layer_norm
-from .program import (
-    EXPENSIVE,
-    Expressions,
-    Operand,
-    Parameters,
-    Program,
-    Reads,
-    Value,
-    apply,
-    declared,
-    expect,
-    needed,
-    written,
-)
-
-# ---- ATen's operations ------------------------------------------------------
-
-where, maximum, minimum = (partial(apply, op) for op in ("where", "maximum", "minimum"))
-sigmoid, tanh, sqrt = (partial(apply, op) for op in ("sigmoid", "tanh", "sqrt"))
-greater, both = partial(apply, "greater"), partial(apply, "and")
-
-
-def _power(x: Operand, n: Operand) -> Any:
-    if not isinstance(n, float) or not isinstance(x, Value) or abs(n) > 9 or n * 2 % 1:
-        return NotImplemented
-    if n <= 0:
-        return 1.0 / _power(x, -n) if n else 1.0
-    if n % 1:
-        return sqrt(x) if n == 0.5 else _power(x, n - 0.5) * sqrt(x)
-    half = _power(x, n // 2)
-    return half * half * x if n % 2 else half * half
-
-
-def _clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Operand:
-    x = x if min is None else maximum(x, min)
-    return x if max is None else minimum(x, max)
-
-
-def _elu(x: Operand, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    if input_scale <= 0 or alpha < 0:
-        return NotImplemented
-    y = apply("elu", input_scale * x)
-    return scale * (y if alpha == 1 == input_scale else where(greater(x, 0.0), x, alpha * y))
-
-
-def _elu_backward(
-    grad: Operand, alpha: float, scale: float, input_scale: float, of_result: float, x: Operand
-) -> Operand:
-    if abs(alpha * input_scale - 1) < 1e-6:  # celu, for which ATen rounds alpha to float32 here
-        input_scale = 1.0 / alpha
-    y = x if of_result else _elu(x, alpha, scale, input_scale)
-    return grad * where(greater(y, 0.0), scale, input_scale * (y + alpha * scale))
-
-
-def _softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    return apply("softplus", beta * x) / beta if threshold == 20 else NotImplemented
-
-
-def _sigmoid_backward(grad: Operand, y: Operand) -> Operand:
-    """grad y (1 - y) in two instructions: a multiplication and a fused multiply-subtract."""
-    product = grad * y
-    return product - product * y
-
-
-def _mish_backward(grad: Operand, x: Operand) -> Operand:
-    y = tanh(apply("softplus", x))
-    return grad * (y + x * sigmoid(x) * (1.0 - y * y))
-
-
-def _gelu(x: Operand, approximate: str = "none", grad: Operand | None = None) -> Any:
-    """Returns gelu(x), or its derivative times grad."""
-    if approximate == "none":
-        cdf = 0.5 * (1.0 + apply("erf", x * math.sqrt(0.5)))
-        if grad is None:
-            return x * cdf
-        density = apply("exp", -0.5 * x * x) * (1.0 / math.sqrt(2 * math.pi))
-        return grad * (cdf + x * density)
-    scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    y = 1.0 + tanh(scale * (x + cubic * x * x * x))
-    if grad is None:
-        return 0.5 * x * y
-    return grad * (0.5 * y + 0.5 * x * (y * (2.0 - y)) * (scale * (1.0 + 3 * cubic * x * x)))
-
-
-# Rules by ATen name, without the underscore of in-place operations. Tensors are passed as operands,
-# numbers as floats. Derivatives reuse values that the function itself computes.
-RULES: dict[str, Callable[..., Operand]] = {
-    **{op: partial(apply, op) for op in EXPENSIVE - {"elu", "softplus"}},
-    **{op: partial(apply, op) for op in ("abs", "sign", "maximum", "minimum", "where")},
-    **dict.fromkeys(("alias", "clone", "detach", "expand", "view", "_to_copy"), lambda x, *_: x),
-    **{name: partial(apply, "and") for name in ("logical_and", "bitwise_and")},
-    **{name: partial(apply, "or") for name in ("logical_or", "bitwise_or")},
-    **{name: partial(apply, "not") for name in ("logical_not", "bitwise_not")},
-    **{name: partial(apply, "not_equal") for name in ("logical_xor", "bitwise_xor", "ne")},
-    "eq": partial(apply, "equal"),
-    "gt": greater,
-    "ge": partial(apply, "greater_equal"),
-    "lt": lambda a, b: greater(b, a),
-    "le": lambda a, b: apply("greater_equal", b, a),
-    "add": lambda a, b, alpha=1.0: a + alpha * b,
-    "sub": lambda a, b, alpha=1.0: a - alpha * b,
-    "rsub": lambda a, b, alpha=1.0: b - alpha * a,
-    "mul": lambda a, b: a * b,
-    "div": partial(apply, "divide"),
-    "neg": partial(apply, "negate"),
-    "sgn": partial(apply, "sign"),
-    "isnan": lambda x: apply("not_equal", x, x),
-    "isinf": lambda x: apply("equal", apply("abs", x), math.inf),
-    "reciprocal": lambda x: 1.0 / x,
-    "rsqrt": lambda x: 1.0 / sqrt(x),
-    "pow": _power,
-    "addcmul": lambda x, a, b, value=1.0: x + value * a * b,
-    "addcdiv": lambda x, a, b, value=1.0: x + value * a / b,
-    "lerp": lambda a, b, weight: a + weight * (b - a),
-    "fill": lambda _, number: number,
-    "zero": lambda _: 0.0,
-    "masked_fill": lambda x, mask, number: where(mask, number, x),
-    "clamp": _clamp,
-    "clamp_min": maximum,
-    "clamp_max": minimum,
-    "relu": lambda x: maximum(x, 0.0),
-    "threshold": lambda x, threshold, number: where(greater(x, threshold), x, number),
-    "threshold_backward": lambda grad, y, threshold: where(greater(y, threshold), grad, 0.0),
-    "leaky_relu": lambda x, slope=0.01: where(greater(x, 0.0), x, slope * x),
-    "leaky_relu_backward": lambda grad, x, slope, _: where(greater(x, 0.0), grad, slope * grad),
-    "hardtanh": lambda x, low=-1.0, high=1.0: _clamp(x, low, high),
-    "hardtanh_backward": lambda grad, x, low, high: where(
-        both(greater(x, low), greater(high, x)), grad, 0.0
-    ),
-    "hardsigmoid": lambda x: _clamp(x + 3.0, 0.0, 6.0) / 6.0,
-    "hardsigmoid_backward": lambda grad, x: where(
-        both(greater(x, -3.0), greater(3.0, x)), grad / 6.0, 0.0
-    ),
-    "hardswish": lambda x: x * _clamp(x + 3.0, 0.0, 6.0) / 6.0,
-    "hardswish_backward": lambda grad, x: where(
-        greater(x, -3.0), where(greater(3.0, x), grad * (x / 3.0 + 0.5), grad), 0.0
-    ),
-    "gelu": _gelu,
-    "gelu_backward": lambda grad, x, approximate="none": _gelu(x, approximate, grad),
-    "sigmoid_backward": _sigmoid_backward,
-    "tanh_backward": lambda grad, y: grad * (1.0 - y * y),
-    "elu": _elu,
-    "celu": lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha),
-    "elu_backward": _elu_backward,
-    "softplus": _softplus,
-    "softplus_backward": lambda grad, x, beta, _: grad * sigmoid(beta * x),
-    "log_sigmoid_forward": lambda x: -apply("softplus", -x),
-    "log_sigmoid_backward": lambda grad, x, _: grad * sigmoid(-x),
-    "silu": lambda x: x * sigmoid(x),
-    "silu_backward": lambda grad, x: grad * (sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
-    "mish": lambda x: x * tanh(apply("softplus", x)),
-    "mish_backward": _mish_backward,
-}
-# Operations with constant results, although an argument is a value.
-FACTORIES = {"zeros_like", "ones_like", "full_like", "empty_like"}
-FACTORIES |= {"new_zeros", "new_ones", "new_full", "new_empty"}
-# Keyword arguments that do not change the operation.
-OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
-
-NO_NAN = "expected constants other than NaN, got NaN"
-_PRODUCT = (
-    "expected no matrix multiplications in addition to weight_ih and weight_hh of the step (z.n(v)"
-    ' multiplies v by the recurrent weights of gate n, with reads={"n": ("x", "product")})'
-)
-_OVER_UNITS = (
-    "expected v.mean(-1, keepdim=True), layer_norm, rms_norm, z.n(v), or operations that do not"
-    " combine hidden units"
-)
-WHY_NOT = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "dot", "mv"), _PRODUCT),
-    **dict.fromkeys(("any", "all"), f"{_OVER_UNITS}, and torch.where instead of Python's `if`"),
-    **dict.fromkeys(("sum", "mean", "max", "min", "prod", "median", "dist"), _OVER_UNITS),
-    **dict.fromkeys(("index", "masked_select", "nonzero", "take", "t", "trace"), _OVER_UNITS),
-    "_local_scalar_dense": "expected torch.where instead of Python's `if`, bool() and item(), and"
-    " torch functions instead of math functions",
-    "pow": "expected an exponent that is a multiple of 1/2 up to 8",
-    "softplus": "expected the default threshold",
-    "elu": "expected alpha >= 0",
-    "_to_copy": "expected dtype conversions only of conditions: cells run in the dtype of their"
-    " arguments",
-}
-
-
-def _tie(a: Operand, b: Operand) -> list[Operand]:
-    """Returns operands whose comparison with 0 is like a's with b. The derivative of maximum tests
-    both a > b and a == b, and so saves a single value."""
-    return [a, b] if 0.0 in (a, b) else [greater(a, b) - greater(b, a), 0.0]
-
-
-# ---- the trace --------------------------------------------------------------
-
-
-class NoSuchGate(ArgumentError, AttributeError):
-    """Raised by z.i and z["i"] for an unknown gate."""
-
-
-class NoProgram(Exception):
-    """Becomes a TypeError. Operators of tensors would treat a TypeError as NotImplemented."""
-
-
-def _named(x: Any) -> str:
-    """Returns the name of z or of a gate, otherwise of the type."""
-    return x._name if isinstance(x, _NoTensor) else type(x).__name__
-
-
-def _not_a_tensor(x: _NoTensor, *_: Any) -> NoReturn:
-    raise NoProgram(f"expected {x._expected()}")
-
-
-class _NoTensor:
-    """An object that users may take for a tensor."""
-
-    _name = "z"
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_tensor
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _not_a_tensor
-    __matmul__ = __lt__ = __le__ = __gt__ = __ge__ = _not_a_tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = tree_leaves((args, kwargs))
-        return _not_a_tensor(next(x for x in leaves if isinstance(x, _NoTensor)))
-
-    def _expected(self) -> str:
-        raise NotImplementedError
-
-
-class Product(_NoTensor):
-    """A gate that reads a product, such as z.n. Call it once, with the value that its recurrent
-    weights multiply: z.n(v) is the pre-activation."""
-
-    def __init__(self, gate: str, function: Callable[[Tensor], Tensor]) -> None:
-        self._name, self.function, self.got = f"z.{gate}", function, "no call"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        values = [*args, *kwargs.values()]
-        if len(values) != 1:
-            self.got = f"a call with {len(values) or 'no'} values"
-        if self.got != "no call":
-            _not_a_tensor(self)
-        self.got = "a second call"
-        return self.function(*values)
-
-    __iter__ = __getitem__ = _not_a_tensor
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _not_a_tensor(self)
-
-    def _expected(self) -> str:
-        return (
-            f"one call of {self._name}, which reads a product, such as {self._name}(v) with the"
-            f" value v that its recurrent weights multiply, got {self.got}"
-        )
-
-
-class Gates(_NoTensor):
-    """The argument z of the function: z[0], z["i"] and z.i, and `i, o, g = z`."""
-
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
-        self._tensors = tensors
-
-    def _expected(self) -> str:
-        first = next(iter(self._tensors))
-        return f"a gate, such as z[0] or z.{first}, got z, the tuple of all gates"
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return self.__getattr__(key)
-        try:
-            return tuple(self._tensors.values())[key]
-        except IndexError:
-            raise self._no(f"z[{key}]") from None
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.__dict__["_tensors"]:
-            raise self._no(f"z.{name}")
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._tensors.values())
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def _no(self, got: str) -> NoSuchGate:
-        return NoSuchGate(f"expected one of z's {', '.join(self._tensors)}, got {got}")
-
-
-def check_gates(where: str, gates: Iterable[str]) -> None:
-    """Checks that z has no other attributes with the names of gates."""
-    expected = "gate names that are not attributes of z"
-    for gate in gates:
-        expect(gate not in dir(Gates({})), where, expected, repr(gate))
-
+from .gates import Gates, NoProgram, NoSuchGate, ProductGate, check_gates, name_of, not_a_tensor
+from .means import OVER_UNITS, TracerFunction, layer_norm
+from .program import Program, declared, expect, written
+from .rules import ELEMENT_WISE, FACTORIES, NO_PRODUCT, OPTIONS, RULES, tie, why_not
+from .values import Expressions, Operand, Value, apply, needed
 
 # Batch size and hidden size in the two runs. Almost every function of the sizes differs.
 SHAPES = (1, 1), (3, 130)
+NO_NAN = "expected constants other than NaN, got NaN"
 
 
 # An operation, its numbers and its line, to report differences between the runs.
@@ -351,7 +60,7 @@ class _Total(torch.autograd.Function):
         return grad.expand(ctx.shape)
 
 
-class _Operand(Own):
+class _Multiplied(TracerFunction):
     """The value that gates multiply. Its gradient is a product of all their gradients."""
 
     @staticmethod
@@ -364,7 +73,7 @@ class _Operand(Own):
         return ctx.tracer.product_of_gradients(grad, ctx.gates), None, None
 
 
-class _Product(Own):
+class _PreActivation(TracerFunction):
     """The pre-activation z of a gate, with the operand of its product."""
 
     @staticmethod
@@ -385,17 +94,17 @@ class Tracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.function, self.where, self.shape, self.number = function, where, shape, number
         self.code = getattr(inspect.unwrap(function), "__code__", None)
-        self.trace: dict[Any, Value] = {}
+        self.graph: dict[Any, Value] = {}
         self.calls: list[Call] = []
         self.warnings: dict[str, str] = {}  # messages with line; the derivative repeats some
         # By data pointer: aliases are the same value.
         self.known: dict[int, Operand] = {}
-        self.made: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
+        self.alive: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
         self.parameters: dict[Value, tuple[int, int]] = {}  # with the shape, 0 if it has no batch
         self.products: dict[str, Tensor] = {}  # by name of the pre-activation
-        # For each value that gates multiply: its tensor, the result of _Operand and the gates.
-        self.operands: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
+        # For each value that gates multiply: its tensor, the result of _Multiplied and the gates.
+        self.multiplied: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
         self.gradients: dict[str, Tensor] = {}  # of products, by gate
         self.detached: set[int] = set()
         self.deriving = False
@@ -411,14 +120,14 @@ class Tracer(TorchDispatchMode):
     def run(self, program: Program, positional: list[str], by_name: list[str]) -> Expressions:
         """Traces the function, called with z and the arguments, and its derivative."""
         gates = {
-            gate: Product(gate, partial(self.product, gate))
+            gate: ProductGate(gate, partial(self.product, gate))
             if gate in program.products
             else self.input(f"z.{gate}")
             for gate in program.gates
         }
         arguments = {name: self.input(name) for name in (*positional, *by_name)}
         self.parameters = {
-            self.trace[name]: (0, 1 if name in program.scalars else self.shape[1])
+            self.graph[name]: (0, 1 if name in program.scalars else self.shape[1])
             for name in program.parameters
         }
         states = [f"{state}'" for state in ("h", *program.states)]
@@ -431,8 +140,8 @@ class Tracer(TorchDispatchMode):
                     **{k: arguments[k] for k in by_name},
                 )
                 for z in gates.values():
-                    if isinstance(z, Product) and z.got == "no call":
-                        _not_a_tensor(z)
+                    if isinstance(z, ProductGate) and z.got == "no call":
+                        not_a_tensor(z)
                 results = self.checked(found, states)
                 named: dict[str, Any] = {f"z.{gate}": z for gate, z in gates.items()}
                 inputs: dict[str, Tensor] = named | self.products | arguments
@@ -451,8 +160,8 @@ class Tracer(TorchDispatchMode):
                 kind = TypeError if isinstance(error, NoProgram) else ArgumentError
                 raise kind(message) from (None if of_z else error)
         return Expressions(
-            inputs={name: self.trace[name] for name in inputs},
-            tangents={name: self.trace[name] for name in tangents},
+            inputs={name: self.graph[name] for name in inputs},
+            tangents={name: self.graph[name] for name in tangents},
             results=dict(zip(states, values, strict=True)),
             gradients={f"d.{name}": x for name, x in zip(inputs, gradients, strict=True)},
             own_gradient=self.own_gradient,
@@ -461,7 +170,7 @@ class Tracer(TorchDispatchMode):
     def input(self, name: str) -> Tensor:
         leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
         tensor = leaf.clone()  # PyTorch's error for in-place changes of leaves would be unclear
-        value = self.trace[name] = Value(self.trace, "input", (), len(self.trace))
+        value = self.graph[name] = Value(self.graph, "input", (), len(self.graph))
         self.inputs.add(tensor.data_ptr())
         self.keep(tensor, value)
         return tensor
@@ -470,19 +179,19 @@ class Tracer(TorchDispatchMode):
         """Returns the pre-activation of a gate whose recurrent weights multiply v."""
         expected = f"expected a value with the shape and dtype of a gate in z.{gate}(...)"
         if not isinstance(v, Tensor):
-            self.fail(f"{expected}, got {_named(v)}")
+            self.fail(f"{expected}, got {name_of(v)}")
         if v.shape != self.shape or v.dtype != torch.float64:
             self.fail(f"{expected} (here {[*self.shape]}), got {[*v.shape]}, {v.dtype}")
         operand = self.known.get(v.data_ptr())
         if not isinstance(operand, Value) or operand in self.parameters:
             got = "a parameter" if operand in self.parameters else "a constant"
             self.fail(f"expected a value of the step in z.{gate}(...), got {got}")
-        if operand not in self.operands:
+        if operand not in self.multiplied:
             gates: list[str] = []
             with torch.enable_grad():  # for gates that are called later
-                known = _Operand.apply(v, self.proxy, gates)  # type: ignore[no-untyped-call]
-            self.operands[operand] = v, known, gates
-        first, known, gates = self.operands[operand]
+                known = _Multiplied.apply(v, self.proxy, gates)  # type: ignore[no-untyped-call]
+            self.multiplied[operand] = v, known, gates
+        first, known, gates = self.multiplied[operand]
         if first is not v and _calls_functions((first, v)):  # their gradients may differ
             self.fail(
                 f"expected one tensor for z.{gates[0]}(...) and z.{gate}(...), got equal tensors"
@@ -490,10 +199,10 @@ class Tracer(TorchDispatchMode):
         gates.append(gate)
         z = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
-            made: Tensor = _Product.apply(known, z, self.gradients, gate)  # type: ignore[no-untyped-call]
+            made: Tensor = _PreActivation.apply(known, z, self.gradients, gate)  # type: ignore[no-untyped-call]
         name = f"z.{gate}"
-        self.trace[name] = Value(self.trace, "product", (operand,), len(self.trace))
-        self.products[name] = self.keep(made, self.trace[name])
+        self.graph[name] = Value(self.graph, "product", (operand,), len(self.graph))
+        self.products[name] = self.keep(made, self.graph[name])
         return made.clone()  # the function may change it in place
 
     def product_of_gradients(self, like: Tensor, gates: Sequence[str]) -> Tensor:
@@ -502,8 +211,8 @@ class Tracer(TorchDispatchMode):
         result = torch.zeros_like(like)
         if not any(found):
             return result
-        value = Value(self.trace, "product", tuple(found), len(self.trace), gates=tuple(gates))
-        self.trace["product", tuple(gates)] = value
+        value = Value(self.graph, "product", tuple(found), len(self.graph), gates=tuple(gates))
+        self.graph["product", tuple(gates)] = value
         return self.keep(result, value)  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor) -> Tensor:
@@ -575,9 +284,9 @@ class Tracer(TorchDispatchMode):
         states = "; arguments other than h and parameters= are states" if names[1:] else ""
         results = found if names[1:] else (found,)
         if not isinstance(results, (tuple, list)):
-            self.fail(f"expected the function to return {returned}, got {_named(found)}{states}")
+            self.fail(f"expected the function to return {returned}, got {name_of(found)}{states}")
         if not all(isinstance(x, Tensor) for x in results) or len(results) != len(names):
-            kinds = ", ".join(map(_named, results)) or "nothing"
+            kinds = ", ".join(map(name_of, results)) or "nothing"
             self.fail(f"expected the function to return {returned}, got {kinds}{states}")
         for name, x in zip(names, results, strict=True):
             if x.shape != self.shape or not x.is_floating_point():
@@ -633,7 +342,7 @@ class Tracer(TorchDispatchMode):
         elif name.startswith("bitwise") or (name == "view" and first.shape != args[0].shape):
             self.unsupported(func)
         if self.deriving and name in ("eq", "gt", "lt") and func._overloadname == "Tensor":
-            operands = _tie(*operands)
+            operands = tie(*operands)
         rounds = named.pop("rounding_mode", None) is not None
         value = NotImplemented if rounds else RULES[name](*operands, **named)
         if value is NotImplemented:
@@ -650,7 +359,7 @@ class Tracer(TorchDispatchMode):
     def keep(self, result: Any, value: Operand | None) -> Any:
         for k, x in enumerate(tree_leaves(result)):
             if isinstance(x, Tensor):
-                self.made[x.data_ptr()] = x
+                self.alive[x.data_ptr()] = x
                 self.known.pop(x.data_ptr(), None)
                 if value is not None:  # derivatives ignore other results, as of log_sigmoid
                     self.known[x.data_ptr()] = value if k == 0 else math.nan
@@ -713,26 +422,15 @@ class Tracer(TorchDispatchMode):
     def check_in_place(self, func: Any, args: Any, kwargs: Any) -> None:
         address = args[0].data_ptr()
         kinds = {"an argument": self.inputs, "a detached tensor": self.detached}
-        other = "" if address in self.made else "an outside tensor"
+        other = "" if address in self.alive else "an outside tensor"
         if kind := next((kind for kind, known in kinds.items() if address in known), other):
             self.fail(f"expected no in-place change of {kind}, got {func._schema.name}")
         if not self.deriving:
             self.check_call(func, args, kwargs)
 
     def unsupported(self, func: Any) -> NoReturn:
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        listed = (
-            "expected a supported element-wise operation (the page 'Custom cells' lists them under"
-            " 'What the function may do')"
-        )
-        # Arguments such as dim, size and k.
-        integers = {x.name for x in func._schema.arguments if "int" in str(x.type)} - {
-            "decimals",
-            "n",
-        }
-        why = WHY_NOT.get(name, _OVER_UNITS if integers and not self.deriving else listed)
         of = " in the derivative" if self.deriving else ""
-        self.fail(f"{why}, got {func._schema.name}{of}")
+        self.fail(f"{why_not(func, self.deriving)}, got {func._schema.name}{of}")
 
     def fail(self, message: str) -> NoReturn:
         raise NoProgram(message)
@@ -770,7 +468,7 @@ def _calls_functions(results: Iterable[Tensor]) -> bool:
     while todo:
         if (node := todo.pop()) is not None and node not in found:
             applied = getattr(node, "_forward_cls", None)
-            if applied is not None and not issubclass(applied, Own):
+            if applied is not None and not issubclass(applied, TracerFunction):
                 return True
             found.add(node)
             todo += [following for following, _ in node.next_functions]
@@ -797,7 +495,7 @@ class _Detaching(TorchFunctionMode):
             self.tracer.check_call(func, args, kwargs)
             return (of_units or _prelu)(self.tracer.proxy, *args, **kwargs)
         if (is_product or name.endswith("_norm")) and self.tracer.knows((args, kwargs)):
-            why = _PRODUCT if is_product else _OVER_UNITS
+            why = NO_PRODUCT if is_product else ELEMENT_WISE
             self.tracer.fail(f"{why}, got {name.strip('_')}")
         result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:
@@ -858,29 +556,16 @@ def plain_torch() -> Iterator[None]:
 
 
 def trace(
-    function: Callable[..., Any],
-    *,
-    gates: int | Sequence[str],
-    reads: Reads | None = None,
-    states: int | Mapping[str, float] | None = None,
-    parameters: Parameters | None = None,
-    bounded: bool = False,
-    bias: Mapping[str, bool] | None = None,
-    outputs: Sequence[str] | None = None,
-    name: str | None = None,
-    warn_at: int = 2,
+    function: Callable[..., Any], *, name: str | None = None, warn_at: int = 2, **declarations: Any
 ) -> Program:
-    """Traces function(z, ...) into a cell program. The arguments are those of lltm.cell.
+    """Traces function(z, ...) into a cell program. `declarations` are arguments of lltm.cell.
 
     warn_at is the stacklevel of warnings. Raises TypeError, with the line, if the function uses
     an unsupported operation, or if an argument has a wrong type. Raises ArgumentError for wrong
     values and names.
     """
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
-    states, bias = {} if states is None else states, {} if bias is None else bias
-    program, positional, by_name = declared(
-        function, where, gates, reads or {}, states, parameters or {}, bounded, bias, outputs
-    )
+    program, positional, by_name = declared(function, where, **declarations)
     check_gates(where, program.gates)
     with plain_torch():
         tracers = [

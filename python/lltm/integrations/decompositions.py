@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OperatorBase
 
-from .schema import BATCH_DIMS_OF_SEQUENCE, call, with_arguments
+from .schema import batch_dim, call, with_arguments
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -58,9 +58,10 @@ def _read_by_steps(a: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     rows: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for argument in torch.ops.lltm._sequence_step.default._schema.arguments[1:]:
-        if argument.name in vars(a):
-            into = rows if BATCH_DIMS_OF_SEQUENCE.get(argument.name) == 1 else others
-            into[argument.name] = getattr(a, argument.name)
+        value = getattr(a, argument.name, None)
+        if value is not None:
+            by_step = batch_dim(argument.name, value.dim(), value.dtype) == 1
+            (rows if by_step else others)[argument.name] = value
     return rows, others
 
 
@@ -74,8 +75,8 @@ def _sequence(a: Any, training: bool) -> Any:
     weight_x, weight_h, bias_x, bias_h, parameters = _operands(a)
     rows, others = _read_by_steps(a)
 
-    def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
-        h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **given)
+    def step(state: list[Tensor], inputs: dict[str, Tensor]) -> Any:
+        h, c, activations = ops._sequence_step(a.cell, h=state[0], c=state[1], **inputs)
         states = c.split(h.shape[1], 1)
         output = torch.cat([h, *(states[k] for k in ops._cell(a.cell)[6])], 1)
         out = [output, activations] if training else [output]
@@ -108,15 +109,15 @@ def _sequence_backward(a: Any) -> Any:
     if a.c_0 is not None:
         dc = torch.zeros_like(a.c_0) if a.grad_c_n is None else a.grad_c_n
 
-    def step(state: list[Tensor], given: dict[str, Tensor]) -> Any:
+    def step(state: list[Tensor], inputs: dict[str, Tensor]) -> Any:
         dh, dc = state
-        if "grad_output" in given:
-            of_h, *of_states = given.pop("grad_output").split(dh.shape[1], 1)
+        if "grad_output" in inputs:
+            of_h, *of_states = inputs.pop("grad_output").split(dh.shape[1], 1)
             dh, columns = dh + of_h, [*dc.split(dh.shape[1], 1)]
             for k, gradient in zip(ops._cell(a.cell)[6], of_states, strict=True):
                 columns[k] = columns[k] + gradient
             dc = torch.cat(columns, 1)
-        dz, dh, dc = ops._sequence_step_backward(a.cell, dh=dh, dc=dc, **given)
+        dz, dh, dc = ops._sequence_step_backward(a.cell, dh=dh, dc=dc, **inputs)
         return [dh, dc], [dz]
 
     (dh, dc), (dz,) = _scan(
@@ -134,7 +135,7 @@ def _sequence_backward(a: Any) -> Any:
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns x W^T + b, and after it the columns of given gates, which have no weights."""
+    """Returns x W^T + b, and after it the columns of gates that read the input."""
     columns = weight.shape[1]
     if x.shape[-1] == columns:
         return F.linear(x, weight, bias)
@@ -190,10 +191,10 @@ def _scan(
         symbols = {str(n): n for shape in shapes for n in shape}
         sizes = [size for size in symbols.values() if isinstance(size, torch.SymInt)]
 
-        def body(h: Tensor, c: Tensor, *given: Tensor) -> list[Tensor]:
+        def body(h: Tensor, c: Tensor, *others: Tensor) -> list[Tensor]:
             # The body must not capture tensors. The sizes are the last arguments.
             names = (*xs, *weights)
-            state, out = step([h, c], dict(zip(names, given, strict=False)))
+            state, out = step([h, c], dict(zip(names, others, strict=False)))
             # Outputs must not share memory with the state.
             return [*state, *(y.clone() if y is state[0] else y for y in out)]
 

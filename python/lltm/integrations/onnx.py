@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from .. import modules
 from .decompositions import ours
-from .schema import with_arguments
+from .schema import options, with_arguments
 
 # ONNX operators by cell, from the classes that have them (Layer._ONNX).
 _OPERATORS = {
@@ -75,18 +75,14 @@ def _sequence(decomposition: Callable[..., Any], a: Any) -> Any:
             "lltm::sequence: only lltm's kernels can read prepacked weights, so they can't be"
             " written in ONNX operators; export the layer itself"
         )
-    if a.recurrent_mask is not None:
+    others = [n for n, value in vars(a).items() if n not in _ARGUMENTS and value is not None]
+    if masks := [name.removesuffix("_mask") for name in others if name.endswith("_mask")]:
+        (option,) = (o for o in options(torch.ops.lltm.layer.default) if o.startswith(masks[0]))
         raise NotImplementedError(
-            "lltm::sequence: a recurrent mask can't be exported to ONNX, whose tools would fold the"
-            " mask of recurrent_dropout into a constant; export the layer in eval mode"
+            f"lltm::sequence: a {masks[0]} mask can't be exported to ONNX, whose tools would fold"
+            f" the mask of {option} into a constant; export the layer in eval mode"
         )
-    others = [value for name, value in vars(a).items() if name not in _ARGUMENTS]
-    if (
-        a.cell not in _OPERATORS
-        or a.weight_hh is None
-        or a.input.dtype != torch.float32
-        or any(value is not None for value in others)
-    ):
+    if a.cell not in _OPERATORS or a.weight_hh is None or a.input.dtype != torch.float32 or others:
         return decomposition(**vars(a))
     name, gates, attributes = _OPERATORS[a.cell]
     steps, batch = a.input.shape[:2]

@@ -6,22 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 Op = OpOverload[..., Any]
 
-# Batch dimensions of arguments and results, by schema name. Tensors without an entry have none.
-# `saved` holds activations (T * B, A * H), or with checkpoint_steps states (T / n, B, H). Each
-# process has the activations of its own batch. Their concatenation would have another order than
-# on a single process, but is never used.
-BATCH_DIMS_OF_STEP: dict[str, int] = dict.fromkeys(
-    ("input", "h", "c", "activations", "h_next", "c_next", "grad_h", "grad_c"), 0
-)
-BATCH_DIMS_OF_SEQUENCE: dict[str, int] = {
-    **dict.fromkeys(("input", "reset", "output", "grad_output"), 1),
-    **dict.fromkeys(("h_0", "c_0", "h_n", "c_n", "grad_h_n", "grad_c_n", "saved"), 0),
-    "recurrent_mask": 0,
-}
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def batch_dim(name: str, dims: int, dtype: torch.dtype) -> int | None:
+    """Returns the batch dimension of a tensor argument of step or sequence, or None.
+
+    The last dimension is features or hidden units, the one before it the batch: (B, H), (T, B, I).
+    Only a mask of batch elements, such as reset, has no such last dimension.
+    """
+    if name in (*PARAMETERS, "batch_sizes"):
+        return None
+    return dims - (1 if dtype == torch.bool else 2)
 
 
 def named(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

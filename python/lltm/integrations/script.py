@@ -25,6 +25,7 @@ from torch._jit_internal import is_scripting
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
+from .._recurrent import IN_TRAINING
 from . import schema
 
 # Replaced in the source of the methods below: the types of hx and output, which the methods convert
@@ -146,8 +147,7 @@ def _arguments(name: str) -> str:
         "states": "self.states_of(hx)",
         "parameters": "self.scripted_parameters()",
         **{name: f"self.{name}" for name in schema.options(operator)},
-        "dropout": "self.dropout if self.training else 0.0",
-        "recurrent_dropout": "self.recurrent_dropout if self.training else 0.0",
+        **{name: f"self.{name} if self.training else 0.0" for name in IN_TRAINING},
         "prepacked": "self._prepacked",
     }
     return ", ".join(values.get(a.name, a.name) for a in operator._schema.arguments)
@@ -164,28 +164,30 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
 
 def cell(module: Any) -> nn.Module:
     """Returns the scriptable form of a single-step module."""
-    form = _methods(_Cell, _given(module, module._parameter_names), len(module._STATES))
+    form = _methods(_Cell, _present(module, module._parameter_names), len(module._STATES))
     return _sharing(module, form, ["_CELL"])
-
-
-_CONSTANTS = ["_CELL", "checkpoint_steps", "recurrent_dropout", "_prepacked"]
 
 
 def layer(module: Any, constants: Sequence[str] = (), saved: tuple[Any, ...] = ()) -> nn.Module:
     """Returns the scriptable form of a layer."""
     sizes = len(module._STATES), len(module._OUTPUTS)
-    form = _methods(_Layer, _given(module, module._names), *sizes)
-    return _sharing(module, form, [*_CONSTANTS, *constants], saved)
+    form = _methods(_Layer, _present(module, module._names), *sizes)
+    # TorchScript finds class attributes, such as defaults, only if they are constants.
+    options = schema.options(torch.ops.lltm.layer.default)
+    defaults = (name for name in options if hasattr(type(module), name))
+    return _sharing(module, form, ["_CELL", "_prepacked", *defaults, *constants], saved)
 
 
 def prepacked(module: Any) -> nn.Module:
     """Returns the scriptable form of a prepacked layer."""
-    buffers = tuple((packed, _given(module, others)) for packed, _, others in module._directions())
+    buffers = tuple(
+        (packed, _present(module, others)) for packed, _, others in module._directions()
+    )
     options = [name for name in vars(module) if name in module._FIXED]
     return layer(module, options, (buffers, len(module._saved_matrices)))
 
 
-def _given(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if getattr(module, name) is not None)
 
 
@@ -233,14 +235,14 @@ def _subclass(base: Any, form: type, constants: tuple[str, ...], saved: tuple[An
     }
     if saved:
         namespace.update(
-            _plain_state(*saved),
+            _unpacked_state(*saved),
             getstate_in_python=base.__getstate__,
             setstate_in_python=base.__setstate__,
         )
     return type(base.__name__, (form, base), namespace)
 
 
-def _plain_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) -> dict[str, Any]:
+def _unpacked_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) -> dict[str, Any]:
     """Compiles the methods with which TorchScript saves and loads a prepacked layer.
 
     Packed weights depend on the CPU. So a file has unpacked weights, which loading packs.
@@ -249,9 +251,9 @@ def _plain_state(buffers: Sequence[tuple[str, Sequence[str]]], matrices: int) ->
     for k, (packed, others) in enumerate(buffers):
         values = ", ".join(f"self.{name}" for name in others)
         get.append(f"torch.ops.lltm._unpack(self._CELL, self.{packed}) + [{values}]")
-        plain = ", ".join(f"saved[{k}][{n}]" for n in range(matrices))
+        unpacked = ", ".join(f"saved[{k}][{n}]" for n in range(matrices))
         prepack = "_prepack_int8" if matrices == 4 else "prepack"
-        load.append(f"self.{packed} = torch.ops.lltm.{prepack}(self._CELL, {plain})")
+        load.append(f"self.{packed} = torch.ops.lltm.{prepack}(self._CELL, {unpacked})")
         load += [f"self.{name} = saved[{k}][{matrices + n}]" for n, name in enumerate(others)]
     source = _STATE.format(saved=", ".join(get), load="\n        ".join(load))
     methods = _compiled(f"state of {buffers} from {matrices} matrices", source)

@@ -18,17 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .schema import BATCH_DIMS_OF_SEQUENCE, BATCH_DIMS_OF_STEP, named
+from .schema import PARAMETERS, batch_dim, named
 
-# By operator: batch dimensions, and names of the results. A gradient has its argument's name.
-GRADIENTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-OPERATORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
-    "step": (BATCH_DIMS_OF_STEP, ("h_next", "c_next")),
-    "step_forward": (BATCH_DIMS_OF_STEP, ("h_next", "c_next", "activations")),
-    "step_backward": (BATCH_DIMS_OF_STEP, ("input", "h", "c", *GRADIENTS)),
-    "sequence": (BATCH_DIMS_OF_SEQUENCE, ("output", "h_n", "c_n")),
-    "sequence_forward": (BATCH_DIMS_OF_SEQUENCE, ("output", "h_n", "c_n", "saved")),
-    "sequence_backward": (BATCH_DIMS_OF_SEQUENCE, ("input", "h_0", "c_0", *GRADIENTS)),
+# Batch dimensions of each operator's results. Gradients of parameters have none.
+# Saved activations are (T * B, A * H). Each process has the activations of its own batch. Their
+# concatenation would have another order than on a single process, but is never used.
+_SUMS = (None,) * len(PARAMETERS)
+OPERATORS: dict[str, tuple[int | None, ...]] = {
+    "step": (0, 0),  # h, c
+    "step_forward": (0, 0, 0),  # also activations
+    "step_backward": (0, 0, 0, *_SUMS),  # input, h, c
+    "sequence": (1, 0, 0),  # output, h_n, c_n
+    "sequence_forward": (1, 0, 0, 0),  # also saved
+    "sequence_backward": (1, 0, 0, *_SUMS),  # input, h_0, c_0
 }
 
 _registered = False
@@ -57,38 +59,36 @@ def _register() -> None:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
 
-    for name, (batch_dims, results) in OPERATORS.items():
+    for name, of_results in OPERATORS.items():
         op = getattr(torch.ops.lltm, name).default
         names = [argument.name for argument in op._schema.arguments]
 
         def shardings(
             *args: Any,
-            batch_dims: dict[str, int] = batch_dims,
-            results: tuple[str, ...] = results,
+            results: tuple[int | None, ...] = of_results,
             op: Any = op,
             **kwargs: Any,
         ) -> Sequence[tuple[list[Any], list[Any]]]:
             given = named(op, args, kwargs)
-            # An argument has a placement if it is a DTensor.
-            tensors = [name for name, value in given.items() if hasattr(value, "placements")]
+            if given.get("checkpoint_steps") and op is torch.ops.lltm.sequence_forward.default:
+                results = *results[:3], 1  # saved is states (T / n, B, H)
             # Results that are not required have no placement; PyTorch 2.11 must be told.
             wanted = given.get("output_mask", [True] * len(results))
-            dims = batch_dims
-            if given.get("checkpoint_steps"):
-                dims = {**dims, "saved": 1}
+            # An argument has a placement if it is a DTensor.
+            tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
+            dims = [batch_dim(name, x.ndim, x.tensor_meta.dtype) for name, x in tensors.items()]
 
             def placed(as_sharded: bool) -> tuple[list[Any], list[Any]]:
-                def of_argument(name: str) -> Any:
-                    return Shard(dims[name]) if as_sharded and name in dims else Replicate()
+                def place(dim: int | None, without_batch: Any) -> Any:
+                    if not as_sharded:
+                        return Replicate()
+                    return without_batch if dim is None else Shard(dim)
 
-                def of_result(name: str) -> Any:
-                    # Gradients of replicated arguments are partial sums over the local batch.
-                    summed = as_sharded and name not in dims
-                    return Partial() if summed else of_argument(name)
-
+                pairs = zip(results, wanted, strict=True)
+                # Gradients of replicated arguments are partial sums over the local batch.
                 return (
-                    [of_result(n) if w else None for n, w in zip(results, wanted, strict=True)],
-                    [of_argument(name) for name in tensors],
+                    [place(dim, Partial()) if w else None for dim, w in pairs],
+                    [place(dim, Replicate()) for dim in dims],
                 )
 
             # Packed data is ordered by step, so it cannot be sharded over the batch.
