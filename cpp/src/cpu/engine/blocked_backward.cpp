@@ -325,29 +325,29 @@ class BlockedBackward {
       int64_t block,
       Matrix<const float> dh_state) const {
     const int64_t unit = blocks_.begin(block);
-    BackwardArgs<T, Element> part = kernel_args_;
-    part.hidden = blocks_.size(block);
-    part.activations = part.activations.from(steps_[k].offset + rows.begin, unit);
-    part.parameters = part.parameters.from(0, unit);
-    part.grad_h = io_.leave_h(k, rows, blocks_.range(block));
-    part.grad_h_state = dh_state;
-    part.grad_c = part.grad_c.from(rows.begin, unit);
-    part.grad_c_prev = part.grad_c_prev.from(rows.begin, unit);
-    part.grad_gates = dz_of(c, k).from(rows.begin, unit);
+    BackwardArgs<T, Element> of_block = kernel_args_;
+    of_block.hidden = blocks_.size(block);
+    of_block.activations = of_block.activations.from(steps_[k].offset + rows.begin, unit);
+    of_block.parameters = of_block.parameters.from(0, unit);
+    of_block.grad_h = io_.leave_h(k, rows, blocks_.range(block));
+    of_block.grad_h_state = dh_state;
+    of_block.grad_c = of_block.grad_c.from(rows.begin, unit);
+    of_block.grad_c_prev = of_block.grad_c_prev.from(rows.begin, unit);
+    of_block.grad_gates = dz_of(c, k).from(rows.begin, unit);
     bool out_of_range = false;
     if (!kDzIsOperand) {
-      part.operand = packed_dz(k).from(rows.begin, unit);
-      part.out_of_range = &out_of_range;
+      of_block.operand = packed_dz(k).from(rows.begin, unit);
+      of_block.out_of_range = &out_of_range;
     }
     StageMemory<float> stages;
     if (between_.count() > 1) {
       stages = between_.memory(stage, worker.index).from(rows.begin, unit);
-      part.stages = &stages;
-      part.grad_operands = dh_state.from(0, hidden_);
+      of_block.stages = &stages;
+      of_block.grad_operands = dh_state.from(0, hidden_);
     }
-    elementwise<T, Element>(cell_).backward(part, 0, rows.size() * part.hidden);
+    elementwise<T, Element>(cell_).backward(of_block, 0, rows.size() * of_block.hidden);
     if (stage + 1 < between_.count()) return true;
-    io_.enter_c(k, part.grad_c_prev, rows, blocks_.range(block));
+    io_.enter_c(k, of_block.grad_c_prev, rows, blocks_.range(block));
     return !out_of_range;
   }
 

@@ -432,24 +432,24 @@ class BlockedForward {
       if (!output_is_operand_) io_.leave_h(k, state_of(k).from(rows.begin, unit), rows, units);
       return true;
     }
-    ForwardArgs<T, Element> part = kernel_args_;
-    part.hidden = blocks_.size(block);
-    part.gates = as_const(z.from(rows.begin));
-    part.gates_step = weights_.slot_columns(block);
-    part.bias = part.bias.from(0, unit);
-    part.parameters = part.parameters.from(0, unit);
-    part.h_factor = part.h_factor.from(rows.begin, unit);
-    part.c = part.c.from(rows.begin, unit);
-    part.c_next = part.c_next.from(rows.begin, unit);
-    part.h_next = io_.h_next(k, rows, units);
-    if (!output_is_operand_) part.h_operand = state_of(k).from(rows.begin, unit);
-    part.activations = io_.saved_values(k, rows, units);
+    ForwardArgs<T, Element> of_block = kernel_args_;
+    of_block.hidden = blocks_.size(block);
+    of_block.gates = as_const(z.from(rows.begin));
+    of_block.gates_step = weights_.slot_columns(block);
+    of_block.bias = of_block.bias.from(0, unit);
+    of_block.parameters = of_block.parameters.from(0, unit);
+    of_block.h_factor = of_block.h_factor.from(rows.begin, unit);
+    of_block.c = of_block.c.from(rows.begin, unit);
+    of_block.c_next = of_block.c_next.from(rows.begin, unit);
+    of_block.h_next = io_.h_next(k, rows, units);
+    if (!output_is_operand_) of_block.h_operand = state_of(k).from(rows.begin, unit);
+    of_block.activations = io_.saved_values(k, rows, units);
     bool out_of_range = false;
-    part.out_of_range =
+    of_block.out_of_range =
         kNotesRows ? Matrix<bool>{worker.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
     const auto run = [&] {
-      elementwise<T, Element>(cell_).forward(part, 0, rows.size() * part.hidden);
-      if (stage + 1 == between_.count()) io_.leave_c(k, part.c_next, rows, units);
+      elementwise<T, Element>(cell_).forward(of_block, 0, rows.size() * of_block.hidden);
+      if (stage + 1 == between_.count()) io_.leave_c(k, of_block.c_next, rows, units);
       return !out_of_range;
     };
     if (between_.count() == 1) return run();
@@ -458,8 +458,8 @@ class BlockedForward {
     for (size_t p = 0; p < operands_.size(); ++p) {
       operands[p] = operands_[p].rows.from(rows.begin, unit);
     }
-    part.stages = &stages;
-    part.operands = operands;
+    of_block.stages = &stages;
+    of_block.operands = operands;
     return run();
   }
 

@@ -30,18 +30,20 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
   }
 
  private:
-  // Unless `plain`, up to four rows are accumulated in float64: their errors are not averaged out.
+  // Unless `in_float32`, up to four rows are accumulated in float64: their errors are not averaged
+  // out.
   static void multiply(
       int64_t rows,
       Matrix<const float> a,
       PackedB<const float> b,
       Matrix<float> c,
-      bool plain,
+      bool in_float32,
       bool accumulate) {
     constexpr int64_t kChain = 32;
-    const auto small_batch = plain ? kernels().gemm_small_batch_f32 : kernels().gemm_small_batch;
+    const auto small_batch =
+        in_float32 ? kernels().gemm_small_batch_f32 : kernels().gemm_small_batch;
     if (rows <= kMostProductRows) return small_batch(rows, a, b, c, accumulate);
-    const int64_t chain = plain ? longest_chain(rows) : kChain;
+    const int64_t chain = in_float32 ? longest_chain(rows) : kChain;
     gemms_f32<float>().multiply(rows, a, b, c, chain, accumulate);
   }
 

@@ -142,15 +142,15 @@ class BlockedStepBackward {
   void compute(int64_t block, float* buffer) const {
     const int64_t unit = blocks_.begin(block);
     const int64_t width = blocks_.size(block);
-    ElementwiseBackward<T> part = step_;
-    part.hidden = width;
-    part.activations = part.activations.from(0, unit);
-    part.parameters = part.parameters.from(0, unit);
-    part.grad_h = part.grad_h.from(0, unit);
-    part.grad_c = part.grad_c.from(0, unit);
-    part.grad_gates = part.grad_gates.from(0, unit);
-    part.grad_c_prev = part.grad_c_prev.from(0, unit);
-    elementwise<T, float>(cell_).backward(part, 0, batch_ * width);
+    ElementwiseBackward<T> of_block = step_;
+    of_block.hidden = width;
+    of_block.activations = of_block.activations.from(0, unit);
+    of_block.parameters = of_block.parameters.from(0, unit);
+    of_block.grad_h = of_block.grad_h.from(0, unit);
+    of_block.grad_c = of_block.grad_c.from(0, unit);
+    of_block.grad_gates = of_block.grad_gates.from(0, unit);
+    of_block.grad_c_prev = of_block.grad_c_prev.from(0, unit);
+    elementwise<T, float>(cell_).backward(of_block, 0, batch_ * width);
     for (int slot = 0; slot < cell_.grad_columns(); ++slot) {
       const int64_t column = slot * hidden_ + unit;
       const auto dz = as_const(dz_.from(0, column));

@@ -36,23 +36,23 @@ void step_by_aten(ElementwiseForward<T> step, const SequenceArgs& args) {
 template <typename T>
 void finish_block(
     const CellInfo& cell,
-    ForwardArgs<T, float> part,
+    ForwardArgs<T, float> of_block,
     const Tensor& bias,
     Matrix<const float> z,
     int64_t first,
     int64_t rows,
     int64_t unit,
     int64_t width) {
-  part.hidden = width;
-  part.gates = z;
-  part.gates_step = width;
-  part.bias = read_row<float>(bias).from(0, unit);
-  part.parameters = part.parameters.from(0, unit);
-  part.c = part.c.from(first, unit);
-  part.c_next = part.c_next.from(first, unit);
-  part.h_next = part.h_next.from(first, unit);
-  part.activations = part.activations.from(first, unit);
-  elementwise<T, float>(cell).forward(part, 0, rows * width);
+  of_block.hidden = width;
+  of_block.gates = z;
+  of_block.gates_step = width;
+  of_block.bias = read_row<float>(bias).from(0, unit);
+  of_block.parameters = of_block.parameters.from(0, unit);
+  of_block.c = of_block.c.from(first, unit);
+  of_block.c_next = of_block.c_next.from(first, unit);
+  of_block.h_next = of_block.h_next.from(first, unit);
+  of_block.activations = of_block.activations.from(first, unit);
+  elementwise<T, float>(cell).forward(of_block, 0, rows * width);
 }
 
 // Used for few rows: reading the weights dominates.
