@@ -28,14 +28,24 @@
 
 namespace lltm {
 
+constexpr int kMostStates = 3, kMostParameters = 8;
+
+// Only the modules read this part.
+struct ModuleInfo {
+  const char *layer_class = "", *step_class = "";
+  const char* state_names[kMostStates] = {};
+  const char* parameter_names[kMostParameters] = {};
+  unsigned scalars = 0;       // bit k: parameter k is (1,)
+  unsigned without_bias = 0;  // bit s: pre-activation s has no biases
+  int output_of_h = 0;        // position of h among a layer's outputs; -1: none
+};
+
 struct CellInfo {
-  static constexpr int kMostSlots = 8;
-  static constexpr int kMostStates = 3, kMostParameters = 8, kMostSaved = 32;
+  static constexpr int kMostSlots = 8, kMostSaved = 32;
   static constexpr int kMostValues = 64;  // of a kind (Place)
 
   const char* name;  // the operators' cell argument: a name or serialized cell
-  const char *layer_class, *step_class;
-  int id;  // index in Cells (cells.h) and kernel tables
+  int id;            // index in Cells (cells.h) and kernel tables
   int slots;
   int saved;  // values saved for backward, per hidden unit
   // Pre-activations, and their blocks of H rows, in weight_ih and in weight_hh.
@@ -47,19 +57,15 @@ struct CellInfo {
   // weight is [weight_hh, weight_ih], with a single bias.
   bool concatenated = false;
   int parameters = 0;
-  const char* state_names[kMostStates] = {};
-  const char* parameter_names[kMostParameters] = {};
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
   bool forgets = false;                    // rounding errors in the states are known to decay
   const CellPrograms* programs = nullptr;  // of a custom cell, else null
   bool custom_gradient = false;            // backward is not the derivative of forward
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
-  unsigned scalars = 0;                    // bit k: modules have parameter k as (1,)
-  unsigned without_bias = 0;               // bit s: modules have no biases of pre-activation s
   int outputs = 0;                         // states in the output, in addition to h
   int output_states[kMostStates] = {};     // their columns of the engines' c
-  int output_of_h = 0;                     // position of h among a layer's outputs; -1: none
+  ModuleInfo modules = {};
 
   constexpr OperandList operands() const {
     return programs == nullptr ? OperandList{}

@@ -13,8 +13,6 @@ struct Gru {
   static constexpr int kSaved = 5;  // r, u, n, z_nh, h
   static constexpr CellInfo kCell = {
       .name = "gru",
-      .layer_class = "GRU",
-      .step_class = "GRUCell",
       .id = 2,
       .slots = kSlots,
       .saved = kSaved,
@@ -24,7 +22,8 @@ struct Gru {
       .h_blocks = {-1, 0, 1, 2},
       .states = 0,
       .reads_h = true,
-      .forgets = true};
+      .forgets = true,
+      .modules = {.layer_class = "GRU", .step_class = "GRUCell"}};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Gru, V> forward(const V (&z)[kSlots], const V& h) {

@@ -13,8 +13,6 @@ struct Lltm {
   static constexpr int kSaved = 4;  // i, o, g, tanh(c')
   static constexpr CellInfo kCell = {
       .name = "lltm",
-      .layer_class = "LLTM",
-      .step_class = "LLTMCell",
       .id = 0,
       .slots = kSlots,
       .saved = kSaved,
@@ -25,7 +23,7 @@ struct Lltm {
       .states = 1,
       .reads_h = false,
       .concatenated = true,
-      .state_names = {"c"}};
+      .modules = {.layer_class = "LLTM", .step_class = "LLTMCell", .state_names = {"c"}}};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Lltm, V> forward(const V (&z)[kSlots], const V& c) {

@@ -13,8 +13,6 @@ struct Lstm {
   static constexpr int kSaved = 6;  // i, f, g, o, tanh(c'), c
   static constexpr CellInfo kCell = {
       .name = "lstm",
-      .layer_class = "LSTM",
-      .step_class = "LSTMCell",
       .id = 1,
       .slots = kSlots,
       .saved = kSaved,
@@ -24,8 +22,8 @@ struct Lstm {
       .h_blocks = {0, 1, 2, 3},
       .states = 1,
       .reads_h = false,
-      .state_names = {"c"},
-      .forgets = true};
+      .forgets = true,
+      .modules = {.layer_class = "LSTM", .step_class = "LSTMCell", .state_names = {"c"}}};
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<Lstm, V> forward(const V (&z)[kSlots], const V& c) {

@@ -484,7 +484,7 @@ void read_no_bias(TextLines& lines, CellText& cell) {
   for (const string& gate : gates) {
     const int slot = block_of(cell.gates, gate);
     if (slot < 0) lines.fail("a gate", gate);
-    cell.info.without_bias |= 1u << slot;
+    cell.info.modules.without_bias |= 1u << slot;
   }
   lines.next();
 }
@@ -501,7 +501,7 @@ std::vector<string> read_outputs(TextLines& lines) {
 void set_outputs(int line, const std::vector<string>& outputs, CellText& cell) {
   CellInfo& info = cell.info;
   if (outputs.empty()) return;
-  info.output_of_h = block_of(outputs, "h");
+  info.modules.output_of_h = block_of(outputs, "h");
   for (const string& output : outputs) {
     if (output == "h") continue;
     const auto found = std::find_if(
@@ -564,14 +564,14 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const bool reads_h = lines.take("reads_h");
   info.custom_gradient = lines.take("own_gradient");
   Names taken = {"h", "z"};
-  cell->states = read_named(lines, "state", CellInfo::kMostStates, /*may_lack=*/false, taken);
+  cell->states = read_named(lines, "state", kMostStates, /*may_lack=*/false, taken);
   cell->parameters = read_named(
       lines,
       "parameter",
-      CellInfo::kMostParameters,
+      kMostParameters,
       /*may_lack=*/true,
       taken,
-      second ? &info.scalars : nullptr);
+      second ? &info.modules.scalars : nullptr);
   info.reads_h = reads_h || cell->states.empty();
   set_outputs(line_of_outputs, outputs, *cell);
   if (!lines.begins_with("forward")) {
@@ -652,18 +652,18 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   cell->layer_class = cell->name + ".Layer";
   cell->step_class = cell->name + ".Cell";
   for (const auto& [name, initial] : cell->states) {
-    info.state_names[info.states++] = name.c_str();
+    info.modules.state_names[info.states++] = name.c_str();
     cell->initial_states.push_back(initial);
   }
   for (const auto& parameter : cell->parameters) {
-    info.parameter_names[info.parameters++] = parameter.name.c_str();
+    info.modules.parameter_names[info.parameters++] = parameter.name.c_str();
   }
   cell->programs.name = cell->name.c_str();
   cell->programs.hash = hash(text);
   cell->programs.initial_states = cell->initial_states.data();
   info.name = cell->text.c_str();
-  info.layer_class = cell->layer_class.c_str();
-  info.step_class = cell->step_class.c_str();
+  info.modules.layer_class = cell->layer_class.c_str();
+  info.modules.step_class = cell->step_class.c_str();
   info.id = kProgramId;
   info.slots = static_cast<int>(cell->gates.size());
   info.saved = static_cast<int>(cell->saved.size());

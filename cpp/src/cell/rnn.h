@@ -10,8 +10,6 @@ namespace {
 constexpr CellInfo rnn_cell(const char* name, int id, bool bounded) {
   return {
       .name = name,
-      .layer_class = "RNN",
-      .step_class = "RNNCell",
       .id = id,
       .slots = 1,
       .saved = 1,
@@ -22,7 +20,8 @@ constexpr CellInfo rnn_cell(const char* name, int id, bool bounded) {
       .states = 0,
       .reads_h = true,
       .bounded = bounded,
-      .forgets = true};
+      .forgets = true,
+      .modules = {.layer_class = "RNN", .step_class = "RNNCell"}};
 }
 
 struct RnnTanh {

@@ -181,26 +181,32 @@ def _descriptor(cell: _Cell) -> list[str]:
     def quoted(names: Iterable[str]) -> list[str]:
         return [f'"{name}"' for name in names]
 
-    members: dict[str, Any] = {"name": f'"{header.name}"', "layer_class": f'"{cell.name}"'}
-    members["step_class"] = f'"{cell.name}Cell"'
+    members: dict[str, Any] = {"name": f'"{header.name}"'}
     members["id"] = f"{len(BUILT_IN)}"  # index in Cells (cells.h)
     members |= {"slots": "kSlots", "saved": "kSaved"}
     members |= {"x": [0, len(x)], "h": [len({*x} - {*h}), len({*x, *h})]}
     members |= {"x_blocks": blocks(x), "h_blocks": blocks(h), "states": f"{len(header.states)}"}
     members |= {"reads_h": str("h" in cell.states).lower(), "parameters": len(cell.parameters)}
-    members |= {"state_names": quoted(header.states), "parameter_names": quoted(cell.parameters)}
     members["bounded"] = str(header.bounded).lower()
     members["custom_gradient"] = header.own_gradient and "true"
     members |= {"given": len(from_input), "given_blocks": from_input and blocks(from_input, 1)}
-    members |= {"scalars": bits(header.scalars, cell.parameters)}
-    members |= {"without_bias": bits(header.no_bias, slots)}
     members |= {"outputs": len(more), "output_states": more}
-    members["output_of_h"] = more and (outputs.index("h") if "h" in outputs else -1)
+    modules = {"layer_class": f'"{cell.name}"', "step_class": f'"{cell.name}Cell"'}
+    modules |= {"state_names": quoted(header.states), "parameter_names": quoted(cell.parameters)}
+    modules |= {"scalars": bits(header.scalars, cell.parameters)}
+    modules |= {"without_bias": bits(header.no_bias, slots)}
+    modules["output_of_h"] = more and (outputs.index("h") if "h" in outputs else -1)
+    members["modules"] = "{\n" + _initializers(modules, " " * 10) + "}"
+    return ["  static constexpr CellInfo kCell = {", _initializers(members, " " * 6) + "};\n"]
+
+
+def _initializers(members: dict[str, Any], indent: str) -> str:
+    """Designated initializers of members, except empty values and zeros."""
     lines = []
     for name, value in members.items():
         text = f"{{{', '.join(map(str, value))}}}" if isinstance(value, list) else value
-        lines += [f"      .{name} = {text}"] * bool(value)
-    return ["  static constexpr CellInfo kCell = {", ",\n".join(lines) + "};\n"]
+        lines += [f"{indent}.{name} = {text}"] * bool(value)
+    return ",\n".join(lines)
 
 
 def _result_types(cell: _Cell) -> list[str]:

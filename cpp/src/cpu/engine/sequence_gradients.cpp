@@ -156,7 +156,7 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   };
   const Tensor bias_ih = bias(mask[5], cell_.x.count() + cell_.parameters);
   const Tensor bias_hh = bias(mask[6], cell_.h.count());
-  int parameter_blocks[CellInfo::kMostParameters];
+  int parameter_blocks[kMostParameters];
   std::iota(std::begin(parameter_blocks), std::end(parameter_blocks), cell_.x.count());
   for (GradientGemm& product : gemms_) {
     int64_t m = 0;

@@ -71,7 +71,7 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   std::ostringstream to = new_stream();
   to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n"
      << "  static constexpr CellInfo kCell = {\n"
-     << "      .name = \"\",\n      .layer_class = \"\",\n      .step_class = \"\",\n"
+     << "      .name = \"\",\n"
      << "      .id = " << cell.id << ",\n"
      << "      .slots = " << cell.slots << ",\n      .saved = " << cell.saved << ",\n";
   print_slots(to, "x", cell.x);
