@@ -1,11 +1,10 @@
 // C++ modules: options, parameters, packed input.
 #include "api/cell.h"
 #include "api/layer.h"
-#include "api/layer_checks.h"
 #include "api/parameters.h"
 #include "api/projection.h"
 #include "cell/registry.h"
-#include "common/format.h"
+#include "op/argument_checks.h"
 #include "op/operators.h"
 
 #include <lltm/nn.h>
@@ -13,9 +12,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,6 +26,7 @@ namespace lltm {
 namespace {
 
 using at::Tensor;
+using c10::str;
 using torch::nn::utils::rnn::PackedSequence;
 
 // The last parameters get a custom cell's initial values.
@@ -47,10 +45,6 @@ void draw(at::TensorList parameters, const std::optional<Cell>& custom, int64_t 
   }
 }
 
-const char* bool_text(bool value) {
-  return value ? "true" : "false";
-}
-
 // True if a module's options contain the cell.
 template <typename Module, typename Options>
 constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name(options); };
@@ -64,30 +58,25 @@ const CellInfo& cell_of(const Options& options) {
   }
 }
 
-// `name`: class name for custom cells; `class_name`: member with the name for built-in cells.
+// `custom`: class name for custom cells; `class_name`: member with the name for built-in cells.
 template <typename Module, typename Options>
-void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
+void check_cell(const Options& options, const char* custom, const char* CellInfo::* class_name) {
+  const auto where = [&] { return cell_of<Module>(options).*class_name; };
   if constexpr (kIsCustom<Module, Options>) {
-    TORCH_CHECK_VALUE(
-        options.cell().has_value(), "lltm::", name, ": expected options with a cell, got none");
+    TORCH_CHECK_VALUE(options.cell().has_value(), expected(custom, "options with a cell", "none"));
   } else {
     TORCH_CHECK_VALUE(
         !options.cell().has_value(),
-        "lltm::",
-        cell_of<Module>(options).*class_name,
-        ": expected options without a cell, got ",
-        options.cell()->name());
+        expected(where(), "options without a cell", options.cell()->name()));
   }
   constexpr bool kIsRnn = std::is_same_v<Module, RNNImpl> || std::is_same_v<Module, RNNCellImpl>;
   TORCH_CHECK_VALUE(
       kIsRnn || !options.nonlinearity().has_value(),
-      "lltm::",
-      cell_of<Module>(options).*class_name,
-      ": expected options without a nonlinearity, which only an RNN has, got one");
+      expected(where(), "options without a nonlinearity, which only an RNN has", "one"));
 }
 
-// Convert a state to the tensors of StepModule and LayerModule, and back. Undefined tensors are
-// zeros, as in torch::nn::GRU.
+// Convert a state to the tensors of run_step and run_layer, and back. Undefined tensors are zeros,
+// as in torch::nn::GRU.
 template <typename StateT>
 std::vector<Tensor> states_of(const std::optional<StateT>& state) {
   std::vector<Tensor> states;
@@ -121,29 +110,22 @@ struct Parameter {
   bool is_bias = false;
 };
 // Returns the parameters in the order of all_weights.
+template <typename Options>
 std::vector<Parameter> parameters_of(
     const CellInfo& cell,
-    const std::optional<Cell>& custom,
+    const Options& options,
+    const char* where,
     int64_t input_size,
-    int64_t hidden_size,
-    int64_t proj_size,
-    int64_t heads,
-    const char* where) {
+    int64_t proj_size) {
+  const int64_t hidden_size = options.hidden_size();
+  const int64_t heads = options.heads();
   check_size(where, "heads", heads, kLargestSize);
   TORCH_CHECK_VALUE(
-      heads == 1 || custom.has_value(),
-      "lltm::",
-      where,
-      ": expected heads to be 1: only a custom cell has heads, got ",
-      heads);
+      heads == 1 || options.cell().has_value(),
+      expected(where, "heads to be 1: only a custom cell has heads", heads));
   TORCH_CHECK_VALUE(
       hidden_size % heads == 0,
-      "lltm::",
-      where,
-      ": expected heads that divide hidden_size ",
-      hidden_size,
-      ", got ",
-      heads);
+      expected(where, str("heads that divide hidden_size ", hidden_size), heads));
   const int64_t rows_x = cell.x.count() * hidden_size;
   if (cell.concatenated)
     return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
@@ -151,12 +133,12 @@ std::vector<Parameter> parameters_of(
   const int64_t given = cell.given * hidden_size;
   TORCH_CHECK_VALUE(
       input_size == given || (input_size > given && rows_x > 0),
-      "lltm::",
-      cell.title(),
-      rows_x > 0 ? ": expected at least " : ": expected ",
-      given,
-      " input features, hidden_size for each gate that reads the input, got ",
-      input_size);
+      expected(
+          cell.title(),
+          str(rows_x > 0 ? "at least " : "",
+              given,
+              " input features, hidden_size for each gate that reads the input"),
+          input_size));
   std::vector<int64_t> shape_of_hh = {rows_h, proj_size > 0 ? proj_size : hidden_size};
   if (heads > 1) shape_of_hh = {heads, rows_h / heads, hidden_size / heads};
   std::vector<Parameter> parameters = {
@@ -164,9 +146,9 @@ std::vector<Parameter> parameters_of(
       {"weight_hh", shape_of_hh},
       {"bias_ih", {count_biases(cell, cell.x) * hidden_size}, true},
       {"bias_hh", {count_biases(cell, cell.h) * hidden_size}, true}};
-  for (int k = 0; custom.has_value() && k < cell.parameters; ++k) {
+  for (int k = 0; k < cell.parameters; ++k) {
     const bool scalar = (cell.scalars >> k & 1) != 0;
-    parameters.push_back({custom->parameters()[k], {scalar ? 1 : hidden_size}});
+    parameters.push_back({cell.parameter_names[k], {scalar ? 1 : hidden_size}});
   }
   if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
   return parameters;
@@ -211,14 +193,8 @@ void RecurrentCell<Module, Parameters, States>::reset() {
   check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
-  for (const Parameter& p : parameters_of(
-           cell,
-           options.cell(),
-           options.input_size(),
-           options.hidden_size(),
-           /*proj_size=*/0,
-           options.heads(),
-           cell.step_class)) {
+  for (const Parameter& p :
+       parameters_of(cell, options, cell.step_class, options.input_size(), /*proj_size=*/0)) {
     const bool given = options.bias() || !p.is_bias;
     *members[next++] =
         this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
@@ -245,8 +221,8 @@ auto RecurrentCell<Module, Parameters, States>::forward(
   for (const Tensor* const member : members_of(*this, cell.parameters)) {
     if (member->defined()) given.push_back(*member);
   }
-  const StepModule module = {cell, options.input_size(), options.hidden_size(), given};
-  return state_of<StateT>(module.forward(input, states_of(state)));
+  return state_of<StateT>(
+      run_step(cell, input, states_of(state), given, options.input_size(), options.hidden_size()));
 }
 
 // ---- a layer --------------------------------------------------------------
@@ -257,46 +233,36 @@ int64_t directions_of(const LayerOptions& options) {
   return options.num_layers() * (options.bidirectional() ? 2 : 1);
 }
 
-template <typename Module>
-LayerModule layer_of(
-    const LayerOptions& options, bool training, bool prepacked, at::TensorList parameters) {
-  return {
-      cell_of<Module>(options),
-      options.input_size(),
-      options.hidden_size(),
-      options.num_layers(),
-      options.batch_first(),
-      options.bidirectional(),
-      training ? options.dropout() : 0.0,
-      training ? options.recurrent_dropout() : 0.0,
-      options.checkpoint_steps(),
-      prepacked,
-      parameters,
-      options.bias()};
-}
-
-template <typename StateT>
-std::tuple<Tensor, StateT> forward_dense(
-    const LayerModule& layer,
-    const Tensor& input,
+// The input is a tensor or a PackedSequence, as the output.
+template <typename Module, typename Input, typename StateT>
+std::tuple<Input, StateT> run_module(
+    const LayerOptions& options,
+    bool training,
+    bool prepacked,
+    at::TensorList parameters,
+    const Input& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) {
-  LayerModule::Result result = layer.forward(input, states_of(state), or_undefined(reset));
-  return {std::move(result.output), state_of<StateT>(std::move(result).states_and_more())};
-}
-
-template <typename StateT>
-std::tuple<PackedSequence, StateT> forward_packed(
-    const LayerModule& layer,
-    const PackedSequence& input,
-    const std::optional<StateT>& state,
-    const std::optional<Tensor>& reset) {
-  const PackedRows rows = {
-      input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
-  LayerModule::Result result = layer.forward(rows, states_of(state), or_undefined(reset));
-  return {
-      PackedSequence(result.output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
-      state_of<StateT>(std::move(result).states_and_more())};
+  const auto run = [&](const LayerInput& of_call) {
+    return run_layer(
+        cell_of<Module>(options),
+        options,
+        training,
+        prepacked,
+        parameters,
+        of_call,
+        states_of(state));
+  };
+  const Tensor& mask = or_undefined(reset);
+  if constexpr (std::is_same_v<Input, Tensor>) {
+    auto [output, states] = run({input, kUndefined, kUndefined, kUndefined, mask});
+    return {std::move(output), state_of<StateT>(std::move(states))};
+  } else {
+    auto [data, sizes, sorted, unsorted] = std::tuple(
+        input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices());
+    auto [output, states] = run({data, sizes, sorted, unsorted, mask});
+    return {PackedSequence(output, sizes, sorted, unsorted), state_of<StateT>(std::move(states))};
+  }
 }
 
 }  // namespace
@@ -323,36 +289,23 @@ void RecurrentLayer<Module, States>::reset() {
   check_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
   const CellInfo& cell = cell_of<Module>(options);
   const char* const where = cell.layer_class;
-  check_size(where, "input_size", options.input_size(), kLargestSize);
-  check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
-  check_size(where, "num_layers", options.num_layers(), kMostLayers);
-  check_probability(where, "dropout", options.dropout());
-  check_probability(where, "recurrent_dropout", options.recurrent_dropout());
-  TORCH_CHECK_VALUE(
-      options.checkpoint_steps() >= 0,
-      "lltm::",
-      where,
-      ": expected checkpoint_steps to be at least 0, got ",
-      options.checkpoint_steps());
-
-  const int64_t hidden_size = options.hidden_size();
   const int64_t proj_size = options.proj_size();
-  check_projection(cell, proj_size, hidden_size, options.recurrent_dropout());
   const int64_t count = options.bidirectional() ? 2 : 1;
+  check_options(cell, options);
+  check_projection(cell, proj_size, options.hidden_size(), options.recurrent_dropout());
   TORCH_CHECK_VALUE(
       cell.given == 0 || options.num_layers() == 1,
-      "lltm::",
-      where,
-      ": expected num_layers to be 1 for a cell with gates that read the input, got ",
-      options.num_layers());
+      expected(
+          where,
+          "num_layers to be 1 for a cell with gates that read the input",
+          options.num_layers()));
   all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
-    const int64_t size_of_h = proj_size > 0 ? proj_size : hidden_size;
+    const int64_t size_of_h = proj_size > 0 ? proj_size : options.hidden_size();
     const int64_t input_size = layer == 0 ? options.input_size() : size_of_h * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      for (const Parameter& p : parameters_of(
-               cell, options.cell(), input_size, hidden_size, proj_size, options.heads(), where)) {
+      for (const Parameter& p : parameters_of(cell, options, where, input_size, proj_size)) {
         const bool given = options.bias() || !p.is_bias;
         const Tensor parameter = this->register_parameter(
             p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);
@@ -373,20 +326,8 @@ void RecurrentLayer<Module, States>::reset_parameters() {
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::pretty_print(std::ostream& stream) const {
-  stream << "lltm::" << cell_of<Module>(options).layer_class
-         << "(input_size=" << options.input_size() << ", hidden_size=" << options.hidden_size()
-         << ", num_layers=" << options.num_layers() << ", bias=" << bool_text(options.bias())
-         << ", batch_first=" << bool_text(options.batch_first())
-         << ", dropout=" << options.dropout()
-         << ", bidirectional=" << bool_text(options.bidirectional());
-  if (options.proj_size() != 0) stream << ", proj_size=" << options.proj_size();
-  if (options.heads() != 1) stream << ", heads=" << options.heads();
-  if (options.recurrent_dropout() != 0) {
-    stream << ", recurrent_dropout=" << options.recurrent_dropout();
-  }
-  if (options.checkpoint_steps() != 0) {
-    stream << ", checkpoint_steps=" << options.checkpoint_steps();
-  }
+  stream << "lltm::" << cell_of<Module>(options).layer_class << '(';
+  print_options(stream, options);
   stream << ')';
 }
 
@@ -421,11 +362,8 @@ template <typename Module, typename States>
 auto RecurrentLayer<Module, States>::forward(
     const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
     -> std::tuple<Tensor, StateT> {
-  return forward_dense(
-      layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options, this->is_training(), /*prepacked=*/false, all_weights_, input, state, reset);
 }
 
 template <typename Module, typename States>
@@ -433,11 +371,8 @@ auto RecurrentLayer<Module, States>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
-  return forward_packed(
-      layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options, this->is_training(), /*prepacked=*/false, all_weights_, input, state, reset);
 }
 
 // ---- a layer for inference ------------------------------------------------
@@ -451,11 +386,8 @@ auto PrepackedLayer<Module>::forward(
     const Tensor& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) const -> std::tuple<Tensor, StateT> {
-  return forward_dense(
-      layer_of<Module>(options_, /*training=*/false, /*prepacked=*/true, parameters_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options_, /*training=*/false, /*prepacked=*/true, parameters_, input, state, reset);
 }
 
 template <typename Module>
@@ -463,11 +395,8 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) const -> std::tuple<PackedSequence, StateT> {
-  return forward_packed(
-      layer_of<Module>(options_, /*training=*/false, /*prepacked=*/true, parameters_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options_, /*training=*/false, /*prepacked=*/true, parameters_, input, state, reset);
 }
 
 // ---- template instantiations ------------------------------------------------

@@ -1,7 +1,7 @@
 #include "api/parameters.h"
 
 #include "api/initial_states.h"
-#include "api/layer_checks.h"
+#include "op/argument_checks.h"
 
 #include <vector>
 
@@ -69,8 +69,7 @@ void check_custom_parameters(
     at::TensorList parameters) {
   if (cell.parameters == 0 && cell.without_bias == 0) return;
   const auto check = [&](const char* name, const Tensor& parameter, int64_t size) {
-    check_shape(where, name, parameter, {c10::SymInt(size)});
-    check_kind_of_concatenated(where, name, parameter, input);
+    check_concatenated(where, name, parameter, {c10::SymInt(size)}, input);
   };
   const size_t first = parameters.size() - cell.parameters;
   if (has_bias) {
