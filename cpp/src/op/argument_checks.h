@@ -45,12 +45,15 @@ inline void check_checkpoint_steps(const char* where, int64_t steps) {
 
 // ---- tensors -------------------------------------------------------------------
 
-inline void check_defined(const char* where, const char* name, const at::Tensor& tensor) {
+// Inlined, because a single step makes dozens of these checks.
+
+C10_ALWAYS_INLINE void check_defined(
+    const char* where, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(
       tensor.defined(), expected(where, c10::str(name, " to be a tensor"), "an undefined tensor"));
 }
 
-inline void check_layout(const char* where, const char* name, const at::Tensor& tensor) {
+C10_ALWAYS_INLINE void check_layout(const char* where, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(  // a nested tensor may report the strided layout
       tensor.layout() == at::kStrided && !tensor.is_nested(),
       expected(
@@ -63,7 +66,7 @@ inline void check_layout(const char* where, const char* name, const at::Tensor& 
 inline std::string owner_text(const char* property, const char* owner) {
   return owner == nullptr ? "" : c10::str(", the ", property, " of the ", owner);
 }
-inline void check_dtype(
+C10_ALWAYS_INLINE void check_dtype(
     const char* where,
     const char* name,
     const at::Tensor& tensor,
@@ -76,7 +79,7 @@ inline void check_dtype(
           c10::str(name, " of dtype ", dtype_text(dtype), owner_text("dtype", owner)),
           dtype_text(tensor.scalar_type())));
 }
-inline void check_device(
+C10_ALWAYS_INLINE void check_device(
     const char* where,
     const char* name,
     const at::Tensor& tensor,
@@ -90,7 +93,7 @@ inline void check_device(
           tensor.device()));
 }
 
-inline bool equal(const c10::SymInt& a, const c10::SymInt& b) {
+C10_ALWAYS_INLINE bool equal(const c10::SymInt& a, const c10::SymInt& b) {
   if (!a.is_heap_allocated() && !b.is_heap_allocated()) {  // numbers
     return a.as_int_unchecked() == b.as_int_unchecked();
   }

@@ -113,10 +113,16 @@ class Sizes {
       return symbol >= 0 && agree({size.letter}, symbol);
     }
     Value& value = values_[size.letter];
-    if (value.has_value()) return equal(actual, of(size));
+    if (value.has_value()) {
+      return size.times == 1 ? equal(actual, *value) : equal(actual, *value * size.times);
+    }
+    if (size.times == 1) {
+      value = actual;
+      return true;
+    }
     if (size.times == 0) return equal(actual, 0);
-    if (size.times > 1 && !equal(actual % size.times, 0)) return false;
-    value = size.times > 1 ? actual / size.times : actual;
+    if (!equal(actual % size.times, 0)) return false;
+    value = actual / size.times;
     return true;
   }
 
