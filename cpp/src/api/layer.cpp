@@ -157,7 +157,7 @@ void print_options(std::ostream& stream, const LayerOptions& options) {
 
 namespace {
 
-class Layers {
+class Layers : LayerCall {
  public:
   struct Result {
     Tensor output;
@@ -165,24 +165,13 @@ class Layers {
     std::vector<Tensor> more;  // outputs, of cells that return several
   };
 
-  Layers(
-      const CellInfo& cell,
-      const LayerOptions& options,
-      bool training,
-      bool prepacked,
-      at::TensorList parameters,
-      const LayerInput& input,
-      at::TensorList states)
-      : cell(cell),
-        options(options),
-        training(training),
-        prepacked(prepacked),
-        parameters(parameters),
+  explicit Layers(const LayerCall& call)
+      : LayerCall(call),
         interceptors(interceptors_of(input.data, states, parameters, input.reset)) {
-    check(input.data);
+    check();
   }
 
-  Result forward(const LayerInput& input, at::TensorList states) const;
+  Result forward() const;
 
  private:
   // As for the operator sequence: (T, B, I), or (N, I) with batch_sizes.
@@ -202,13 +191,12 @@ class Layers {
     return parameters.slice(k * each, each);
   }
 
-  void check(const Tensor& input);
-  void check_projection(const Tensor& input) const;
-  Result forward_packed(const LayerInput& input, at::TensorList states) const;
+  void check();
+  void check_projection() const;
+  Result forward_packed() const;
   // Concatenates checked states, (L*D, B, H) each. With a projection, h_0 is (L*D, B, P), or
   // undefined without states.
-  ConcatenatedState initial_state(
-      const Tensor& input, at::TensorList states, const SymInt& batch, bool batched) const;
+  ConcatenatedState initial_state(const SymInt& batch, bool batched) const;
   // Without interceptors, views are created without the dispatcher.
   Result run(Rows rows, const ConcatenatedState& initial) const;
   // They refer to `rows`.
@@ -219,17 +207,13 @@ class Layers {
   // Leaves the first of the cell's outputs, and returns the others.
   std::vector<Tensor> split_output(Tensor& output) const;
 
-  const CellInfo& cell;
-  const LayerOptions& options;
-  const bool training, prepacked;
-  const at::TensorList parameters;
   const Interceptors interceptors;
   int64_t proj_size = 0;  // P if the parameters end with weight_hr
 };
 
-void Layers::check(const Tensor& input) {
+void Layers::check() {
   const char* const where = cell.layer_class;
-  check_tensor(where, "input", input);
+  check_tensor(where, "input", input.data);
   check_options(cell, options);
   const auto given = static_cast<int64_t>(parameters.size());
   const int64_t count = directions() * count_parameters(cell, options.bias(), prepacked);
@@ -243,13 +227,13 @@ void Layers::check(const Tensor& input) {
               options.bidirectional() ? " layers in two directions" : " layers"),
           str(given, " parameters")));
   if (!prepacked) {
-    check_kind(where, input, parameters.front(), "parameters");
+    check_kind(where, input.data, parameters.front(), "parameters");
   } else if (options.bias()) {  // prepacked weights are bytes
-    check_kind(where, input, parameters[1], "prepacked layer");
+    check_kind(where, input.data, parameters[1], "prepacked layer");
   }
   for (int64_t k = 0; k < directions(); ++k) {
     check_custom_parameters(
-        cell, where, input, options.bias(), options.hidden_size(), parameters_of(k));
+        cell, where, input.data, options.bias(), options.hidden_size(), parameters_of(k));
   }
   if (projects) {
     const Tensor& weight_hr = parameters.back();
@@ -261,18 +245,18 @@ void Layers::check(const Tensor& input) {
             "weight_hr of shape (proj_size, hidden_size)",
             shape_text(weight_hr.sym_sizes())));
     proj_size = weight_hr.sym_size(0).guard_int(__FILE__, __LINE__);
-    if (proj_size > 0) check_projection(input);
+    if (proj_size > 0) check_projection();
   }
 }
 
 // The operators see neither weight_hr and h_0 nor, in a short call, any argument.
-void Layers::check_projection(const Tensor& input) const {
+void Layers::check_projection() const {
   lltm::check_projection(cell, proj_size, options.hidden_size(), recurrent_dropout());
   const int64_t rows = cell.slots * options.hidden_size();
   for (int64_t k = 0; k < directions(); ++k) {
     const at::TensorList p = parameters_of(k);
     const auto check = [&](const char* name, const Tensor& tensor, c10::SymIntArrayRef shape) {
-      check_concatenated(cell.layer_class, name, tensor, shape, input);
+      check_concatenated(cell.layer_class, name, tensor, shape, input.data);
     };
     check("weight_hr", p.back(), {proj_size, options.hidden_size()});
     if (options.bias()) {
@@ -286,7 +270,7 @@ void Layers::check_projection(const Tensor& input) const {
   }
 }
 
-Layers::Result Layers::forward(const LayerInput& input, at::TensorList states) const {
+Layers::Result Layers::forward() const {
   const auto& [data, batch_sizes, sorted_indices, unsorted_indices, reset] = input;
   const char* const where = cell.layer_class;
   const bool packed = batch_sizes.defined();
@@ -301,7 +285,7 @@ Layers::Result Layers::forward(const LayerInput& input, at::TensorList states) c
       expected(where, "input of " + shapes(), shape_text(data.sym_sizes())));
   if (reset.defined()) check_reset(where, data, reset);
   const WithoutAutograd guard(interceptors);
-  if (packed) return forward_packed(input, states);
+  if (packed) return forward_packed();
 
   const auto by_step = [&](const Tensor& tensor) {
     if (!batched && tensor.defined()) return tensor.unsqueeze(1);
@@ -312,17 +296,17 @@ Layers::Result Layers::forward(const LayerInput& input, at::TensorList states) c
     return options.batch_first() ? tensor.transpose(0, 1) : tensor;
   };
   const Rows rows = {by_step(data), std::nullopt, by_step(reset)};
-  Result result = run(rows, initial_state(data, states, rows.input.sym_size(1), batched));
+  Result result = run(rows, initial_state(rows.input.sym_size(1), batched));
   return {
       in_layout(result.output),
       batched ? std::move(result.states) : map_states(result.states, in_layout),
       map_states(result.more, in_layout)};
 }
 
-Layers::Result Layers::forward_packed(const LayerInput& input, at::TensorList states) const {
+Layers::Result Layers::forward_packed() const {
   const auto& [data, batch_sizes, sorted_indices, unsorted_indices, reset] = input;
   const SymInt batch = check_packed(cell.layer_class, input, states);
-  ConcatenatedState initial = initial_state(data, states, batch, /*batched=*/true);
+  ConcatenatedState initial = initial_state(batch, /*batched=*/true);
   // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
     initial.h = initial.h.index_select(1, sorted_indices);
@@ -337,26 +321,17 @@ Layers::Result Layers::forward_packed(const LayerInput& input, at::TensorList st
   return result;
 }
 
-ConcatenatedState Layers::initial_state(
-    const Tensor& input, at::TensorList states, const SymInt& batch, bool batched) const {
-  const int64_t count = directions();
+ConcatenatedState Layers::initial_state(const SymInt& batch, bool batched) const {
+  const int64_t hidden = options.hidden_size();
+  StateShape rows = {SymInt(directions())};
+  if (batched || states.empty()) rows.push_back(batch);
   if (states.empty()) {
-    ConcatenatedState first =
-        first_state(cell, input, {SymInt(count), batch}, options.hidden_size());
+    ConcatenatedState first = first_state(cell, input.data, std::move(rows), hidden);
     if (proj_size > 0) first.h = Tensor();
     return first;
   }
-  StateShape rows = {SymInt(count)};
-  if (batched) rows.push_back(batch);
   check_states(
-      cell,
-      cell.layer_class,
-      input,
-      states,
-      "_0",
-      std::move(rows),
-      size_of_h(),
-      options.hidden_size());
+      cell, cell.layer_class, input.data, states, "_0", std::move(rows), size_of_h(), hidden);
   if (batched) return concatenate(cell, states);
   return concatenate(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }
@@ -473,19 +448,11 @@ std::vector<Tensor> Layers::split_output(Tensor& output) const {
 
 }  // namespace
 
-std::tuple<Tensor, std::vector<Tensor>> run_layer(
-    const CellInfo& cell,
-    const LayerOptions& options,
-    bool training,
-    bool prepacked,
-    at::TensorList parameters,
-    const LayerInput& input,
-    at::TensorList states) {
-  const WithoutAutocast without_autocast(prepacked);
-  const Layers layers(cell, options, training, prepacked, parameters, input, states);
-  auto [output, all, more] = layers.forward(input, states);
-  all.insert(all.end(), more.begin(), more.end());
-  return {std::move(output), std::move(all)};
+std::tuple<Tensor, std::vector<Tensor>> run_layer(const LayerCall& call) {
+  const WithoutAutocast without_autocast(call.prepacked);
+  auto [output, states, more] = Layers(call).forward();
+  states.insert(states.end(), more.begin(), more.end());
+  return {std::move(output), std::move(states)};
 }
 
 // ---- the operators ------------------------------------------------------------
@@ -528,20 +495,15 @@ std::tuple<Tensor, std::vector<Tensor>> layer(
       .dropout(dropout)
       .recurrent_dropout(recurrent_dropout)
       .checkpoint_steps(checkpoint_steps);
-  const LayerInput of_call = {
+  const LayerInput packed_or_padded = {
       input,
       or_undefined(batch_sizes),
       or_undefined(sorted_indices),
       or_undefined(unsorted_indices),
       or_undefined(reset)};
+  const CellInfo& cell = get_cell("lltm::layer", name);
   return run_layer(
-      get_cell("lltm::layer", name),
-      options,
-      /*training=*/true,
-      prepacked,
-      parameters,
-      of_call,
-      states);
+      {cell, options, /*training=*/true, prepacked, parameters, packed_or_padded, states});
 }
 
 namespace {

@@ -32,17 +32,17 @@ std::vector<at::Tensor> run_step(
     int64_t input_size,
     int64_t hidden_size);
 
-// Runs layers or, with `prepacked`, their inference form. Parameters are as for the operator layer:
-// of all directions, in the order of h_0 and h_n. Returns the output, in the layout of the input,
-// and the states, in the order of the caller's batch, followed by the cell's other outputs.
-std::tuple<at::Tensor, std::vector<at::Tensor>> run_layer(
-    const CellInfo& cell,
-    const LayerOptions& options,
-    bool training,
-    bool prepacked,
-    at::TensorList parameters,
-    const LayerInput& input,
-    at::TensorList states);
+struct LayerCall {
+  const CellInfo& cell;
+  const LayerOptions& options;
+  bool training, prepacked;
+  at::TensorList parameters;  // of all directions, as for the operator layer
+  LayerInput input;
+  at::TensorList states;  // as for run_step
+};
+// Returns the output, in the layout of the input, and the states, in the order of the caller's
+// batch, followed by the cell's other outputs.
+std::tuple<at::Tensor, std::vector<at::Tensor>> run_layer(const LayerCall& call);
 
 // Schemas: library.cpp.
 std::vector<at::Tensor> layer_step(

@@ -244,14 +244,9 @@ std::tuple<Input, StateT> run_module(
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) {
   const auto run = [&](const LayerInput& of_call) {
-    return run_layer(
-        cell_of<Module>(options),
-        options,
-        training,
-        prepacked,
-        parameters,
-        of_call,
-        states_of(state));
+    const CellInfo& cell = cell_of<Module>(options);
+    const std::vector<Tensor> states = states_of(state);
+    return run_layer({cell, options, training, prepacked, parameters, of_call, states});
   };
   const Tensor& mask = or_undefined(reset);
   if constexpr (std::is_same_v<Input, Tensor>) {

@@ -8,9 +8,10 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <optional>
-#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -51,39 +52,30 @@ constexpr char kLetterTexts[] = "TBNIHK";
 // A multiple of a symbol or, for the columns of the input weights, I plus a multiple of H.
 struct Size {
   Letter letter;
-  int64_t times = 1;
-  int64_t plus_hidden = 0;
+  int times = 1;
+  int plus_hidden = 0;
 };
-using Shape = std::span<const Size>;
 
-constexpr Size kStepInput[] = {{kBatch}, {kInput}};
-constexpr Size kPaddedInput[] = {{kSteps}, {kBatch}, {kInput}};
-constexpr Size kPackedInput[] = {{kRows}, {kInput}};
-constexpr Size kState[] = {{kBatch}, {kHidden}};
-constexpr Size kConcatenated[] = {{kBatch}, {kInput, 1, /*plus_hidden=*/1}};
+class Shape {
+ public:
+  constexpr Shape(std::initializer_list<Size> sizes) : rank_(sizes.size()) {
+    std::copy(sizes.begin(), sizes.end(), sizes_);
+  }
 
-struct CellShapes {
-  // `rows`: of the input.
-  explicit CellShapes(const CellInfo& cell, Letter rows = kRows)
-      : weights{{kHidden, cell.concatenated_blocks()}, {kInput, 1, /*plus_hidden=*/1 - cell.given}},
-        weight_ih{{kHidden, cell.x.count()}, {kInput, 1, /*plus_hidden=*/-cell.given}},
-        weight_hh{{kHidden, cell.h.count()}, {kHidden}},
-        bias_ih{{kHidden, cell.x.count() + cell.parameters}},
-        bias_hh{{kHidden, cell.h.count()}},
-        c{{kBatch}, {kHidden, cell.states}},
-        gates_of_step{{kBatch}, {kHidden, cell.slots}},
-        activations{{rows}, {kHidden, cell.saved}},
-        checkpoints{{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}},
-        padded_output{{kSteps}, {kBatch}, {kHidden, cell.output_columns()}},
-        packed_output{{kRows}, {kHidden, cell.output_columns()}} {}
+  const Size* begin() const { return sizes_; }
+  const Size* end() const { return sizes_ + rank_; }
+  size_t rank() const { return rank_; }
 
-  Size weights[2], weight_ih[2], weight_hh[2], bias_ih[1], bias_hh[1], c[2];
-  Size gates_of_step[2], activations[2], checkpoints[3];
-  Size padded_output[3], packed_output[2];
+ private:
+  Size sizes_[3] = {};
+  size_t rank_;
 };
+
+constexpr Shape kState = {{kBatch}, {kHidden}};
+constexpr Shape kPairWeights = {{kHidden, Lltm::kSlots}, {kInput, 1, /*plus_hidden=*/1}};
 
 // Such as "(3H, H+I)".
-std::string text_of(Shape shape) {
+std::string text_of(const Shape& shape) {
   std::ostringstream text;
   for (const auto& [letter, times, plus_hidden] : shape) {
     text << (text.tellp() > 0 ? ", " : "(") << (plus_hidden > 0 ? "H+" : "");
@@ -92,7 +84,7 @@ std::string text_of(Shape shape) {
     if (plus_hidden < -1) text << plus_hidden << 'H';
     if (plus_hidden == -1) text << "-H";
   }
-  text << (shape.size() == 1 ? ",)" : ")");
+  text << (shape.rank() == 1 ? ",)" : ")");
   return text.str();
 }
 
@@ -166,14 +158,13 @@ Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh)
 // The tensors of a call. The weights come first: calls of a module differ in the other arguments.
 class Arguments {
  public:
-  Arguments(const char* op, const CellName& name, Letter rows = kRows)
-      : op_(op), cell_(cell_of(op, name)), shapes_(cell_, rows) {}
-  Arguments(const Arguments&) = delete;  // its arguments refer to its shapes
+  Arguments(const char* op, const CellName& name) : op_(op), cell_(cell_of(op, name)) {}
+  Arguments(const Arguments&) = delete;  // refers to its member
   Arguments& operator=(const Arguments&) = delete;
 
-  const CellShapes& shapes() const { return shapes_; }
+  const CellInfo& cell() const { return cell_; }
 
-  void add(const Tensor& tensor, const char* name, Shape shape, bool optional = false) {
+  void add(const Tensor& tensor, const char* name, const Shape& shape, bool optional = false) {
     if (!optional) check_defined(op_, name, tensor);
     if (tensor.defined()) all_.push_back({tensor, name, shape});
   }
@@ -182,18 +173,18 @@ class Arguments {
         cell_.has_c() || !c.defined(),
         expected(
             op_, str("no ", name, ", since the cell ", cell_.title(), " has none"), "a tensor"));
-    add(c, name, shapes_.c, /*optional=*/!cell_.has_c());
+    add(c, name, {{kBatch}, {kHidden, cell_.states}}, /*optional=*/!cell_.has_c());
   }
   // A cell without c accepts any gradient, because its c' is empty.
   void add_grad_c(const Tensor& grad, const char* name) {
-    if (cell_.has_c()) add(grad, name, shapes_.c, /*optional=*/true);
+    if (cell_.has_c()) add(grad, name, {{kBatch}, {kHidden, cell_.states}}, /*optional=*/true);
   }
   void add_weights(const Tensor& weight_ih, const Tensor& weight_hh) {
     const bool concatenated = !weight_hh.defined();
     if (concatenated && !cell_.concatenated) check_concatenated_weights(weight_ih);
     dense_ = dense_form(op_, cell_, weight_hh);
     if (has_rows(concatenated)) add_weight_ih(weight_ih, concatenated);
-    add(dense_, "weight_hh", shapes_.weight_hh, /*optional=*/true);
+    add(dense_, "weight_hh", {{kHidden, cell_.h.count()}, {kHidden}}, /*optional=*/true);
   }
   // Follows the states, which then state H.
   void add_weight_ih_without_rows(const Tensor& weight_ih, const Tensor& weight_hh) {
@@ -202,8 +193,9 @@ class Arguments {
   }
   // A custom cell's parameters are appended to bias_ih.
   void add_biases(const SequenceInputs& args) {
-    add(args.bias_ih, "bias_ih", shapes_.bias_ih, /*optional=*/cell_.parameters == 0);
-    add(args.bias_hh, "bias_hh", shapes_.bias_hh, /*optional=*/true);
+    const int rows = cell_.x.count() + cell_.parameters;
+    add(args.bias_ih, "bias_ih", {{kHidden, rows}}, /*optional=*/cell_.parameters == 0);
+    add(args.bias_hh, "bias_hh", {{kHidden, cell_.h.count()}}, /*optional=*/true);
   }
 
   // Checks for strided tensors with the first argument's device and dtype, and for consistent
@@ -226,8 +218,9 @@ class Arguments {
     Sizes sizes;
     for (const Argument& a : all_) {
       const c10::SymIntArrayRef actual = a.tensor.sym_sizes();
-      bool fits = actual.size() == a.shape.size();
-      for (size_t d = 0; fits && d < actual.size(); ++d) fits = sizes.agree(a.shape[d], actual[d]);
+      const auto agree = [&](const SymInt& n, const Size& size) { return sizes.agree(size, n); };
+      const bool fits =
+          std::equal(actual.begin(), actual.end(), a.shape.begin(), a.shape.end(), agree);
       TORCH_CHECK_VALUE(
           fits,
           expected(op_, str(a.name, " of shape ", text_of(a.shape, sizes)), shape_text(actual)));
@@ -247,7 +240,7 @@ class Arguments {
   };
 
   // With numbers, if all are known.
-  static std::string text_of(Shape shape, const Sizes& sizes) {
+  static std::string text_of(const Shape& shape, const Sizes& sizes) {
     std::vector<SymInt> numbers;
     for (const Size& size : shape) {
       if (!sizes.knows(size)) return lltm::text_of(shape);
@@ -261,7 +254,7 @@ class Arguments {
   void check_concatenated_weights(const Tensor& weight_ih) const {
     if (!weight_ih.defined() || weight_ih.dim() != 2) return;
     const auto what = [&] {
-      const std::string shape = lltm::text_of(shapes_.weights);
+      const std::string shape = lltm::text_of(concatenated_shape());
       return str("weight_hh, or weight_ih of shape ", shape, ", the concatenated matrix");
     };
     TORCH_CHECK_VALUE(
@@ -273,13 +266,16 @@ class Arguments {
   bool has_rows(bool concatenated) const {
     return (concatenated ? cell_.concatenated_blocks() : cell_.x.count()) > 0;
   }
+  Shape concatenated_shape() const {
+    return {{kHidden, cell_.concatenated_blocks()}, {kInput, 1, /*plus_hidden=*/1 - cell_.given}};
+  }
   void add_weight_ih(const Tensor& weight_ih, bool concatenated) {
-    add(weight_ih, "weight_ih", concatenated ? Shape(shapes_.weights) : Shape(shapes_.weight_ih));
+    const Shape shape = {{kHidden, cell_.x.count()}, {kInput, 1, /*plus_hidden=*/-cell_.given}};
+    add(weight_ih, "weight_ih", concatenated ? concatenated_shape() : shape);
   }
 
   const char* op_;
   const CellInfo& cell_;
-  const CellShapes shapes_;
   Tensor dense_;
   c10::SmallVector<Argument, 14> all_;
 };
@@ -288,13 +284,12 @@ template <typename Args>
 bool is_prepacked(const Args& args) {
   return !kIsStep<Args> && args.prepacked();
 }
+// A row of `columns` for each row of the input.
 template <typename Args>
-Shape input_shape(const Args& args) {
-  if (kIsStep<Args>) return kStepInput;
-  return args.batch_sizes.defined() ? Shape(kPackedInput) : Shape(kPaddedInput);
-}
-Shape output_shape(const CellShapes& shapes, const SequenceInputs& args) {
-  return args.batch_sizes.defined() ? Shape(shapes.packed_output) : Shape(shapes.padded_output);
+Shape rows_of(const Args& args, const Size& columns) {
+  if (kIsStep<Args>) return {{kBatch}, columns};
+  if (args.batch_sizes.defined()) return {{kRows}, columns};
+  return {{kSteps}, {kBatch}, columns};
 }
 
 template <typename Args>
@@ -302,7 +297,7 @@ void add_inputs(Arguments& arguments, const Args& args) {
   constexpr bool step = kIsStep<Args>;
   const bool prepacked = is_prepacked(args);
   if (!prepacked) arguments.add_weights(args.weight_ih, args.weight_hh);
-  arguments.add(args.input, "input", input_shape(args));
+  arguments.add(args.input, "input", rows_of(args, {kInput}));
   arguments.add(args.h_0, step ? "h" : "h_0", kState);
   if (!prepacked) arguments.add_weight_ih_without_rows(args.weight_ih, args.weight_hh);
   arguments.add_c(args.c_0, step ? "c" : "c_0");
@@ -363,17 +358,18 @@ template <typename Args>
 void check_backward(const char* op, const Args& args) {
   constexpr bool step = kIsStep<Args>;
   check_checkpoint_steps(op, args.checkpoint_steps);
-  Arguments arguments(op, args.cell, step ? kBatch : kRows);
-  const CellShapes& shapes = arguments.shapes();
+  Arguments arguments(op, args.cell);
   add_inputs(arguments, args);
-  if (!step) arguments.add(args.output, "output", output_shape(shapes, args));
+  const CellInfo& cell = arguments.cell();
+  const Shape output = rows_of(args, {kHidden, cell.output_columns()});
+  if (!step) arguments.add(args.output, "output", output);
+  const Shape activations = {{step ? kBatch : kRows}, {kHidden, cell.saved}};
+  const Shape checkpoints = {{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}};
   arguments.add(
       args.saved,
       step ? "activations" : "saved",
-      args.checkpoint_steps > 0 ? Shape(shapes.checkpoints) : Shape(shapes.activations));
-  if (!step) {
-    arguments.add(args.grad_output, "grad_output", output_shape(shapes, args), /*optional=*/true);
-  }
+      args.checkpoint_steps > 0 ? checkpoints : activations);
+  if (!step) arguments.add(args.grad_output, "grad_output", output, /*optional=*/true);
   arguments.add(args.grad_h_n, step ? "grad_h" : "grad_h_n", kState, /*optional=*/true);
   arguments.add_grad_c(args.grad_c_n, step ? "grad_c" : "grad_c_n");
   check_sizes(op, arguments, args, args.checkpoint_steps);
@@ -466,10 +462,9 @@ void check_pair_forward(
     const Tensor& old_h,
     const Tensor& old_cell) {
   Arguments arguments("forward", Lltm::kCell);
-  const CellShapes& shapes = arguments.shapes();
-  arguments.add(weights, "weights", shapes.weights);
-  arguments.add(input, "input", kStepInput);
-  arguments.add(or_undefined(bias), "bias", shapes.bias_ih, /*optional=*/true);
+  arguments.add(weights, "weights", kPairWeights);
+  arguments.add(input, "input", {{kBatch}, {kInput}});
+  arguments.add(or_undefined(bias), "bias", {{kHidden, Lltm::kSlots}}, /*optional=*/true);
   arguments.add(old_h, "old_h", kState);
   arguments.add(old_cell, "old_cell", kState);
   arguments.check();
@@ -483,11 +478,10 @@ void check_pair_backward(
   constexpr const char* kNames[] = {
       "grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"};
   Arguments arguments("backward", Lltm::kCell);
-  const CellShapes& shapes = arguments.shapes();
-  arguments.add(weights, "weights", shapes.weights);
-  arguments.add(X, "X", kConcatenated);
+  arguments.add(weights, "weights", kPairWeights);
+  arguments.add(X, "X", {{kBatch}, {kInput, 1, /*plus_hidden=*/1}});
   for (size_t k = 0; k < states.size(); ++k) arguments.add(states[k], kNames[k], kState);
-  arguments.add(gate_weights, "gate_weights", shapes.gates_of_step);
+  arguments.add(gate_weights, "gate_weights", {{kBatch}, {kHidden, Lltm::kSlots}});
   arguments.check();
 }
 
