@@ -45,26 +45,7 @@ Interceptors interceptors_of(
 
 // Skips the Autograd key if nothing intercepts the call. In streaming, dispatching a few views
 // costs as much as a step.
-class WithoutAutograd {
- public:
-  explicit WithoutAutograd(const Interceptors& interceptors) {
-    if (interceptors.none()) guard_.emplace();
-  }
-
- private:
-  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
-};
-
-// Prepacked layers ignore autocast.
-class WithoutAutocast {
- public:
-  explicit WithoutAutocast(bool prepacked) {
-    if (prepacked) guard_.emplace(c10::autocast_dispatch_keyset);
-  }
-
- private:
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
-};
+using WithoutAutograd = at::AutoDispatchBelowADInplaceOrView;
 
 // The operators might report a parameter instead, but the caller has passed only the input.
 void check_kind(
@@ -100,7 +81,8 @@ std::vector<Tensor> run_step(
       expected(where, "weights with or without biases", str(given, " parameters")));
   check_kind(where, input, parameters[0], "parameters");
   check_custom_parameters(cell, where, input, has_bias, hidden_size, parameters);
-  const WithoutAutograd guard(interceptors_of(input, states, parameters));
+  std::optional<WithoutAutograd> guard;
+  if (interceptors_of(input, states, parameters).none()) guard.emplace();
   const bool batched = input.dim() == 2;
   if (!states.empty()) {
     StateShape rows;
@@ -130,7 +112,6 @@ std::vector<Tensor> run_step(
 
 void check_options(const CellInfo& cell, const LayerOptions& options) {
   const char* const where = cell.layer_class;
-  check_size(where, "input_size", options.input_size(), kLargestSize);
   check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
   check_size(where, "num_layers", options.num_layers(), kMostLayers);
   check_probability(where, "dropout", options.dropout());
@@ -284,7 +265,8 @@ Layers::Result Layers::forward() const {
       (data.dim() == 2 || (batched && !packed)) && data.sym_size(-1) == options.input_size(),
       expected(where, "input of " + shapes(), shape_text(data.sym_sizes())));
   if (reset.defined()) check_reset(where, data, reset);
-  const WithoutAutograd guard(interceptors);
+  std::optional<WithoutAutograd> guard;
+  if (interceptors.none()) guard.emplace();
   if (packed) return forward_packed();
 
   const auto by_step = [&](const Tensor& tensor) {
@@ -376,7 +358,7 @@ SequenceOutputs Layers::run_projected(int64_t k, const SequenceArgs& args) const
     of_y.weight_hh = std::move(weights.weight_hh);
   }
   const auto [y, y_n, c_n] = op::call(of_y);
-  const Tensor output = project_outputs(y, p.back(), unintercepted);
+  const Tensor output = project(y, p.back(), unintercepted);
   return {output, ends.last_of(output, h_0), c_n};
 }
 
@@ -449,7 +431,8 @@ std::vector<Tensor> Layers::split_output(Tensor& output) const {
 }  // namespace
 
 std::tuple<Tensor, std::vector<Tensor>> run_layer(const LayerCall& call) {
-  const WithoutAutocast without_autocast(call.prepacked);
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autocast;  // prepacked layers ignore it
+  if (call.prepacked) without_autocast.emplace(c10::autocast_dispatch_keyset);
   auto [output, states, more] = Layers(call).forward();
   states.insert(states.end(), more.begin(), more.end());
   return {std::move(output), std::move(states)};

@@ -35,14 +35,9 @@ void draw(at::TensorList parameters, const std::optional<Cell>& custom, int64_t 
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
   const std::vector<double> initial =
       custom.has_value() ? data_of(*custom).initial_parameters : std::vector<double>();
-  const size_t drawn = parameters.size() - initial.size();
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    if (k < drawn) {
-      parameters[k].uniform_(-bound, bound);
-    } else {
-      parameters[k].fill_(initial[k - drawn]);
-    }
-  }
+  const at::TensorList uniform = parameters.slice(0, parameters.size() - initial.size());
+  for (const Tensor& parameter : uniform) parameter.uniform_(-bound, bound);
+  for (size_t k = 0; k < initial.size(); ++k) parameters[uniform.size() + k].fill_(initial[k]);
 }
 
 // True if a module's options contain the cell.
@@ -58,21 +53,26 @@ const CellInfo& cell_of(const Options& options) {
   }
 }
 
-// `custom`: class name for custom cells; `class_name`: member with the name for built-in cells.
+// Checks options of layers and single-step modules. `custom`: class name for custom cells;
+// `class_name`: member with the name for built-in cells.
 template <typename Module, typename Options>
-void check_cell(const Options& options, const char* custom, const char* CellInfo::* class_name) {
-  const auto where = [&] { return cell_of<Module>(options).*class_name; };
-  if constexpr (kIsCustom<Module, Options>) {
-    TORCH_CHECK_VALUE(options.cell().has_value(), expected(custom, "options with a cell", "none"));
-  } else {
-    TORCH_CHECK_VALUE(
-        !options.cell().has_value(),
-        expected(where(), "options without a cell", options.cell()->name()));
-  }
-  constexpr bool kIsRnn = std::is_same_v<Module, RNNImpl> || std::is_same_v<Module, RNNCellImpl>;
+const CellInfo& checked_cell(
+    const Options& options, const char* custom, const char* CellInfo::* class_name) {
+  constexpr bool is_custom = kIsCustom<Module, Options>;
   TORCH_CHECK_VALUE(
-      kIsRnn || !options.nonlinearity().has_value(),
-      expected(where(), "options without a nonlinearity, which only an RNN has", "one"));
+      !is_custom || options.cell().has_value(), expected(custom, "options with a cell", "none"));
+  const CellInfo& cell = cell_of<Module>(options);
+  const char* const where = cell.*class_name;
+  TORCH_CHECK_VALUE(
+      is_custom || !options.cell().has_value(),
+      expected(where, "options without a cell", options.cell()->name()));
+  constexpr bool is_rnn = std::is_same_v<Module, RNNImpl> || std::is_same_v<Module, RNNCellImpl>;
+  TORCH_CHECK_VALUE(
+      is_rnn || !options.nonlinearity().has_value(),
+      expected(where, "options without a nonlinearity, which only an RNN has", "one"));
+  check_size(where, "input_size", options.input_size(), kLargestSize);
+  check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
+  return cell;
 }
 
 // Convert a state to the tensors of run_step and run_layer, and back. Undefined tensors are zeros,
@@ -187,10 +187,7 @@ RecurrentCell<Module, Parameters, States>::RecurrentCell(const CellOptions& opti
 
 template <typename Module, typename Parameters, typename States>
 void RecurrentCell<Module, Parameters, States>::reset() {
-  check_cell<Module>(options, "CustomCell", &CellInfo::step_class);
-  const CellInfo& cell = cell_of<Module>(options);
-  check_size(cell.step_class, "input_size", options.input_size(), kLargestSize);
-  check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
+  const CellInfo& cell = checked_cell<Module>(options, "CustomCell", &CellInfo::step_class);
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
   for (const Parameter& p :
@@ -281,8 +278,7 @@ RecurrentLayer<Module, States>::RecurrentLayer(const LayerOptions& options) : op
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::reset() {
-  check_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
-  const CellInfo& cell = cell_of<Module>(options);
+  const CellInfo& cell = checked_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
   const char* const where = cell.layer_class;
   const int64_t proj_size = options.proj_size();
   const int64_t count = options.bidirectional() ? 2 : 1;

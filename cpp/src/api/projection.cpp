@@ -28,9 +28,7 @@ void check_projection(
       expected(where, "recurrent_dropout to be 0 with proj_size", recurrent_dropout));
 }
 
-namespace {
-
-Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unintercepted) {
+Tensor project(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unintercepted) {
 #if defined(__aarch64__)
   // ATen's GEMMs add all products in one chain there. Gradients of weights are sums over rows:
   // autograd adds those of short pieces, as it adds those of the steps in PyTorch's LSTM.
@@ -45,8 +43,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unint
   return at::linear(x, weight);
 }
 
-}  // namespace
-
 ProjectedWeights project_weights(
     const Tensor& weight_ih,
     const Tensor& weight_hh,
@@ -55,12 +51,8 @@ ProjectedWeights project_weights(
     bool unintercepted) {
   return {
       with_h_0 ? cat_without_autocast({weight_ih, weight_hh}, 1) : weight_ih,
-      unintercepted ? linear(weight_hh, weight_hr.t(), unintercepted)
+      unintercepted ? project(weight_hh, weight_hr.t(), unintercepted)
                     : at::matmul(weight_hh, weight_hr)};
-}
-
-Tensor project_outputs(const Tensor& y, const Tensor& weight_hr, bool unintercepted) {
-  return linear(y, weight_hr, unintercepted);
 }
 
 namespace {
