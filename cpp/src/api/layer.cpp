@@ -73,12 +73,12 @@ std::vector<Tensor> run_step(
           where,
           str("input of shape (B, ", input_size, ") or (", input_size, ",)"),
           shape_text(input.sym_sizes())));
-  const auto given = static_cast<int64_t>(parameters.size());
+  const auto passed = static_cast<int64_t>(parameters.size());
   const auto count = [&](bool bias) { return count_parameters(cell, bias, /*prepacked=*/false); };
-  const bool has_bias = given == count(/*bias=*/true);
+  const bool has_bias = passed == count(/*bias=*/true);
   TORCH_CHECK_VALUE(
-      has_bias || given == count(/*bias=*/false),
-      expected(where, "weights with or without biases", str(given, " parameters")));
+      has_bias || passed == count(/*bias=*/false),
+      expected(where, "weights with or without biases", str(passed, " parameters")));
   check_kind(where, input, parameters[0], "parameters");
   check_custom_parameters(cell, where, input, has_bias, hidden_size, parameters);
   std::optional<WithoutAutograd> guard;
@@ -196,17 +196,17 @@ void Layers::check() {
   const char* const where = cell.layer_class;
   check_tensor(where, "input", input.data);
   check_options(cell, options);
-  const auto given = static_cast<int64_t>(parameters.size());
+  const auto passed = static_cast<int64_t>(parameters.size());
   const int64_t count = directions() * count_parameters(cell, options.bias(), prepacked);
-  const bool projects = can_project(cell) && given == count + directions();
+  const bool projects = can_project(cell) && passed == count + directions();
   TORCH_CHECK_VALUE(
-      given == count || projects,
+      passed == count || projects,
       expected(
           where,
           str(options.bias() ? "weights and biases of " : "weights of ",
               options.num_layers(),
               options.bidirectional() ? " layers in two directions" : " layers"),
-          str(given, " parameters")));
+          str(passed, " parameters")));
   if (!prepacked) {
     check_kind(where, input.data, parameters.front(), "parameters");
   } else if (options.bias()) {  // prepacked weights are bytes

@@ -103,15 +103,9 @@ StateT state_of(std::vector<Tensor> states) {
   }
 }
 
-// The name has no suffix.
-struct Parameter {
-  std::string name;
-  std::vector<int64_t> shape;
-  bool is_bias = false;
-};
-// Returns the parameters in the order of all_weights.
+// Returns new parameters, in the order of all_weights; an omitted bias is undefined.
 template <typename Options>
-std::vector<Parameter> parameters_of(
+std::vector<std::pair<std::string, Tensor>> new_parameters(
     const CellInfo& cell,
     const Options& options,
     const char* where,
@@ -126,31 +120,37 @@ std::vector<Parameter> parameters_of(
   TORCH_CHECK_VALUE(
       hidden_size % heads == 0,
       expected(where, str("heads that divide hidden_size ", hidden_size), heads));
+  const auto bias = [&](int64_t gates) {
+    return options.bias() ? torch::empty({gates * hidden_size}) : Tensor();
+  };
   const int64_t rows_x = cell.x.count() * hidden_size;
-  if (cell.concatenated)
-    return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
+  if (cell.concatenated) {
+    return {
+        {"weights", torch::empty({rows_x, hidden_size + input_size})},
+        {"bias", bias(cell.x.count())}};
+  }
   const int64_t rows_h = cell.h.count() * hidden_size;
-  const int64_t given = cell.given * hidden_size;
+  const int64_t columns = cell.given * hidden_size;
   TORCH_CHECK_VALUE(
-      input_size == given || (input_size > given && rows_x > 0),
+      input_size == columns || (input_size > columns && rows_x > 0),
       expected(
           cell.title(),
           str(rows_x > 0 ? "at least " : "",
-              given,
+              columns,
               " input features, hidden_size for each gate that reads the input"),
           input_size));
   std::vector<int64_t> shape_of_hh = {rows_h, proj_size > 0 ? proj_size : hidden_size};
   if (heads > 1) shape_of_hh = {heads, rows_h / heads, hidden_size / heads};
-  std::vector<Parameter> parameters = {
-      {"weight_ih", {rows_x, input_size - given}},
-      {"weight_hh", shape_of_hh},
-      {"bias_ih", {count_biases(cell, cell.x) * hidden_size}, true},
-      {"bias_hh", {count_biases(cell, cell.h) * hidden_size}, true}};
+  std::vector<std::pair<std::string, Tensor>> parameters = {
+      {"weight_ih", torch::empty({rows_x, input_size - columns})},
+      {"weight_hh", torch::empty(shape_of_hh)},
+      {"bias_ih", bias(count_biases(cell, cell.x))},
+      {"bias_hh", bias(count_biases(cell, cell.h))}};
   for (int k = 0; k < cell.parameters; ++k) {
     const bool scalar = (cell.scalars >> k & 1) != 0;
-    parameters.push_back({cell.parameter_names[k], {scalar ? 1 : hidden_size}});
+    parameters.emplace_back(cell.parameter_names[k], torch::empty({scalar ? 1 : hidden_size}));
   }
-  if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
+  if (proj_size > 0) parameters.emplace_back("weight_hr", torch::empty({proj_size, hidden_size}));
   return parameters;
 }
 
@@ -190,11 +190,9 @@ void RecurrentCell<Module, Parameters, States>::reset() {
   const CellInfo& cell = checked_cell<Module>(options, "CustomCell", &CellInfo::step_class);
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
-  for (const Parameter& p :
-       parameters_of(cell, options, cell.step_class, options.input_size(), /*proj_size=*/0)) {
-    const bool given = options.bias() || !p.is_bias;
-    *members[next++] =
-        this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
+  for (const auto& [name, tensor] :
+       new_parameters(cell, options, cell.step_class, options.input_size(), /*proj_size=*/0)) {
+    *members[next++] = this->register_parameter(name, tensor, tensor.defined());
   }
   reset_parameters();
 }
@@ -214,12 +212,12 @@ template <typename Module, typename Parameters, typename States>
 auto RecurrentCell<Module, Parameters, States>::forward(
     const Tensor& input, const std::optional<StateT>& state) -> StateT {
   const CellInfo& cell = cell_of<Module>(options);
-  c10::SmallVector<Tensor, 4> given;
+  c10::SmallVector<Tensor, 4> weights;
   for (const Tensor* const member : members_of(*this, cell.parameters)) {
-    if (member->defined()) given.push_back(*member);
+    if (member->defined()) weights.push_back(*member);
   }
-  return state_of<StateT>(
-      run_step(cell, input, states_of(state), given, options.input_size(), options.hidden_size()));
+  return state_of<StateT>(run_step(
+      cell, input, states_of(state), weights, options.input_size(), options.hidden_size()));
 }
 
 // ---- a layer --------------------------------------------------------------
@@ -296,11 +294,10 @@ void RecurrentLayer<Module, States>::reset() {
     const int64_t input_size = layer == 0 ? options.input_size() : size_of_h * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      for (const Parameter& p : parameters_of(cell, options, where, input_size, proj_size)) {
-        const bool given = options.bias() || !p.is_bias;
-        const Tensor parameter = this->register_parameter(
-            p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);
-        if (given) all_weights_.push_back(parameter);
+      for (const auto& [name, tensor] :
+           new_parameters(cell, options, where, input_size, proj_size)) {
+        const Tensor& parameter = this->register_parameter(name + suffix, tensor, tensor.defined());
+        if (parameter.defined()) all_weights_.push_back(parameter);
       }
     }
   }
@@ -337,14 +334,14 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   std::vector<Tensor> parameters;
   for (size_t k = 0; k < all.size(); k += each) {
-    const at::TensorList given = all.slice(k, each);
+    const at::TensorList unpacked = all.slice(k, each);
     const size_t matrices = cell.concatenated ? 1 : 2;
-    ProjectedWeights of = {given[0], cell.concatenated ? Tensor() : given[1]};
+    ProjectedWeights of = {unpacked[0], cell.concatenated ? Tensor() : unpacked[1]};
     if (options.proj_size() > 0) {
-      of = project_weights(given[0], given[1], given.back(), /*with_h_0=*/true);
+      of = project_weights(unpacked[0], unpacked[1], unpacked.back(), /*with_h_0=*/true);
     }
     parameters.push_back(op::prepack(cell.name, of.weight_ih, or_nullopt(of.weight_hh), weights));
-    for (const Tensor& rest : given.slice(matrices)) parameters.push_back(rest.detach().clone());
+    for (const Tensor& rest : unpacked.slice(matrices)) parameters.push_back(rest.detach().clone());
   }
   return PrepackedLayer<Module>(options, std::move(parameters));
 }
