@@ -1,7 +1,7 @@
 #include "api/initial_states.h"
 
-#include "api/layer_checks.h"
 #include "common/memory.h"
+#include "op/argument_checks.h"
 #include "op/interceptors.h"
 
 #include <ATen/ops/cat.h>
@@ -9,8 +9,6 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <string>
@@ -32,20 +30,21 @@ std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
 
 void check_state_count(
     const CellInfo& cell, const char* where, at::TensorList states, const char* suffix) {
-  const auto expected = static_cast<size_t>(1 + cell.states);
-  if (states.size() == expected) return;
+  const auto count = static_cast<size_t>(1 + cell.states);
+  if (states.size() == count) return;
   std::vector<std::string> names;
-  for (size_t k = 0; k < expected; ++k) names.push_back(state_name(cell, k, suffix));
+  for (size_t k = 0; k < count; ++k) names.push_back(state_name(cell, k, suffix));
   TORCH_CHECK_TYPE(
       false,
-      "lltm::",
-      where,
-      ": expected state to be ",
-      expected,
-      expected == 1 ? " tensor (" : " tensors (",
-      c10::Join(", ", names),
-      "), got ",
-      states.size());
+      expected(
+          where,
+          c10::str(
+              "state to be ",
+              count,
+              count == 1 ? " tensor (" : " tensors (",
+              c10::Join(", ", names),
+              ")"),
+          states.size()));
 }
 
 void check_states(
@@ -54,7 +53,7 @@ void check_states(
     const Tensor& input,
     at::TensorList states,
     const char* suffix,
-    std::vector<SymInt> rows,
+    StateShape rows,
     int64_t size_of_h,
     int64_t hidden) {
   check_state_count(cell, where, states, suffix);
@@ -63,6 +62,7 @@ void check_states(
   for (size_t k = 0; k < states.size(); ++k) {
     if (k == 1) rows.back() = hidden;
     const std::string name = state_name(cell, k, suffix);
+    check_tensor(where, name.c_str(), states[k]);
     check_shape(where, name.c_str(), states[k], rows);
     if (concatenated) check_kind_of_concatenated(where, name.c_str(), states[k], input);
   }
@@ -82,9 +82,9 @@ void check_concatenated_states(
   }
   // If only h differs, its shape is the wrong one.
   const bool others_agree = states[1].sym_sizes() == states[2].sym_sizes();
-  const std::vector<SymInt> expected = states[others_agree ? 1 : 0].sym_sizes().vec();
+  const c10::SymIntArrayRef shape = states[others_agree ? 1 : 0].sym_sizes();
   for (size_t k = 0; k < states.size(); ++k) {
-    check_shape(where, state_name(cell, k, suffix).c_str(), states[k], expected);
+    check_shape(where, state_name(cell, k, suffix).c_str(), states[k], shape);
   }
 }
 
@@ -111,7 +111,7 @@ std::vector<Tensor> split(const CellInfo& cell, Tensor h, Tensor c) {
 }
 
 ConcatenatedState first_state(
-    const CellInfo& cell, const Tensor& input, std::vector<SymInt> rows, int64_t hidden) {
+    const CellInfo& cell, const Tensor& input, StateShape rows, int64_t hidden) {
   rows.emplace_back(hidden);
   Interceptors interceptors;
   interceptors.add(input);

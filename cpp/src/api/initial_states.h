@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <vector>
@@ -23,9 +24,11 @@ ConcatenatedState concatenate(const CellInfo& cell, at::TensorList states);
 at::Tensor cat_without_autocast(at::TensorList tensors, int64_t dim);
 std::vector<at::Tensor> split(const CellInfo& cell, at::Tensor h, at::Tensor c);
 
+using StateShape = c10::SmallVector<c10::SymInt, 3>;
+
 // Zeros, or the cell's initial values: (*rows, H) each.
 ConcatenatedState first_state(
-    const CellInfo& cell, const at::Tensor& input, std::vector<c10::SymInt> rows, int64_t hidden);
+    const CellInfo& cell, const at::Tensor& input, StateShape rows, int64_t hidden);
 
 // Messages call the states h, c, ... with the suffix.
 void check_state_count(
@@ -40,7 +43,7 @@ void check_states(
     const at::Tensor& input,
     at::TensorList states,
     const char* suffix,
-    std::vector<c10::SymInt> rows,
+    StateShape rows,
     int64_t size_of_h,
     int64_t hidden);
 

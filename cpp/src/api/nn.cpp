@@ -1,11 +1,10 @@
 // C++ modules: options, parameters, packed input.
 #include "api/cell.h"
 #include "api/layer.h"
-#include "api/layer_checks.h"
 #include "api/parameters.h"
 #include "api/projection.h"
 #include "cell/registry.h"
-#include "common/format.h"
+#include "op/argument_checks.h"
 #include "op/operators.h"
 
 #include <lltm/nn.h>
@@ -13,9 +12,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,6 +26,7 @@ namespace lltm {
 namespace {
 
 using at::Tensor;
+using c10::str;
 using torch::nn::utils::rnn::PackedSequence;
 
 // The last parameters get a custom cell's initial values.
@@ -37,18 +35,9 @@ void draw(at::TensorList parameters, const std::optional<Cell>& custom, int64_t 
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
   const std::vector<double> initial =
       custom.has_value() ? data_of(*custom).initial_parameters : std::vector<double>();
-  const size_t drawn = parameters.size() - initial.size();
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    if (k < drawn) {
-      parameters[k].uniform_(-bound, bound);
-    } else {
-      parameters[k].fill_(initial[k - drawn]);
-    }
-  }
-}
-
-const char* bool_text(bool value) {
-  return value ? "true" : "false";
+  const at::TensorList uniform = parameters.slice(0, parameters.size() - initial.size());
+  for (const Tensor& parameter : uniform) parameter.uniform_(-bound, bound);
+  for (size_t k = 0; k < initial.size(); ++k) parameters[uniform.size() + k].fill_(initial[k]);
 }
 
 // True if a module's options contain the cell.
@@ -64,30 +53,30 @@ const CellInfo& cell_of(const Options& options) {
   }
 }
 
-// `name`: class name for custom cells; `class_name`: member with the name for built-in cells.
+// Checks options of layers and single-step modules. `custom`: class name for custom cells;
+// `class_name`: member with the name for built-in cells.
 template <typename Module, typename Options>
-void check_cell(const Options& options, const char* name, const char* CellInfo::* class_name) {
-  if constexpr (kIsCustom<Module, Options>) {
-    TORCH_CHECK_VALUE(
-        options.cell().has_value(), "lltm::", name, ": expected options with a cell, got none");
-  } else {
-    TORCH_CHECK_VALUE(
-        !options.cell().has_value(),
-        "lltm::",
-        cell_of<Module>(options).*class_name,
-        ": expected options without a cell, got ",
-        options.cell()->name());
-  }
-  constexpr bool kIsRnn = std::is_same_v<Module, RNNImpl> || std::is_same_v<Module, RNNCellImpl>;
+const CellInfo& checked_cell(
+    const Options& options, const char* custom, const char* CellInfo::* class_name) {
+  constexpr bool is_custom = kIsCustom<Module, Options>;
   TORCH_CHECK_VALUE(
-      kIsRnn || !options.nonlinearity().has_value(),
-      "lltm::",
-      cell_of<Module>(options).*class_name,
-      ": expected options without a nonlinearity, which only an RNN has, got one");
+      !is_custom || options.cell().has_value(), expected(custom, "options with a cell", "none"));
+  const CellInfo& cell = cell_of<Module>(options);
+  const char* const where = cell.*class_name;
+  TORCH_CHECK_VALUE(
+      is_custom || !options.cell().has_value(),
+      expected(where, "options without a cell", options.cell()->name()));
+  constexpr bool is_rnn = std::is_same_v<Module, RNNImpl> || std::is_same_v<Module, RNNCellImpl>;
+  TORCH_CHECK_VALUE(
+      is_rnn || !options.nonlinearity().has_value(),
+      expected(where, "options without a nonlinearity, which only an RNN has", "one"));
+  check_size(where, "input_size", options.input_size(), kLargestSize);
+  check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
+  return cell;
 }
 
-// Convert a state to the tensors of StepModule and LayerModule, and back. Undefined tensors are
-// zeros, as in torch::nn::GRU.
+// Convert a state to the tensors of run_step and run_layer, and back. Undefined tensors are zeros,
+// as in torch::nn::GRU.
 template <typename StateT>
 std::vector<Tensor> states_of(const std::optional<StateT>& state) {
   std::vector<Tensor> states;
@@ -114,61 +103,54 @@ StateT state_of(std::vector<Tensor> states) {
   }
 }
 
-// The name has no suffix.
-struct Parameter {
-  std::string name;
-  std::vector<int64_t> shape;
-  bool is_bias = false;
-};
-// Returns the parameters in the order of all_weights.
-std::vector<Parameter> parameters_of(
+// Returns new parameters, in the order of all_weights; an omitted bias is undefined.
+template <typename Options>
+std::vector<std::pair<std::string, Tensor>> new_parameters(
     const CellInfo& cell,
-    const std::optional<Cell>& custom,
+    const Options& options,
+    const char* where,
     int64_t input_size,
-    int64_t hidden_size,
-    int64_t proj_size,
-    int64_t heads,
-    const char* where) {
+    int64_t proj_size) {
+  const int64_t hidden_size = options.hidden_size();
+  const int64_t heads = options.heads();
   check_size(where, "heads", heads, kLargestSize);
   TORCH_CHECK_VALUE(
-      heads == 1 || custom.has_value(),
-      "lltm::",
-      where,
-      ": expected heads to be 1: only a custom cell has heads, got ",
-      heads);
+      heads == 1 || options.cell().has_value(),
+      expected(where, "heads to be 1: only a custom cell has heads", heads));
   TORCH_CHECK_VALUE(
       hidden_size % heads == 0,
-      "lltm::",
-      where,
-      ": expected heads that divide hidden_size ",
-      hidden_size,
-      ", got ",
-      heads);
+      expected(where, str("heads that divide hidden_size ", hidden_size), heads));
+  const auto bias = [&](int64_t gates) {
+    return options.bias() ? torch::empty({gates * hidden_size}) : Tensor();
+  };
   const int64_t rows_x = cell.x.count() * hidden_size;
-  if (cell.concatenated)
-    return {{"weights", {rows_x, hidden_size + input_size}}, {"bias", {rows_x}, true}};
+  if (cell.concatenated) {
+    return {
+        {"weights", torch::empty({rows_x, hidden_size + input_size})},
+        {"bias", bias(cell.x.count())}};
+  }
   const int64_t rows_h = cell.h.count() * hidden_size;
-  const int64_t given = cell.given * hidden_size;
+  const int64_t columns = cell.given * hidden_size;
   TORCH_CHECK_VALUE(
-      input_size == given || (input_size > given && rows_x > 0),
-      "lltm::",
-      cell.title(),
-      rows_x > 0 ? ": expected at least " : ": expected ",
-      given,
-      " input features, hidden_size for each gate that reads the input, got ",
-      input_size);
+      input_size == columns || (input_size > columns && rows_x > 0),
+      expected(
+          cell.title(),
+          str(rows_x > 0 ? "at least " : "",
+              columns,
+              " input features, hidden_size for each gate that reads the input"),
+          input_size));
   std::vector<int64_t> shape_of_hh = {rows_h, proj_size > 0 ? proj_size : hidden_size};
   if (heads > 1) shape_of_hh = {heads, rows_h / heads, hidden_size / heads};
-  std::vector<Parameter> parameters = {
-      {"weight_ih", {rows_x, input_size - given}},
-      {"weight_hh", shape_of_hh},
-      {"bias_ih", {count_biases(cell, cell.x) * hidden_size}, true},
-      {"bias_hh", {count_biases(cell, cell.h) * hidden_size}, true}};
-  for (int k = 0; custom.has_value() && k < cell.parameters; ++k) {
+  std::vector<std::pair<std::string, Tensor>> parameters = {
+      {"weight_ih", torch::empty({rows_x, input_size - columns})},
+      {"weight_hh", torch::empty(shape_of_hh)},
+      {"bias_ih", bias(count_biases(cell, cell.x))},
+      {"bias_hh", bias(count_biases(cell, cell.h))}};
+  for (int k = 0; k < cell.parameters; ++k) {
     const bool scalar = (cell.scalars >> k & 1) != 0;
-    parameters.push_back({custom->parameters()[k], {scalar ? 1 : hidden_size}});
+    parameters.emplace_back(cell.parameter_names[k], torch::empty({scalar ? 1 : hidden_size}));
   }
-  if (proj_size > 0) parameters.push_back({"weight_hr", {proj_size, hidden_size}});
+  if (proj_size > 0) parameters.emplace_back("weight_hr", torch::empty({proj_size, hidden_size}));
   return parameters;
 }
 
@@ -205,23 +187,12 @@ RecurrentCell<Module, Parameters, States>::RecurrentCell(const CellOptions& opti
 
 template <typename Module, typename Parameters, typename States>
 void RecurrentCell<Module, Parameters, States>::reset() {
-  check_cell<Module>(options, "CustomCell", &CellInfo::step_class);
-  const CellInfo& cell = cell_of<Module>(options);
-  check_size(cell.step_class, "input_size", options.input_size(), kLargestSize);
-  check_size(cell.step_class, "hidden_size", options.hidden_size(), kLargestSize);
+  const CellInfo& cell = checked_cell<Module>(options, "CustomCell", &CellInfo::step_class);
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
-  for (const Parameter& p : parameters_of(
-           cell,
-           options.cell(),
-           options.input_size(),
-           options.hidden_size(),
-           /*proj_size=*/0,
-           options.heads(),
-           cell.step_class)) {
-    const bool given = options.bias() || !p.is_bias;
-    *members[next++] =
-        this->register_parameter(p.name, given ? torch::empty(p.shape) : Tensor(), given);
+  for (const auto& [name, tensor] :
+       new_parameters(cell, options, cell.step_class, options.input_size(), /*proj_size=*/0)) {
+    *members[next++] = this->register_parameter(name, tensor, tensor.defined());
   }
   reset_parameters();
 }
@@ -241,12 +212,12 @@ template <typename Module, typename Parameters, typename States>
 auto RecurrentCell<Module, Parameters, States>::forward(
     const Tensor& input, const std::optional<StateT>& state) -> StateT {
   const CellInfo& cell = cell_of<Module>(options);
-  c10::SmallVector<Tensor, 4> given;
+  c10::SmallVector<Tensor, 4> weights;
   for (const Tensor* const member : members_of(*this, cell.parameters)) {
-    if (member->defined()) given.push_back(*member);
+    if (member->defined()) weights.push_back(*member);
   }
-  const StepModule module = {cell, options.input_size(), options.hidden_size(), given};
-  return state_of<StateT>(module.forward(input, states_of(state)));
+  return state_of<StateT>(run_step(
+      cell, input, states_of(state), weights, options.input_size(), options.hidden_size()));
 }
 
 // ---- a layer --------------------------------------------------------------
@@ -257,46 +228,31 @@ int64_t directions_of(const LayerOptions& options) {
   return options.num_layers() * (options.bidirectional() ? 2 : 1);
 }
 
-template <typename Module>
-LayerModule layer_of(
-    const LayerOptions& options, bool training, bool prepacked, at::TensorList parameters) {
-  return {
-      cell_of<Module>(options),
-      options.input_size(),
-      options.hidden_size(),
-      options.num_layers(),
-      options.batch_first(),
-      options.bidirectional(),
-      training ? options.dropout() : 0.0,
-      training ? options.recurrent_dropout() : 0.0,
-      options.checkpoint_steps(),
-      prepacked,
-      parameters,
-      options.bias()};
-}
-
-template <typename StateT>
-std::tuple<Tensor, StateT> forward_dense(
-    const LayerModule& layer,
-    const Tensor& input,
+// The input is a tensor or a PackedSequence, as the output.
+template <typename Module, typename Input, typename StateT>
+std::tuple<Input, StateT> run_module(
+    const LayerOptions& options,
+    bool training,
+    bool prepacked,
+    at::TensorList parameters,
+    const Input& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) {
-  LayerModule::Result result = layer.forward(input, states_of(state), or_undefined(reset));
-  return {std::move(result.output), state_of<StateT>(std::move(result).states_and_more())};
-}
-
-template <typename StateT>
-std::tuple<PackedSequence, StateT> forward_packed(
-    const LayerModule& layer,
-    const PackedSequence& input,
-    const std::optional<StateT>& state,
-    const std::optional<Tensor>& reset) {
-  const PackedRows rows = {
-      input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices()};
-  LayerModule::Result result = layer.forward(rows, states_of(state), or_undefined(reset));
-  return {
-      PackedSequence(result.output, rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices),
-      state_of<StateT>(std::move(result).states_and_more())};
+  const auto run = [&](const LayerInput& of_call) {
+    const CellInfo& cell = cell_of<Module>(options);
+    const std::vector<Tensor> states = states_of(state);
+    return run_layer({cell, options, training, prepacked, parameters, of_call, states});
+  };
+  const Tensor& mask = or_undefined(reset);
+  if constexpr (std::is_same_v<Input, Tensor>) {
+    auto [output, states] = run({input, kUndefined, kUndefined, kUndefined, mask});
+    return {std::move(output), state_of<StateT>(std::move(states))};
+  } else {
+    auto [data, sizes, sorted, unsorted] = std::tuple(
+        input.data(), input.batch_sizes(), input.sorted_indices(), input.unsorted_indices());
+    auto [output, states] = run({data, sizes, sorted, unsorted, mask});
+    return {PackedSequence(output, sizes, sorted, unsorted), state_of<StateT>(std::move(states))};
+  }
 }
 
 }  // namespace
@@ -320,43 +276,28 @@ RecurrentLayer<Module, States>::RecurrentLayer(const LayerOptions& options) : op
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::reset() {
-  check_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
-  const CellInfo& cell = cell_of<Module>(options);
+  const CellInfo& cell = checked_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
   const char* const where = cell.layer_class;
-  check_size(where, "input_size", options.input_size(), kLargestSize);
-  check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
-  check_size(where, "num_layers", options.num_layers(), kMostLayers);
-  check_probability(where, "dropout", options.dropout());
-  check_probability(where, "recurrent_dropout", options.recurrent_dropout());
-  TORCH_CHECK_VALUE(
-      options.checkpoint_steps() >= 0,
-      "lltm::",
-      where,
-      ": expected checkpoint_steps to be at least 0, got ",
-      options.checkpoint_steps());
-
-  const int64_t hidden_size = options.hidden_size();
   const int64_t proj_size = options.proj_size();
-  check_projection(cell, proj_size, hidden_size, options.recurrent_dropout());
   const int64_t count = options.bidirectional() ? 2 : 1;
+  check_options(cell, options);
+  check_projection(cell, proj_size, options.hidden_size(), options.recurrent_dropout());
   TORCH_CHECK_VALUE(
       cell.given == 0 || options.num_layers() == 1,
-      "lltm::",
-      where,
-      ": expected num_layers to be 1 for a cell with gates that read the input, got ",
-      options.num_layers());
+      expected(
+          where,
+          "num_layers to be 1 for a cell with gates that read the input",
+          options.num_layers()));
   all_weights_.clear();
   for (int64_t layer = 0; layer < options.num_layers(); ++layer) {
-    const int64_t size_of_h = proj_size > 0 ? proj_size : hidden_size;
+    const int64_t size_of_h = proj_size > 0 ? proj_size : options.hidden_size();
     const int64_t input_size = layer == 0 ? options.input_size() : size_of_h * count;
     for (int64_t direction = 0; direction < count; ++direction) {
       const std::string suffix = "_l" + std::to_string(layer) + (direction == 0 ? "" : "_reverse");
-      for (const Parameter& p : parameters_of(
-               cell, options.cell(), input_size, hidden_size, proj_size, options.heads(), where)) {
-        const bool given = options.bias() || !p.is_bias;
-        const Tensor parameter = this->register_parameter(
-            p.name + suffix, given ? torch::empty(p.shape) : Tensor(), given);
-        if (given) all_weights_.push_back(parameter);
+      for (const auto& [name, tensor] :
+           new_parameters(cell, options, where, input_size, proj_size)) {
+        const Tensor& parameter = this->register_parameter(name + suffix, tensor, tensor.defined());
+        if (parameter.defined()) all_weights_.push_back(parameter);
       }
     }
   }
@@ -373,20 +314,8 @@ void RecurrentLayer<Module, States>::reset_parameters() {
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::pretty_print(std::ostream& stream) const {
-  stream << "lltm::" << cell_of<Module>(options).layer_class
-         << "(input_size=" << options.input_size() << ", hidden_size=" << options.hidden_size()
-         << ", num_layers=" << options.num_layers() << ", bias=" << bool_text(options.bias())
-         << ", batch_first=" << bool_text(options.batch_first())
-         << ", dropout=" << options.dropout()
-         << ", bidirectional=" << bool_text(options.bidirectional());
-  if (options.proj_size() != 0) stream << ", proj_size=" << options.proj_size();
-  if (options.heads() != 1) stream << ", heads=" << options.heads();
-  if (options.recurrent_dropout() != 0) {
-    stream << ", recurrent_dropout=" << options.recurrent_dropout();
-  }
-  if (options.checkpoint_steps() != 0) {
-    stream << ", checkpoint_steps=" << options.checkpoint_steps();
-  }
+  stream << "lltm::" << cell_of<Module>(options).layer_class << '(';
+  print_options(stream, options);
   stream << ')';
 }
 
@@ -405,14 +334,14 @@ PrepackedLayer<Module> RecurrentLayer<Module, States>::prepack(
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   std::vector<Tensor> parameters;
   for (size_t k = 0; k < all.size(); k += each) {
-    const at::TensorList given = all.slice(k, each);
+    const at::TensorList unpacked = all.slice(k, each);
     const size_t matrices = cell.concatenated ? 1 : 2;
-    ProjectedWeights of = {given[0], cell.concatenated ? Tensor() : given[1]};
+    ProjectedWeights of = {unpacked[0], cell.concatenated ? Tensor() : unpacked[1]};
     if (options.proj_size() > 0) {
-      of = project_weights(given[0], given[1], given.back(), /*with_h_0=*/true);
+      of = project_weights(unpacked[0], unpacked[1], unpacked.back(), /*with_h_0=*/true);
     }
     parameters.push_back(op::prepack(cell.name, of.weight_ih, or_nullopt(of.weight_hh), weights));
-    for (const Tensor& rest : given.slice(matrices)) parameters.push_back(rest.detach().clone());
+    for (const Tensor& rest : unpacked.slice(matrices)) parameters.push_back(rest.detach().clone());
   }
   return PrepackedLayer<Module>(options, std::move(parameters));
 }
@@ -421,11 +350,8 @@ template <typename Module, typename States>
 auto RecurrentLayer<Module, States>::forward(
     const Tensor& input, const std::optional<StateT>& state, const std::optional<Tensor>& reset)
     -> std::tuple<Tensor, StateT> {
-  return forward_dense(
-      layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options, this->is_training(), /*prepacked=*/false, all_weights_, input, state, reset);
 }
 
 template <typename Module, typename States>
@@ -433,11 +359,8 @@ auto RecurrentLayer<Module, States>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) -> std::tuple<PackedSequence, StateT> {
-  return forward_packed(
-      layer_of<Module>(options, this->is_training(), /*prepacked=*/false, all_weights_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options, this->is_training(), /*prepacked=*/false, all_weights_, input, state, reset);
 }
 
 // ---- a layer for inference ------------------------------------------------
@@ -451,11 +374,8 @@ auto PrepackedLayer<Module>::forward(
     const Tensor& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) const -> std::tuple<Tensor, StateT> {
-  return forward_dense(
-      layer_of<Module>(options_, /*training=*/false, /*prepacked=*/true, parameters_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options_, /*training=*/false, /*prepacked=*/true, parameters_, input, state, reset);
 }
 
 template <typename Module>
@@ -463,11 +383,8 @@ auto PrepackedLayer<Module>::forward_with_packed_input(
     const PackedSequence& input,
     const std::optional<StateT>& state,
     const std::optional<Tensor>& reset) const -> std::tuple<PackedSequence, StateT> {
-  return forward_packed(
-      layer_of<Module>(options_, /*training=*/false, /*prepacked=*/true, parameters_),
-      input,
-      state,
-      reset);
+  return run_module<Module>(
+      options_, /*training=*/false, /*prepacked=*/true, parameters_, input, state, reset);
 }
 
 // ---- template instantiations ------------------------------------------------

@@ -1,13 +1,8 @@
 #include "api/packed_rows.h"
 
-#include "api/layer_checks.h"
-#include "common/format.h"
+#include "op/argument_checks.h"
 #include "op/check.h"
 #include "op/interceptors.h"
-
-#include <ATen/ATen.h>
-#include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <optional>
 
@@ -17,20 +12,16 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList states) {
-  const Tensor& sizes = rows.batch_sizes;
+SymInt packed_batch(const char* where, const LayerInput& packed, at::TensorList states) {
+  const Tensor& sizes = packed.batch_sizes;
+  const Tensor& data = packed.data;
   const bool has_values = is_unwrapped(sizes);
   if (has_values) {
-    check_batch_sizes(
-        c10::str("lltm::", where),
-        sizes,
-        /*batch=*/std::nullopt,
-        rows.data.sym_size(0),
-        rows.data.device());
+    check_batch_sizes(where, sizes, /*batch=*/std::nullopt, data.sym_size(0), data.device());
   }
   const bool steps = sizes.dim() == 1 && sizes.sym_numel() > 0;
   if (steps && has_values) return sizes[0].item<int64_t>();
-  if (rows.sorted_indices.defined()) return rows.sorted_indices.sym_size(0);
+  if (packed.sorted_indices.defined()) return packed.sorted_indices.sym_size(0);
   if (!states.empty()) {  // the operator compares it with batch_sizes
     const Tensor& h_0 = states[0];
     return h_0.defined() && h_0.dim() == 3 ? h_0.sym_size(1) : SymInt(0);
@@ -41,37 +32,24 @@ SymInt packed_batch(const char* where, const PackedRows& rows, at::TensorList st
 // index_select would not name the argument.
 void check_order(const char* where, const char* name, const Tensor& order, const SymInt& batch) {
   if (!order.defined()) return;
+  check_layout(where, name, order);
   check_shape(where, name, order, {batch});
-  TORCH_CHECK_TYPE(
-      order.scalar_type() == at::kLong,
-      "lltm::",
-      where,
-      ": expected ",
-      name,
-      " of dtype int64, got ",
-      dtype_text(order.scalar_type()));
+  check_dtype(where, name, order, at::kLong);
   if (!is_unwrapped(order) || !order.is_cpu()) return;
   for (int64_t k = 0; k < order.numel(); ++k) {
     const int64_t index = order.const_data_ptr<int64_t>()[k * order.stride(0)];
     TORCH_CHECK_VALUE(
         0 <= index && index < order.numel(),
-        "lltm::",
-        where,
-        ": expected ",
-        name,
-        " to be in [0, ",
-        order.numel(),
-        "), got ",
-        index);
+        expected(where, c10::str(name, " to be in [0, ", order.numel(), ")"), index));
   }
 }
 
 }  // namespace
 
-SymInt check_packed_rows(const char* where, const PackedRows& rows, at::TensorList states) {
-  const SymInt batch = packed_batch(where, rows, states);
-  check_order(where, "sorted_indices", rows.sorted_indices, batch);
-  check_order(where, "unsorted_indices", rows.unsorted_indices, batch);
+SymInt check_packed(const char* where, const LayerInput& packed, at::TensorList states) {
+  const SymInt batch = packed_batch(where, packed, states);
+  check_order(where, "sorted_indices", packed.sorted_indices, batch);
+  check_order(where, "unsorted_indices", packed.unsorted_indices, batch);
   return batch;
 }
 

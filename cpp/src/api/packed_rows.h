@@ -1,4 +1,4 @@
-// A PackedSequence as input of a layer.
+// Input of a layer, and checks of a PackedSequence.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,14 +6,15 @@
 
 namespace lltm {
 
-// The fields of a PackedSequence: data (N, I), batch_sizes (T), and the order of the batch, (B), or
-// undefined if the sequences were already sorted.
-struct PackedRows {
-  const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices;
+// A tensor, or the fields of a PackedSequence: data (N, I), batch_sizes (T), and the order of the
+// batch, (B), or undefined if the sequences were already sorted. reset is undefined or has the
+// batch shape of the data.
+struct LayerInput {
+  const at::Tensor &data, &batch_sizes, &sorted_indices, &unsorted_indices, &reset;
 };
 
-// Returns the batch size. Messages begin with "lltm::" and `where`. In a traced graph, batch_sizes
-// has no values: another tensor has the batch size, and the operator checks them.
-c10::SymInt check_packed_rows(const char* where, const PackedRows& rows, at::TensorList states);
+// Returns the batch size. In a traced graph, batch_sizes has no values: another tensor has the
+// batch size, and the operator checks them.
+c10::SymInt check_packed(const char* where, const LayerInput& packed, at::TensorList states);
 
 }  // namespace lltm

@@ -1,7 +1,7 @@
 #include "api/parameters.h"
 
 #include "api/initial_states.h"
-#include "api/layer_checks.h"
+#include "op/argument_checks.h"
 
 #include <vector>
 
@@ -32,12 +32,21 @@ Tensor with_all_biases(
 
 }  // namespace
 
-std::array<Tensor, 2> biases_and_parameters(
-    const CellInfo& cell,
+void set_parameters(
+    SequenceInputs& args,
     bool has_bias,
-    size_t matrices,
+    bool prepacked,
     int64_t hidden_size,
     at::TensorList parameters) {
+  const CellInfo& cell = *args.cell;
+  const size_t matrices = cell.concatenated || prepacked ? 1 : 2;
+  args.weight_ih = parameters[0];
+  if (matrices == 2) args.weight_hh = parameters[1];
+  if (cell.parameters == 0 && (!has_bias || cell.without_bias == 0)) {
+    if (has_bias) args.bias_ih = parameters[matrices];
+    if (has_bias && !cell.concatenated) args.bias_hh = parameters[matrices + 1];
+    return;
+  }
   const Tensor zeros =
       has_bias ? Tensor() : parameters.back().new_zeros(cell.concatenated_blocks() * hidden_size);
   const auto bias = [&](size_t k, const SlotRange& slots, const int* blocks) {
@@ -50,8 +59,8 @@ std::array<Tensor, 2> biases_and_parameters(
     const Tensor& custom = parameters[first + k];
     appended.push_back((cell.scalars >> k & 1) != 0 ? custom.expand({hidden_size}) : custom);
   }
-  const Tensor bias_ih = appended.size() == 1 ? appended[0] : cat_without_autocast(appended, 0);
-  return {bias_ih, bias(1, cell.h, cell.h_blocks)};
+  args.bias_ih = appended.size() == 1 ? appended[0] : cat_without_autocast(appended, 0);
+  args.bias_hh = bias(1, cell.h, cell.h_blocks);
 }
 
 int64_t count_biases(const CellInfo& cell, const SlotRange& slots) {
@@ -69,8 +78,7 @@ void check_custom_parameters(
     at::TensorList parameters) {
   if (cell.parameters == 0 && cell.without_bias == 0) return;
   const auto check = [&](const char* name, const Tensor& parameter, int64_t size) {
-    check_shape(where, name, parameter, {c10::SymInt(size)});
-    check_kind_of_concatenated(where, name, parameter, input);
+    check_concatenated(where, name, parameter, {c10::SymInt(size)}, input);
   };
   const size_t first = parameters.size() - cell.parameters;
   if (has_bias) {

@@ -1,10 +1,10 @@
 #include "api/projection.h"
 
 #include "api/initial_states.h"
+#include "op/argument_checks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <vector>
@@ -16,30 +16,19 @@ using c10::SymInt;
 
 void check_projection(
     const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout) {
+  const char* const where = cell.layer_class;
   TORCH_CHECK_VALUE(
       proj_size == 0 || can_project(cell),
-      "lltm::",
-      cell.layer_class,
-      ": expected proj_size to be 0, got ",
-      proj_size,
-      ": only an LSTM has a projection");
+      expected(where, "proj_size to be 0", c10::str(proj_size, ": only an LSTM has a projection")));
   TORCH_CHECK_VALUE(
       proj_size >= 0 && proj_size < hidden_size,
-      "lltm::",
-      cell.layer_class,
-      ": expected proj_size to be in [0, hidden_size), got ",
-      proj_size);
+      expected(where, "proj_size to be in [0, hidden_size)", proj_size));
   TORCH_CHECK_VALUE(
       proj_size == 0 || recurrent_dropout == 0,
-      "lltm::",
-      cell.layer_class,
-      ": expected recurrent_dropout to be 0 with proj_size, got ",
-      recurrent_dropout);
+      expected(where, "recurrent_dropout to be 0 with proj_size", recurrent_dropout));
 }
 
-namespace {
-
-Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unintercepted) {
+Tensor project(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unintercepted) {
 #if defined(__aarch64__)
   // ATen's GEMMs add all products in one chain there. Gradients of weights are sums over rows:
   // autograd adds those of short pieces, as it adds those of the steps in PyTorch's LSTM.
@@ -54,8 +43,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, [[maybe_unused]] bool unint
   return at::linear(x, weight);
 }
 
-}  // namespace
-
 ProjectedWeights project_weights(
     const Tensor& weight_ih,
     const Tensor& weight_hh,
@@ -64,12 +51,8 @@ ProjectedWeights project_weights(
     bool unintercepted) {
   return {
       with_h_0 ? cat_without_autocast({weight_ih, weight_hh}, 1) : weight_ih,
-      unintercepted ? linear(weight_hh, weight_hr.t(), unintercepted)
+      unintercepted ? project(weight_hh, weight_hr.t(), unintercepted)
                     : at::matmul(weight_hh, weight_hr)};
-}
-
-Tensor project_outputs(const Tensor& y, const Tensor& weight_hr, bool unintercepted) {
-  return linear(y, weight_hr, unintercepted);
 }
 
 namespace {

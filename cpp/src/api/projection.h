@@ -28,8 +28,8 @@ ProjectedWeights project_weights(
     const at::Tensor& weight_hr,  // (P, H)
     bool with_h_0,
     bool unintercepted = false);
-// W_hr y. `unintercepted`: on the CPU, and nothing but autograd intercepts the call.
-at::Tensor project_outputs(const at::Tensor& y, const at::Tensor& weight_hr, bool unintercepted);
+// x weight^T, as W_hr y. `unintercepted`: on the CPU, and nothing but autograd intercepts the call.
+at::Tensor project(const at::Tensor& x, const at::Tensor& weight, bool unintercepted);
 
 constexpr bool can_project(const CellInfo& cell) {
   return cell.programs == nullptr && cell.id == Lstm::kCell.id;

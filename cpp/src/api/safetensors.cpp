@@ -1,12 +1,11 @@
 #include "api/safetensors.h"
 
-#include "common/format.h"
+#include "op/argument_checks.h"
 
 #include <lltm/serialize.h>
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/safe_numerics.h>
 
 #include <nlohmann/json.hpp>
@@ -19,6 +18,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <random>
 #include <set>
@@ -70,8 +70,7 @@ std::string system_error() {
 
 [[noreturn]] void malformed(
     const std::string& path, const std::string& expected, const std::string& got) {
-  C10_THROW_ERROR(
-      ValueError, str("lltm::load_safetensors: ", path, ": expected ", expected, ", got ", got));
+  C10_THROW_ERROR(ValueError, lltm::expected("load_safetensors: " + path, expected, got));
 }
 
 [[noreturn]] void unreadable(const std::string& path, const std::string& why) {
@@ -92,18 +91,14 @@ struct Entry {
 };
 
 void find_dtype(Entry& entry, const std::string& path) {
-  std::vector<std::string_view> known;
-  for (const Dtype& dtype : kDtypes) {
-    known.push_back(dtype.name);
-    if (dtype.name == entry.dtype_name) {
-      entry.dtype = dtype.type;
-      return;
-    }
+  const auto found = std::ranges::find(kDtypes, entry.dtype_name, &Dtype::name);
+  if (found == kDtypes.end()) {
+    std::vector<std::string_view> known;
+    for (const Dtype& dtype : kDtypes) known.push_back(dtype.name);
+    const std::string expected = str("a dtype of ", c10::Join(", ", known), " for ", entry.text());
+    malformed(path, expected, name_text(entry.dtype_name));
   }
-  malformed(
-      path,
-      str("a dtype of ", c10::Join(", ", known), " for ", entry.text()),
-      name_text(entry.dtype_name));
+  entry.dtype = found->type;
 }
 
 void check_sizes(const Entry& entry, const std::string& path) {
@@ -120,25 +115,15 @@ void check_sizes(const Entry& entry, const std::string& path) {
   for (const int64_t size : entry.shape) {
     overflows |= c10::mul_overflows(extent, std::max<uint64_t>(size, 1), &extent);
   }
+  const std::string shape = shape_text<int64_t>(entry.shape);
   if (overflows || extent > kMaxBytes) {
-    malformed(
-        path,
-        "a shape of less than 2^63 bytes of " + entry.text(),
-        shape_text<int64_t>(entry.shape));
+    malformed(path, "a shape of less than 2^63 bytes of " + entry.text(), shape);
   }
-  const bool empty = std::count(entry.shape.begin(), entry.shape.end(), 0) > 0;
+  const bool empty = std::ranges::count(entry.shape, 0) > 0;
   const uint64_t bytes = empty ? 0 : extent;
   if (entry.bytes() != bytes) {
-    malformed(
-        path,
-        str(bytes,
-            " bytes of ",
-            entry.text(),
-            ", ",
-            entry.dtype_name,
-            " of shape ",
-            shape_text<int64_t>(entry.shape)),
-        str("data_offsets of ", entry.bytes()));
+    const std::string of = entry.text() + ", " + entry.dtype_name + " of shape " + shape;
+    malformed(path, str(bytes, " bytes of ", of), str("data_offsets of ", entry.bytes()));
   }
 }
 
@@ -203,8 +188,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   bool key(string_t& key) override {
     const bool outermost = place_ == Place::kHeader;
     if (!(outermost ? names_ : fields_).insert(key).second) {
-      refuse(
-          "different names in " + (outermost ? "the header" : where()), name_text(key) + " twice");
+      const std::string in = outermost ? "the header" : where();
+      refuse("different names in " + in, name_text(key) + " twice");
     }
     (outermost ? name_ : field_) = key;
     if (place_ == Place::kTensor && key != "dtype" && key != "shape" && key != "data_offsets") {
@@ -333,9 +318,7 @@ std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const s
   HeaderReader reader(path);
   json::sax_parse(header, &reader);
   std::vector<Entry> entries = std::move(reader).entries();
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return a.offsets < b.offsets;
-  });
+  std::ranges::sort(entries, {}, &Entry::offsets);
   uint64_t position = 0;
   for (const Entry& entry : entries) {
     if (entry.offsets[0] != position) {
@@ -370,57 +353,36 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& p
 
 // ---- writing ----------------------------------------------------------------
 
-// The name of a new file next to `path`. The file is removed unless it was renamed.
-struct Temporary {
-  explicit Temporary(const std::string& path) {
-    std::random_device random;
-    name = str(path, ".", random(), random(), ".tmp");
-  }
-  ~Temporary() {
-    std::error_code ignored;
-    fs::remove(name, ignored);
-  }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-
-  std::string name;
-};
-
 [[noreturn]] void unwritable(const std::string& path, const std::string& why) {
   C10_THROW_ERROR(Error, str("lltm::save_safetensors: cannot write ", path, ": ", why));
 }
 
+constexpr const char* kSave = "save_safetensors";
+
 std::string_view dtype_name(const std::string& name, const Tensor& tensor) {
-  for (const Dtype& dtype : kDtypes) {
-    if (dtype.type == tensor.scalar_type()) return dtype.name;
-  }
+  const auto found = std::ranges::find(kDtypes, tensor.scalar_type(), &Dtype::type);
   TORCH_CHECK_TYPE(
-      false,
-      "lltm::save_safetensors: expected tensor ",
-      name_text(name),
-      " of a floating-point, integer or bool dtype, got ",
-      tensor.scalar_type());
+      found != kDtypes.end(),
+      expected(
+          kSave,
+          str("tensor ", name_text(name), " of a floating-point, integer or bool dtype"),
+          tensor.scalar_type()));
+  return found->name;
 }
 
 void check_writable(const std::string& name, const Tensor& tensor) {
+  const std::string quoted = name_text(name);
   TORCH_CHECK_VALUE(
-      name != kMetadata,
-      "lltm::save_safetensors: expected tensor names, got ",
-      name_text(name),
-      ", which the format reserves");
+      name != kMetadata, expected(kSave, "tensor names", quoted + ", which the format reserves"));
   TORCH_CHECK_TYPE(
       tensor.defined(),
-      "lltm::save_safetensors: expected tensor ",
-      name_text(name),
-      " to be defined, got an undefined tensor");
+      expected(kSave, str("tensor ", quoted, " to be defined"), "an undefined tensor"));
   TORCH_CHECK(
       tensor.layout() == at::kStrided && !tensor.is_meta(),
-      "lltm::save_safetensors: expected tensor ",
-      name_text(name),
-      " to have strides and elements, got layout ",
-      tensor.layout(),
-      " on device ",
-      tensor.device());
+      expected(
+          kSave,
+          str("tensor ", quoted, " to have strides and elements"),
+          str("layout ", tensor.layout(), " on device ", tensor.device())));
 }
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
@@ -438,22 +400,17 @@ std::string header_of(const NamedTensors& tensors, const std::string& path) {
         {"data_offsets", nlohmann::ordered_json::array({position, end})}};
     position = end;
   }
+  const std::string where = str(kSave, ": ", path);
   std::string text;
   try {
     text = header.dump();
   } catch (const json::exception&) {
-    TORCH_CHECK_VALUE(
-        false, "lltm::save_safetensors: ", path, ": expected names in UTF-8, got other bytes");
+    TORCH_CHECK_VALUE(false, expected(where, "names in UTF-8", "other bytes"));
   }
   text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
   TORCH_CHECK_VALUE(
       text.size() <= kMaxHeaderBytes,
-      "lltm::save_safetensors: ",
-      path,
-      ": expected names and shapes of at most ",
-      kMaxHeaderBytes,
-      " bytes, got ",
-      text.size());
+      expected(where, str("names and shapes of at most ", kMaxHeaderBytes, " bytes"), text.size()));
   return text;
 }
 
@@ -512,9 +469,8 @@ void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::s
     check_writable(name, tensor);
     ordered.emplace_back(name, tensor);
   }
-  std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
-    return a.second.element_size() > b.second.element_size();
-  });
+  std::ranges::stable_sort(
+      ordered, std::greater(), [](const auto& named) { return named.second.element_size(); });
   const std::string header = header_of(ordered, path);
   const uint64_t header_bytes = header.size();
 
@@ -523,9 +479,14 @@ void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::s
   if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_symlink(status)) {
     unwritable(path, "it is not a regular file");
   }
-  const Temporary temporary(path);
+  std::random_device random;
+  const std::string temporary = str(path, ".", random(), random(), ".tmp");
+  const auto remove = c10::make_scope_exit([&] {  // unless it was renamed
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+  });
   errno = 0;
-  std::ofstream file(temporary.name, std::ios::binary);
+  std::ofstream file(temporary, std::ios::binary);
   const auto write = [&](const void* data, uint64_t bytes) {
     file.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
     if (!file) unwritable(path, system_error());
@@ -538,7 +499,7 @@ void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::s
   }
   file.close();
   if (!file) unwritable(path, system_error());
-  fs::rename(temporary.name, path, error);
+  fs::rename(temporary, path, error);
   if (error) unwritable(path, error.message());
 }
 

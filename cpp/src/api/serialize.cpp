@@ -8,10 +8,14 @@
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 
+#include <string>
+#include <vector>
+
 namespace lltm {
 namespace {
 
 using at::Tensor;
+using c10::str;
 
 std::map<std::string, Tensor> state_dict(const torch::nn::Module& module) {
   std::map<std::string, Tensor> tensors;
@@ -29,63 +33,44 @@ bool fits(const Tensor& saved, const Tensor& target) {
                                              saved.size(0) == 1 && saved.size(1) == target.size(0));
 }
 
-// One per line. Cut off, because a file of another model may contain thousands of names.
-class Differences {
- public:
-  template <typename... Parts>
-  void add(const Parts&... parts) {
-    constexpr int kShown = 20;
-    if (++count_ <= kShown) {
-      text_ += c10::str("\n  ", parts...);
-    } else if (count_ == kShown + 1) {
-      text_ += "\n  and more";
-    }
-  }
-
-  bool any() const { return count_ > 0; }
-  const std::string& text() const { return text_; }
-
- private:
-  int count_ = 0;
-  std::string text_;
-};
-
 }  // namespace
 
 void load_state_dict(torch::nn::Module& module, const std::string& path) {
   const std::map<std::string, Tensor> saved = load_safetensors(path);
   const std::map<std::string, Tensor> targets = state_dict(module);
-  Differences differences;
+  std::vector<std::string> differences;
   for (const auto& [name, target] : targets) {
     const auto found = saved.find(name);
+    const std::string of =
+        str("expected ", name_text(name), " of shape ", shape_text(target.sizes()));
     if (found == saved.end()) {
-      differences.add(
-          "expected ", name_text(name), " of shape ", shape_text(target.sizes()), ", got nothing");
+      differences.push_back(of + ", got nothing");
     } else if (target.is_meta()) {
-      differences.add("expected ", name_text(name), " on a device with memory, got meta");
+      differences.push_back(
+          str("expected ", name_text(name), " on a device with memory, got meta"));
     } else if (!fits(found->second, target)) {
-      differences.add(
-          "expected ",
-          name_text(name),
-          " of shape ",
-          shape_text(target.sizes()),
-          ", got ",
-          shape_text(found->second.sizes()));
+      differences.push_back(str(of, ", got ", shape_text(found->second.sizes())));
     }
   }
   for (const auto& [name, tensor] : saved) {
     if (targets.count(name) == 0) {
-      differences.add("expected no ", name_text(name), ", got shape ", shape_text(tensor.sizes()));
+      const std::string shape = shape_text(tensor.sizes());
+      differences.push_back(str("expected no ", name_text(name), ", got shape ", shape));
     }
   }
+  constexpr size_t kShown = 20;  // a file of another model may contain thousands of names
+  if (differences.size() > kShown) {
+    differences.resize(kShown);
+    differences.emplace_back("and more");
+  }
   TORCH_CHECK_VALUE(
-      !differences.any(),
+      differences.empty(),
       "lltm::load_state_dict: ",
       path,
       " does not fit module ",
       module.name(),
-      ":",
-      differences.text());
+      ":\n  ",
+      c10::Join("\n  ", differences));
 
   const at::NoGradGuard no_grad;
   for (const auto& [name, target] : targets) {

@@ -4,7 +4,6 @@
 #include "common/operator_args.h"
 
 #include <optional>
-#include <string>
 
 namespace lltm {
 
@@ -15,17 +14,16 @@ void check(const StepBackwardArgs& args);
 void check(const SequenceBackwardArgs& args);
 
 // Checks the values of batch_sizes against the rows of an input on `device`. If h_0 is given,
-// `batch` is its batch size. On the meta device, batch_sizes has no values. Messages begin with
-// `op`.
+// `batch` is its batch size. On the meta device, batch_sizes has no values.
 void check_batch_sizes(
-    const std::string& op,
+    const char* where,
     const at::Tensor& batch_sizes,
     const std::optional<c10::SymInt>& batch,
     const c10::SymInt& rows,
     const at::Device& device);
 
-// Any layout, or undefined. Messages begin with `op`.
-void check_reset(const std::string& op, const at::Tensor& input, const at::Tensor& reset);
+// Any layout, or undefined.
+void check_reset(const char* where, const at::Tensor& input, const at::Tensor& reset);
 
 // H and I are arbitrary. The dtype must be qint8 (quantizes) or omitted.
 void check_prepack(
