@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import bench_cuda
-import custom_cells
 import pytest
 import support
 import sweep
@@ -85,11 +84,6 @@ def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
         keys = [event.key for event in profile.key_averages()]
         assert "aten::addmm" in keys
         assert not [key for key in keys if key.startswith("lltm::")]
-
-
-@pytest.mark.parametrize("name", custom_cells.NAMES)
-def test_the_loop_over_a_gallery_cell_equals_the_layer(name: str) -> None:
-    assert custom_cells.error(name, loop=True)[0] < 1e-14
 
 
 SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--json", "out.json"]
@@ -193,25 +187,6 @@ def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> No
     shown = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path).stdout
     assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
     assert not (tmp_path / "lltm-benchmark.png").exists()
-
-
-PROGRAMS = {
-    "machine.py": "--quick --shapes 3,2,3,4 --cell gru --dtype float32",
-    "sweep.py": "--quick --count 1 --seed 39 --cell gru --dtype float32",
-    "custom_cells.py": "--quick --shapes 9,1,2,3 --cell indrnn mgu --dtype float32",
-    "sharing.py": "processes --quick --seconds 0.01",
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "sweep.py" else pytest.mark.slow) for n in PROGRAMS],
-)
-def test_a_benchmark_of_this_project_runs(name: str, tmp_path: Path) -> None:
-    program = str(support.ROOT / "benchmarks" / name)
-    options = (*PROGRAMS[name].split(), "--json", "out.json")
-    support.run_python(program, *options, cwd=tmp_path)
-    assert json.loads((tmp_path / "out.json").read_text())["rows"]
 
 
 def test_the_gpu_benchmark_finds_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:

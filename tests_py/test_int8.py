@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 import support
 import torch
-from support import LENGTHS, SEQUENCE_SHAPES, Arguments
+from support import LENGTHS, Arguments
 from torch import Tensor
 
 import lltm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Includes layer sizes, K that is not a multiple of 4, and partial panels.
-SHAPES = [*SEQUENCE_SHAPES, (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)]
+SHAPES = [
+    *((10, 16, 32, 128), (1, 1, 1, 1), (5, 3, 4, 7), (33, 2, 9, 17), (4, 70, 65, 64)),
+    *((3, 40, 20, 300), (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)),
+]
 
 
 def quantized(a: Arguments) -> tuple[Tensor, ...]:
