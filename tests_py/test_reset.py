@@ -76,7 +76,7 @@ class Problem:
         share: float = 0.25,
         masked: bool = False,
     ) -> None:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.cell, self.reverse = CELLS[cell], reverse
         x_blocks, h_blocks, self.first, _, parameters, *_ = ops._cell(self.cell)
         of_x, of_h = (sum(block >= 0 for block in blocks) for blocks in (x_blocks, h_blocks))
