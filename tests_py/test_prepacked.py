@@ -316,7 +316,7 @@ def test_is_compiled_and_exported_whole() -> None:
     torch.testing.assert_close(compiled(x), expected)
     program = support.saved_and_loaded(torch.export.export(model, (x,)), torch.export)
     torch.testing.assert_close(program.module()(x), expected)
-    core = program.run_decompositions(lltm.decompositions())
+    core = program.run_decompositions(support.decompositions())
     torch.testing.assert_close(core.module()(x), expected)  # keeps the operator
     assert set(program.state_dict) == {"rnn.bias_l0", "head.weight", "head.bias"}
     assert [*program.constants] == ["rnn.packed_weights_l0"]
