@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import bench_cuda
 import pytest
 import support
 import sweep
@@ -187,26 +186,6 @@ def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> No
     shown = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path).stdout
     assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
     assert not (tmp_path / "lltm-benchmark.png").exists()
-
-
-def test_the_gpu_benchmark_finds_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU."""
-    monkeypatch.setattr(bench_cuda, "engine_that_ran", lambda run: "per_step")
-    case = Case((6, 3, 5, 8), torch.bfloat16, cell="lstm")
-    assert [*bench_cuda.faults(case, "per_step")] == []
-
-    def wrong(case: Case) -> dict[str, Any]:
-        makes = contenders(case)
-
-        def make(*sizes: int, **options: Any) -> torch.nn.Module:
-            layer = makes[OURS](*sizes, **options)
-            layer.register_forward_hook(lambda _, inputs, results: (1.1 * results[0], results[1]))
-            return layer
-
-        return {**makes, OURS: make}
-
-    monkeypatch.setattr(bench_cuda, "contenders", wrong)
-    assert len([*bench_cuda.faults(case, "persistent")]) == 2
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:

@@ -63,27 +63,6 @@ def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("name", ["input", "h", "c", "weights"])
-def test_strides_may_exceed_32_bits(name: str) -> None:
-    stride, dtype = 1 << 31, torch.float16
-    rows = 6 if name == "weights" else 3
-    size = rows * stride * dtype.itemsize
-    if torch.cuda.mem_get_info()[0] < 1.2 * size:
-        pytest.skip(f"needs {size >> 30} GiB of GPU memory")
-    a = on_gpu(support.cell_arguments((3, 5, 2), dtype))
-    expected = support.cell_outputs(lltm.functional, a)
-    tensor = getattr(a, name)
-    memory = torch.empty(rows * stride, dtype=dtype, device="cuda")
-    far_apart = memory.view(rows, stride)[:, : tensor.shape[1]].copy_(tensor)
-    results = support.cell_outputs(lltm.functional, a.with_argument(name, far_apart))
-    if name == "weights":  # other strides: cuBLAS may use another kernel
-        torch.testing.assert_close(results, expected)
-    else:
-        assert same(results, expected)
-    del memory, far_apart
-    torch.cuda.empty_cache()
-
-
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
     """Launches of each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -500,17 +479,6 @@ def test_explain_reports_the_engine_of_a_sequence() -> None:
     assert "on CUDA, forward: per-step (dtype is float32 or float64)" in schedule
 
 
-@has_tf32
-@each_direction
-def test_with_tf32_forward_and_backward_can_be_captured_in_a_graph(reverse: bool) -> None:
-    a = on_gpu(support.sequence_arguments((9, 16, 8, 64), reverse=reverse))
-    with tf32(True):
-        graph, results = captured(lambda: run(a))
-        a.input.copy_(torch.randn_like(a.input))
-        graph.replay()
-        assert same(results, run(a))
-
-
 # Streaming updates the state in place, with and without graph replay.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -591,18 +559,6 @@ def test_devices_work_concurrently(dtype: torch.dtype, shape: tuple[int, int, in
     for device, result in zip(devices, results, strict=True):
         assert {str(y.device) for y in result} == {device}
         torch.testing.assert_close([y.cpu() for y in result], [y.cpu() for y in results[0]])
-
-
-@needs_two_gpus
-@each_engine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
-    a = support.sequence_arguments((5, 3, 4, 8), dtype)
-    expected = run(on_gpu(a, "cuda:0"))
-    assert torch.cuda.current_device() == 0
-    results = run(on_gpu(a, "cuda:1"))
-    assert {y.device.index for y in results} == {1}
-    torch.testing.assert_close([y.cpu() for y in results], [y.cpu() for y in expected])
 
 
 @needs_two_gpus

@@ -46,29 +46,31 @@ class Model(nn.Module):
         return self.head(h)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_scripted_layer_equals_the_layer_before_and_after_saving(
-    options: dict[str, Any],
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((lltm.LLTM, options) for options in OPTIONS),
+        *((make, OPTIONS[-1]) for make in (lltm.LSTM, lltm.GRU, lltm.RNN)),
+        *((make, {}) for make in (lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell)),
+        *((lltm.LLTMCell, {"bias": bias}) for bias in (True, False)),
+    ],
+    ids=str,
+)
+def test_a_scripted_module_equals_the_module_before_and_after_saving(
+    make: Any, options: dict[str, Any]
 ) -> None:
-    layer = lltm.LLTM(3, 5, **options).eval()
-    scripted = script(layer)
+    module = make(3, 5, **options).eval()
+    scripted = script(module)
+    is_layer = hasattr(module, "num_layers")
+    sizes: list[tuple[int, ...]] = [(4, 6, 3), (6, 3), (0, 4, 3)] if is_layer else [(6, 3), (3,)]
     for run in (scripted, saved_and_loaded(scripted)):
-        for x in (torch.randn(4, 6, 3), torch.randn(6, 3), torch.randn(0, 4, 3)):
-            output, state = layer(x)
-            torch.testing.assert_close(run(x), (output, state))
-            state = (torch.randn_like(state[0]), torch.randn_like(state[1]))
-            torch.testing.assert_close(run(x, hx=state), layer(x, state))
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_a_scripted_cell_equals_the_cell_before_and_after_saving(bias: bool) -> None:
-    cell = lltm.LLTMCell(3, 5, bias=bias)
-    scripted = script(cell)
-    for run in (scripted, saved_and_loaded(scripted)):
-        for x in (torch.randn(4, 3), torch.randn(3)):
-            state = cell(x)
-            torch.testing.assert_close(run(x), state)
-            torch.testing.assert_close(run(x, hx=state), cell(x, state))
+        for size in sizes:
+            x = torch.randn(size)
+            result = module(x)
+            same(run(x), result)
+            last = result[1] if is_layer else result
+            state = torch.utils._pytree.tree_map(torch.randn_like, last)
+            same(run(x, hx=state), module(x, state))
 
 
 class Tagger(nn.Module):
@@ -186,6 +188,7 @@ def test_a_scripted_model_trains() -> None:
         torch.testing.assert_close(gradients, list(expected))
 
 
+@pytest.mark.xdist_group("compilers")
 def test_scripting_does_not_change_the_model() -> None:
     model = Model()
     script(model)

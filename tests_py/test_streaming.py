@@ -2,36 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import support
-import torch
-from support import DTYPES
-
-import lltm
-
-CHUNKS = (1, 7, 20, 1, 2, 33)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 40])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_chunks_that_pass_on_the_state_equal_the_sequence(dtype: torch.dtype, batch: int) -> None:
-    layer = lltm.LLTM(9, 70, num_layers=2, dtype=dtype)
-    x = torch.randn(sum(CHUNKS), batch, 9, dtype=dtype)
-    with torch.no_grad():
-        whole, last = layer(x)
-    tolerance = 20 * torch.finfo(dtype).eps  # only GEMM row counts differ
-    run: Any
-    for run in (layer, layer.prepack()):
-        state, outputs = None, []
-        with torch.no_grad():
-            for chunk in x.split(CHUNKS):
-                output, state = run(chunk, state)
-                outputs.append(output)
-        results = torch.cat(outputs), state
-        torch.testing.assert_close(results, (whole, last), rtol=tolerance, atol=tolerance)
-
 
 # Growth in MiB between two identical parts of the work.
 GROWTH = """
