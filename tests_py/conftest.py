@@ -13,6 +13,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 import hashlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """A worker imports the packages of its test group only once."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Appends the group to a test's id, where the controller reads it.
+
+    pytest-xdist 3.8 only does so if its arguments contain --dist=loadgroup, and before pytest 9.2.
+    """
+    for item in items if workers else ():
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
+            name = f"{item.nodeid}@{group.args[0]}"
+            if hasattr(item, "_id"):  # pytest 9.2
+                item._id = type(item._id).parse(name)
+            else:
+                item._nodeid = name
 
 
 def pytest_report_header() -> list[str]:

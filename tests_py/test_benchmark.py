@@ -100,15 +100,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_path: Path) -> None:
-    shown = run_program(*SHAPES, cwd=tmp_path)
+    shown = run_program(*SHAPES, "--cell", "lltm", "gru", cwd=tmp_path)
     assert max(map(len, shown.splitlines())) <= 80, "a terminal"
     rows = rows_of(tmp_path / "out.json")
     beside = {row["title"].split(", ")[0]: [*row["seconds"]][-1] for row in rows}
     assert beside == {
         "LLTM one step": "nn.LSTMCell",
         "LLTM sequence": "nn.LSTM",
-        "LSTM one step": "nn.LSTMCell",
-        "LSTM sequence": "nn.LSTM",
         "GRU one step": "nn.GRUCell",
         "GRU sequence": "nn.GRU",
     }
