@@ -19,7 +19,6 @@ import pytest
 import support
 import torch
 from support import DTYPES, Arguments
-from test_opcheck import check_sequence_operators, opcheck
 from torch import Tensor, nn
 
 import lltm
@@ -210,18 +209,6 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
         assert 4 * of_plain < error < 4 * 2**-10, name
 
 
-def test_second_derivatives_work() -> None:
-    a = on_gpu(support.sequence_arguments((3, 2, 2, 3), torch.float64)).leaves()
-
-    def function(*tensors: Tensor) -> Any:
-        output, (h, c) = lltm.functional.sequence(
-            "lltm", tensors[0], (tensors[1], tensors[2]), tensors[3], bias_ih=tensors[4]
-        )
-        return output.sum() + (h * c).sum()
-
-    assert torch.autograd.gradgradcheck(function, a.tensors())
-
-
 def error(results: list[Tensor], exact: list[Tensor]) -> float:
     """Error relative to the largest element."""
     return max(
@@ -305,24 +292,6 @@ def test_custom_cells_have_kernels(dtype: torch.dtype) -> None:
     input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
     names = kernels_of(lambda: trained(layer, input))
     assert {"lltm_forward", "lltm_backward"} <= names.keys()
-
-
-@each_dtype
-def test_opcheck(dtype: torch.dtype) -> None:
-    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
-    a = on_gpu(support.cell_arguments((3, 2, 4), dtype))
-    opcheck(ops.step.default, a.leaves().operands())
-
-
-@each_direction
-def test_opcheck_of_a_sequence(reverse: bool) -> None:
-    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
-    for a in (
-        support.sequence_arguments((5, 3, 2, 4), reverse=reverse),
-        support.packed_arguments((4, 2, 1), 2, 4, reverse=reverse),
-    ):
-        for checkpoint_steps in (0, 2):
-            check_sequence_operators(on_gpu(a), checkpoint_steps)
 
 
 def test_errors_are_the_same_as_on_the_cpu() -> None:

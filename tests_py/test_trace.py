@@ -547,19 +547,15 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
     r"hooks only on .*got \[3, 1\]": lambda z: z[0].mean(-1, True).register_hook(tanh) and z[0],
-    "aten::bernoulli_": lambda z: F.dropout(z[0]),
     "aten::randn": lambda z: z[0] + torch.randn(()),
-    "aten::_softmax": lambda z: torch.softmax(z[0], -1),
     "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
     "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
     "do not combine hidden units, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
     "no matrix multiplications in addition to.*linear": lambda z: F.linear(z[0], torch.ones(7, 7)),
-    "lists them.*aten::round": lambda z: torch.round(z[0], decimals=1),
     "in parameters=, got a tensor that requires grad": lambda z: torch.nn.PReLU()(z[0]),
     "a single real value, .*on meta": lambda z: z[0] * torch.ones((), device="meta"),
     "aten::add_": in_place,
     "torch.where instead of Python's.*aten::_local_scalar_dense": on_value,
-    "item.*aten::_local_scalar_dense": lambda z: z[0] * z[0].item(),
     "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "dtype conversions only of conditions.*aten::_to_copy": lambda z: z[0].float(),
@@ -567,7 +563,6 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
         z[0] if (z[0] > 0).all() else -z[0]
     ),
     r"a gate, such as z\[0\] or z.g0, got z, the tuple of all gates": lambda z: torch.tanh(z),
-    "got z, the tuple of all gates": lambda z: z * 2,
     r"outside tensors with a single real value, got \[7\]": lambda z: z[0] * OUTSIDE,
     "learned tensors in parameters=": lambda z: z[0] * LEARNED,
     "'What the function may do'.*aten::log2": lambda z: torch.log2(z[0]),
@@ -575,10 +570,8 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
     "change of a detached tensor, got aten::mul_": lambda z: tanh(z[0]).detach().mul_(2),
     "the function to return only h', got tuple": lambda z: (z[0], z[0]),
-    "the function to return only h', got z$": lambda z: z,
     "a function that returns, got StopIteration": lambda z: next(iter(())),
     r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
-    r"\(h', c'\), got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
     r"with the shape of a gate .*got \[\]": lambda z: torch.zeros(()),
     "a floating-point dtype, .*bool": lambda z: z[0] > 0,
 }
@@ -595,7 +588,6 @@ def test_unsupported_operations(match: str) -> None:
 # Functions with a gate g0 that reads a product, by message.
 MISUSED: dict[str, Callable[..., Any]] = {
     "one call of z.g0, which reads a product.*got no call": lambda z, h: z[0] * h,
-    "no call": lambda z, h: z.g1 * h,
     "z.g0.*a second call": lambda z, h: z.g0(h) + z.g0(h),
     r"dtype of a gate in z.g0\(...\), got float": lambda z, h: z.g0(0.5),
     r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
@@ -719,9 +711,7 @@ def unit(z: Any) -> Any:
 
 WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("gates to be an int or a sequence of names, got 'ifgo'", TypeError, unit, {"gates": "ifgo"}),
-    ("1 to 8 gates, got 0", ValueError, unit, {"gates": 0}),
     ("a name of .* got 'a-b'", ValueError, unit, {"gates": ["a-b"]}),
-    ("different names, got 'a'", ValueError, unit, {"gates": ["a", "a"]}),
     ("a name of .* got 'a{65}'", ValueError, unit, {"name": "a" * 65}),
     ("name= for a function without a name", ValueError, lambda z: z[0], {"name": None}),
     (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
