@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
+from lltm.cells import slstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
@@ -85,14 +86,9 @@ class Tagger(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(again)[0], output.data, state
 
 
-@lltm.cell(gates=1, states=3)
-def three_states(z: Any, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    return torch.tanh(z[0] + a), 0.5 * a + z[0], 0.5 * b, c
-
-
-@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU", "own"])
+@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU", "sLSTM"])
 def test_a_scripted_layer_has_a_method_for_packed_sequences(kind: str) -> None:
-    make = three_states.Layer if kind == "own" else getattr(lltm, kind.split()[-1])
+    make = slstm.Layer if kind == "sLSTM" else getattr(lltm, kind.split()[-1])
     layer = make(3, 5, num_layers=2, bidirectional=True)
     model = Tagger(layer.prepack() if "prepacked" in kind else layer)
     x, lengths = torch.randn(6, 4, 3), torch.tensor([2, 6, 1, 6])
@@ -117,15 +113,13 @@ def test_a_scripted_layer_has_a_method_for_packed_sequences(kind: str) -> None:
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True),
         lltm.LSTM(3, 5, bias=False),
         lltm.LSTM(3, 5, proj_size=2),
-        three_states.Layer(3, 5, bias=False),
+        slstm.Layer(3, 5, bias=False),
     ],
     ids=str,
 )
 def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
     layer: Any, weights: torch.dtype | None
 ) -> None:
-    if weights is not None and isinstance(layer, three_states.Layer):
-        return  # unbounded cell
     packed = layer.prepack(weights)
     scripted = script(packed)
     file = io.BytesIO()
