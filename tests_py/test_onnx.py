@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import GALLERY_CELLS, flat, gallery_module
+from support import GALLERY_CELLS, flat, gallery_module, needs_extra
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 import lltm
 
 onnx = pytest.importorskip("onnx", reason="part of the test extra")
-pytest.importorskip("onnxscript", reason="part of the test extra")
 onnxruntime = pytest.importorskip("onnxruntime", reason="part of the test extra")
 
-pytestmark = pytest.mark.xdist_group("compilers")
+# The exporter imports onnxscript, which takes half a second.
+pytestmark = [pytest.mark.xdist_group("compilers"), needs_extra("test", "onnxscript")]
 
 
 class Tagger(nn.Module):
