@@ -63,7 +63,7 @@ class Problem:
     zero_state: bool
 
     def arguments(self) -> support.Arguments:
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         bound = 1 / math.sqrt(self.hidden)
         uniform = torch.distributions.Uniform(-bound, bound)
         rows = GATES[self.cell] * self.hidden

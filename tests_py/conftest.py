@@ -13,6 +13,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 import hashlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.dist = "loadgroup"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Appends the group to a test's id, where the controller reads it.
+
+    pytest-xdist 3.8 only does so if its arguments contain --dist=loadgroup, and before pytest 9.2.
+    """
+    for item in items if workers else ():
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
+            name = f"{item.nodeid}@{group.args[0]}"
+            if hasattr(item, "_id"):  # pytest 9.2
+                item._id = type(item._id).parse(name)
+            else:
+                item._nodeid = name
+
+
 def pytest_report_header() -> list[str]:
     return [
         f"lltm {lltm.__version__} in {lltm.cmake_prefix_path}, CPU kernels {lltm._C.cpu_kernels()}",
@@ -45,7 +62,10 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.manual_seed(SEED)
+    # torch.manual_seed takes milliseconds without a GPU: it formats the stack for each device type.
+    torch.default_generator.manual_seed(SEED)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(SEED)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -60,7 +60,7 @@ class Sample:
 
     def call(self, module: Any = None, values: Values | None = None) -> list[Tensor]:
         arguments = self.arguments(self.values if values is None else values)
-        torch.manual_seed(SEED)
+        torch.default_generator.manual_seed(SEED)
         return tensors((self.module if module is None else module)(*arguments))
 
     def is_plain(self) -> bool:
@@ -263,7 +263,7 @@ class Modules:
         def run(module: nn.Module, values: Values) -> list[Tensor]:
             prefix = "layer." if isinstance(module, Prepacking) else ""
             parameters = {prefix + name: values[name] for name in names}
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
             return tensors(torch.func.functional_call(module, parameters, arguments(values)))
 
         # Packed again from the weights in `values`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from statistics import median
 
@@ -21,18 +22,21 @@ def test_random_problems_meet_the_accuracy_criterion(dtype: torch.dtype, seed: i
     assert ratio <= accuracy.LIMIT or not accuracy.is_broken(problem, what), f"{what}, {problem}"
 
 
-QUICK = ((50, 2, 64, 96), (60, 4, 20, 40), (40, 20, 100, 12))
+# Each cell with one shape, and each engine with one cell; the others take a minute.
+QUICK = {
+    *(("lltm", shape) for shape in ((50, 2, 64, 96), (60, 4, 20, 40), (40, 20, 100, 12))),
+    *(("lstm", (60, 4, 20, 40)), ("gru", (40, 20, 100, 12))),
+    *(("rnn_tanh", (60, 4, 20, 40)), ("rnn_relu", (40, 20, 100, 12))),
+}
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("cell", "shape"),
     [
-        # The slow shapes take three times as long as the others.
-        pytest.param(shape, id=str(shape), marks=() if shape in QUICK else pytest.mark.slow)
-        for shape in accuracy.FEW
+        pytest.param(*case, id=str(case), marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(accuracy.GATES, accuracy.FEW)
     ],
 )
-@pytest.mark.parametrize("cell", accuracy.GATES)
 def test_small_batches_meet_the_accuracy_criterion(
     cell: str, shape: tuple[int, int, int, int]
 ) -> None:

@@ -19,7 +19,6 @@ import pytest
 import support
 import torch
 from support import DTYPES, Arguments
-from test_opcheck import check_sequence_operators, opcheck
 from torch import Tensor, nn
 
 import lltm
@@ -61,27 +60,6 @@ def run(arguments: Arguments) -> tuple[Tensor, ...]:
 
 def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("name", ["input", "h", "c", "weights"])
-def test_strides_may_exceed_32_bits(name: str) -> None:
-    stride, dtype = 1 << 31, torch.float16
-    rows = 6 if name == "weights" else 3
-    size = rows * stride * dtype.itemsize
-    if torch.cuda.mem_get_info()[0] < 1.2 * size:
-        pytest.skip(f"needs {size >> 30} GiB of GPU memory")
-    a = on_gpu(support.cell_arguments((3, 5, 2), dtype))
-    expected = support.cell_outputs(lltm.functional, a)
-    tensor = getattr(a, name)
-    memory = torch.empty(rows * stride, dtype=dtype, device="cuda")
-    far_apart = memory.view(rows, stride)[:, : tensor.shape[1]].copy_(tensor)
-    results = support.cell_outputs(lltm.functional, a.with_argument(name, far_apart))
-    if name == "weights":  # other strides: cuBLAS may use another kernel
-        torch.testing.assert_close(results, expected)
-    else:
-        assert same(results, expected)
-    del memory, far_apart
-    torch.cuda.empty_cache()
 
 
 def kernels_of(work: Callable[[], object]) -> dict[str, int]:
@@ -231,18 +209,6 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
         assert 4 * of_plain < error < 4 * 2**-10, name
 
 
-def test_second_derivatives_work() -> None:
-    a = on_gpu(support.sequence_arguments((3, 2, 2, 3), torch.float64)).leaves()
-
-    def function(*tensors: Tensor) -> Any:
-        output, (h, c) = lltm.functional.sequence(
-            "lltm", tensors[0], (tensors[1], tensors[2]), tensors[3], bias_ih=tensors[4]
-        )
-        return output.sum() + (h * c).sum()
-
-    assert torch.autograd.gradgradcheck(function, a.tensors())
-
-
 def error(results: list[Tensor], exact: list[Tensor]) -> float:
     """Error relative to the largest element."""
     return max(
@@ -326,24 +292,6 @@ def test_custom_cells_have_kernels(dtype: torch.dtype) -> None:
     input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
     names = kernels_of(lambda: trained(layer, input))
     assert {"lltm_forward", "lltm_backward"} <= names.keys()
-
-
-@each_dtype
-def test_opcheck(dtype: torch.dtype) -> None:
-    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
-    a = on_gpu(support.cell_arguments((3, 2, 4), dtype))
-    opcheck(ops.step.default, a.leaves().operands())
-
-
-@each_direction
-def test_opcheck_of_a_sequence(reverse: bool) -> None:
-    pytest.importorskip("expecttest", reason="torch.library.opcheck imports expecttest")
-    for a in (
-        support.sequence_arguments((5, 3, 2, 4), reverse=reverse),
-        support.packed_arguments((4, 2, 1), 2, 4, reverse=reverse),
-    ):
-        for checkpoint_steps in (0, 2):
-            check_sequence_operators(on_gpu(a), checkpoint_steps)
 
 
 def test_errors_are_the_same_as_on_the_cpu() -> None:
@@ -500,17 +448,6 @@ def test_explain_reports_the_engine_of_a_sequence() -> None:
     assert "on CUDA, forward: per-step (dtype is float32 or float64)" in schedule
 
 
-@has_tf32
-@each_direction
-def test_with_tf32_forward_and_backward_can_be_captured_in_a_graph(reverse: bool) -> None:
-    a = on_gpu(support.sequence_arguments((9, 16, 8, 64), reverse=reverse))
-    with tf32(True):
-        graph, results = captured(lambda: run(a))
-        a.input.copy_(torch.randn_like(a.input))
-        graph.replay()
-        assert same(results, run(a))
-
-
 # Streaming updates the state in place, with and without graph replay.
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -591,18 +528,6 @@ def test_devices_work_concurrently(dtype: torch.dtype, shape: tuple[int, int, in
     for device, result in zip(devices, results, strict=True):
         assert {str(y.device) for y in result} == {device}
         torch.testing.assert_close([y.cpu() for y in result], [y.cpu() for y in results[0]])
-
-
-@needs_two_gpus
-@each_engine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_device_that_is_not_the_current_one_works(dtype: torch.dtype) -> None:
-    a = support.sequence_arguments((5, 3, 4, 8), dtype)
-    expected = run(on_gpu(a, "cuda:0"))
-    assert torch.cuda.current_device() == 0
-    results = run(on_gpu(a, "cuda:1"))
-    assert {y.device.index for y in results} == {1}
-    torch.testing.assert_close([y.cpu() for y in results], [y.cpu() for y in expected])
 
 
 @needs_two_gpus

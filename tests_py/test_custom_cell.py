@@ -181,19 +181,6 @@ def test_constants_are_as_exact_as_in_the_function() -> None:
         same(layer(x), loop(made, layer, x), rtol=0.0, atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("cell", "built_in"), [(lstm, lltm.LSTM), (gru, lltm.GRU)])
-def test_equals_the_built_in_cell(cell: lltm.Cell, built_in: Any, dtype: torch.dtype) -> None:
-    theirs = built_in(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
-    ours = cell.Layer(24, 40, num_layers=2, bidirectional=True, dtype=dtype)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(9, 20, 24, dtype=dtype)
-    same(ours(x), theirs(x), atol=2 * torch.finfo(dtype).eps, rtol=0.0)
-    one, other = cell.Cell(24, 40), getattr(lltm, f"{built_in.__name__}Cell")(24, 40)
-    one.load_state_dict(other.state_dict())
-    same(one(x[0].float()), other(x[0].float()), atol=1e-6, rtol=0.0)
-
-
 def test_saves_no_more_than_the_built_in_cells() -> None:
     def saved(cell: str) -> int:
         return int(torch.ops.lltm._cell(cell)[5])
@@ -470,6 +457,7 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
     same(second(program), second(lambda given: cell([given], c)[0]))
 
 
+@pytest.mark.xdist_group("compilers")
 @each_of_some
 def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
@@ -486,13 +474,14 @@ def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     same(*([g for g in grads if g is not None] for grads in gradients))
 
 
+@pytest.mark.xdist_group("compilers")
 @each_of_some
 def test_decomposes_for_export(cell: lltm.Cell) -> None:
     layer = cell.Layer(3, 4).eval()
     x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
     program = torch.export.export(layer, (x, hx))
     same(program.module()(x, hx), layer(x, hx))
-    plain_program = program.run_decompositions(lltm.decompositions())
+    plain_program = program.run_decompositions(support.decompositions())
     assert "lltm" not in str(plain_program.graph)
     same(plain_program.module()(x, hx), layer(x, hx))
 
@@ -853,6 +842,8 @@ def test_wrong_arguments_of_cells_are_named(arguments: Any, expected: str) -> No
 
 
 def test_a_cell_is_not_a_class() -> None:
+    with pytest.raises(TypeError, match=r"^lltm::cell: expected gates .*gates=3\), got <function"):
+        lltm.cell(lambda z: z[0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^lltm::cell: plain: .* plain\.Layer or plain\.Cell"):
         plain(3, 4)
     with pytest.raises(TypeError, match=r"a function or a bound method, got lltm\.Cell\('plain'"):
@@ -950,12 +941,6 @@ def test_bytes_that_autograd_saves(kept: int, function: Any) -> None:
     assert f" autograd saves {kept} bytes" in " ".join(report.split())
     with torch.no_grad(), torch.autograd.set_detect_anomaly(True), FakeTensorMode():
         assert cell.explain() == report
-
-
-def test_the_decorator_has_arguments() -> None:
-    expected = r"^lltm::cell: expected gates .*, as in @lltm.cell\(gates=3\), got <function"
-    with pytest.raises(TypeError, match=expected):
-        lltm.cell(lambda z: z[0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -173,29 +172,9 @@ def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
     assert (tmp_path / "layer.safetensors").is_file()
 
 
-def lines(page: Path) -> list[str]:
-    """Lines are joined, without comments."""
-    text = "".join(texts(page, "sh")).replace("\\\n", " ")
-    return [" ".join(re.sub(r"\s#.*", "", line).split()) for line in text.splitlines()]
-
-
 @functools.cache
 def source(pattern: str) -> str:
     return "\n".join(path.read_text() for path in sorted(ROOT.glob(pattern)))
-
-
-@each_page
-def test_the_targets_and_files_that_commands_name_exist(page: Path) -> None:
-    """`make` targets, CMake presets, and files in folders of the repository."""
-    makefile, presets = source("Makefile"), json.loads(source("CMakePresets.json"))
-    commands = "\n".join(lines(page))
-    for target in re.findall(r"(?:`|^)make ([\w-]+)", f"{commands}\n{page.read_text()}", re.M):
-        assert re.search(rf"^([\w.-]+ )*{target}( [\w.-]+)*:", makefile, re.M), target
-    known = {preset["name"] for key in presets if "Presets" in key for preset in presets[key]}
-    assert {*re.findall(r"--preset (\S+)", commands)} <= known
-    folders = "benchmarks|examples|tests_py|tests_cpp|[.]ci"
-    for path in re.findall(rf"(?:^|\s)((?:{folders})/[\w./-]+)", commands):
-        assert (ROOT / path).exists(), path
 
 
 def plain(text: str) -> str:

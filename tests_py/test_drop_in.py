@@ -93,21 +93,6 @@ def test_attributes_describe_the_layer() -> None:
         assert (layer.mode, layer.proj_size) == ("LLTM", 0)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_weights_are_listed_by_layer_and_direction_as_nn_lstm_s(options: dict[str, Any]) -> None:
-    ours, lstm = pair(options)
-    by_name = dict(ours.named_parameters())
-    assert ours._flat_weights_names == list(by_name)
-    assert [id(p) for p in ours._flat_weights] == [id(p) for p in by_name.values()]
-    assert [[id(by_name[name]) for name in names] for names in ours._all_weights] == [
-        [id(p) for p in parameters] for parameters in ours.all_weights
-    ]
-    assert len(ours._all_weights) == len(lstm._all_weights)
-    assert {2 * len(names) for names in ours._all_weights} == {
-        len(names) for names in lstm._all_weights
-    }
-
-
 METHODS = [
     "check_forward_args",
     "check_hidden_size",

@@ -43,7 +43,6 @@ BAD_CELL: list[Row] = [
     ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
     ("input", randn(4, 3).to_sparse(), RuntimeError, "input of layout Strided, got Sparse"),
     ("input", torch.empty(4, 3, device="meta"), RuntimeError, "input on device cpu, got meta"),
-    ("h", randn(4, 5).to_sparse(), RuntimeError, "h of layout Strided, got Sparse"),
     ("h", randn(4, 6), ValueError, "h of shape (4, 5), got (4, 6)"),
     ("h", randn(4, 5).double(), TypeError, "h of dtype float32, got float64"),
     ("h", torch.empty(4, 5, device="meta"), RuntimeError, "h on device cpu, got meta"),
@@ -55,16 +54,13 @@ BAD_CELL: list[Row] = [
     ("weight_ih", torch.empty(15, 8, device="meta"), RuntimeError, "input on device meta, got cpu"),
     ("bias_ih", randn(5), ValueError, "bias_ih of shape (15,), got (5,)"),
     ("bias_ih", torch.empty(15, device="meta"), RuntimeError, "bias_ih on device cpu, got meta"),
-    ("bias_ih", randn(15).double(), TypeError, "bias_ih of dtype float32, got float64"),
 ]
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
     ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
-    ("input", randn(6, 4, 2), ValueError, "input of shape (6, 4, 3), got (6, 4, 2)"),
     ("h_0", randn(4, 6), ValueError, "h_0 of shape (4, 5), got (4, 6)"),
     ("c_0", randn(4, 5).double(), TypeError, "c_0 of dtype float32, got float64"),
     ("c_0", torch.empty(4, 5, device="meta"), RuntimeError, "c_0 on device cpu, got meta"),
-    ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
     ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
     ("reset", RESET.to("meta"), RuntimeError, "reset on device cpu, got meta"),
@@ -73,7 +69,6 @@ BAD_SEQUENCE: list[Row] = [
     ("recurrent_mask", randn(5), ValueError, f"{MASK} of shape (4, 5), got (5,)"),
     ("recurrent_mask", torch.empty(4, 5, device="meta"), RuntimeError,
      f"{MASK} on device cpu, got meta"),
-    ("recurrent_mask", randn(4, 5).to_sparse(), RuntimeError, f"{MASK} of layout Strided, got Sp"),
 ]
 ORDERED = "batch_sizes without negative or increasing values"
 BAD_PACKED: list[Row] = [
@@ -82,10 +77,6 @@ BAD_PACKED: list[Row] = [
      "batch_sizes with the sum 8, the number of input rows, got the sum 9"),
     ("batch_sizes", torch.tensor([3, 3, 3]), ValueError,
      "batch_sizes to begin with 4, the batch size of h_0, got 3"),
-    ("batch_sizes", torch.tensor([-4, -2]), ValueError,
-     "batch_sizes to begin with 4, the batch size of h_0, got -4"),
-    ("batch_sizes", torch.tensor([4, 3, 1]), ValueError,
-     "batch_sizes with the sum 9, the number of input rows, got the sum 8"),
     ("batch_sizes", SIZES.to("meta"), RuntimeError, "batch_sizes on device cpu, got meta"),
     ("h_0", randn(5), ValueError, "h_0 of shape (B, H), got (5,)"),
     ("reset", RESET, ValueError, "reset of shape (9,), got (6, 4)"),
@@ -118,7 +109,6 @@ NO_CHECKPOINT_STEPS: list[Row] = [
      f"checkpoint_steps of at most {2**63 - 1}, got {2**63}"),
 ]
 # fmt: on
-CHECKPOINTED = {**SEQUENCE, "checkpoint_steps": 2}
 
 
 def in_functional(name: str, arguments: dict[str, Any]) -> Any:
@@ -174,16 +164,14 @@ def refuses(
 
 def function_rows() -> Iterator[Any]:
     """Entries for all ways to call the function."""
-    with_data = [row for row in BAD_CELL if row[2] is not RuntimeError]
     for name, good, rows, ways in (
         ("step", CELL, BAD_CELL, WAYS),
-        ("step", CELL, with_data, (on_meta,)),
         ("step", CELL, NO_CELL, (in_functional,)),
         ("sequence", SEQUENCE, BAD_SEQUENCE, WAYS),
         ("sequence", SEQUENCE, NO_SEQUENCE, (in_functional,)),
         ("sequence", PACKED, BAD_PACKED, WAYS),
-        ("sequence", CHECKPOINTED, BAD_SEQUENCE + BAD_CHECKPOINT_STEPS, WAYS),
-        ("sequence", CHECKPOINTED, NO_CHECKPOINT_STEPS, (in_functional,)),
+        ("sequence", SEQUENCE, BAD_CHECKPOINT_STEPS, WAYS),
+        ("sequence", SEQUENCE, NO_CHECKPOINT_STEPS, (in_functional,)),
     ):
         for argument, value, error, text in rows:
             for way in ways:
@@ -332,6 +320,10 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
      "input of shape (B, T, 3) or (T, 3), got (6, 4, 2)"),
     ({}, (randn(3),), ValueError, "input of shape (T, B, 3) or (T, 3), got (3,)"),
     ({}, ([1.0],), TypeError, f"{TENSOR_OR_PACKED}, got list"),
+    ({}, (X.to_sparse(),), RuntimeError, "input of layout Strided, got Sparse"),
+    ({}, (X.to_mkldnn(),), RuntimeError, "input of layout Strided, got Mkldnn"),
+    ({}, (X, (STATE[0], STATE[1].to_sparse())), RuntimeError,
+     "c_0 of layout Strided, got Sparse"),
     *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; convert it")
       for x in NESTED),
     ({}, (X, (NESTED[0], STATE[1])), TypeError, "h_0 to be a tensor, got a nested tensor"),
@@ -364,6 +356,8 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (randn(4, 2),), ValueError, "input of shape (B, 3) or (3,), got (4, 2)"),
     ({}, (randn(2, 4, 3),), ValueError, "input of shape (B, 3) or (3,), got (2, 4, 3)"),
     ({}, (None,), TypeError, "input to be a tensor, got NoneType"),
+    ({}, (ROW.to_sparse(),), RuntimeError, "input of layout Strided, got Sparse"),
+    ({}, (ROW, (STEP[0], STEP[1].to_sparse())), RuntimeError, "c of layout Strided, got Sparse"),
     *(({}, (x,), TypeError, "input to be a tensor, got a nested tensor") for x in NESTED),
     ({}, (ROW, randn(2, 4, 5)), TypeError, "hx to be a tuple (h, c), got Tensor"),
     ({}, (ROW, (STEP[0], 0)), TypeError, "c to be a tensor, got int"),
@@ -445,6 +439,8 @@ def module_rows() -> Iterator[Any]:
         for place in (lltm, lltm.reference):
             make, where = getattr(place, name), f"{place.__name__}.{name}"
             for options, given, error, text in calls:
+                if place is lltm.reference and "layout" in text:
+                    continue  # PyTorch's operations accept some layouts
                 call = partial(made_and_called, make, options, given)
                 yield pytest.param(call, error, name, text, id=f"{where}-{text}")
             for argument, value, error, text in constructions:
@@ -464,26 +460,6 @@ def test_a_module_rejects(
     call: Callable[[], Any], error: type[Exception], op: str, text: str
 ) -> None:
     refuses(call, error, op, text)
-
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Sparse": lambda x: x.to_sparse(),
-    "Mkldnn": lambda x: x.to_mkldnn(),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_modules_reject_other_layouts(layout: str) -> None:
-    x, h = randn(6, 4, 3), randn(1, 4, 5)
-    for module, op, good, names in (
-        (lltm.LLTM(3, 5), "LLTM", (x, h, h), ("input", "h_0", "c_0")),
-        (lltm.LLTM(3, 5).prepack(), "LLTM", (x, h, h), ("input", "h_0", "c_0")),
-        (lltm.LLTMCell(3, 5), "LLTMCell", (x[0], h[0], h[0]), ("input", "h", "c")),
-    ):
-        for k, name in enumerate(names):
-            input, h_0, c_0 = (LAYOUTS[layout](y) if i == k else y for i, y in enumerate(good))
-            call = partial(module, input, (h_0, c_0))
-            refuses(call, RuntimeError, op, f"{name} of layout Strided, got {layout}")
 
 
 # fmt: off

@@ -72,6 +72,7 @@ def test_the_lltm_also_accepts_two_matrices_and_biases(implementation: Any) -> N
     same(two, implementation.step("lltm", x, (h, c), weights, None, bias_ih, bias_hh))
 
 
+@pytest.mark.xdist_group("compilers")
 @pytest.mark.parametrize("cell", [two_states, "gru"], ids=["custom", "gru"])
 def test_a_function_compiles_without_a_graph_break(cell: Any) -> None:
     module = two_states.Cell(I, H) if cell is two_states else nn.GRUCell(I, H)

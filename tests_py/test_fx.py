@@ -11,6 +11,7 @@ from support import flat
 from torch import Tensor, fx, nn
 
 import lltm
+from lltm.cells import slstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
@@ -55,12 +56,6 @@ def replaced(module: nn.Module) -> nn.Module:
     return module
 
 
-@lltm.cell(gates=("i", "o", "g"))
-def own(z: Any, c: Tensor, d: Tensor) -> Any:
-    c_next = c + torch.sigmoid(z.i) * torch.tanh(z.g)
-    return torch.sigmoid(z.o) * torch.tanh(c_next + d), c_next, 0.5 * d + z.g
-
-
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "LSTM": lambda: lltm.LSTM(3, 5, num_layers=2, bidirectional=True),
     "GRU": lambda: lltm.GRU(3, 5),
@@ -68,8 +63,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "LSTMCell": lambda: lltm.LSTMCell(3, 5),
     "GRUCell": lambda: lltm.GRUCell(3, 5),
     "LLTMCell": lambda: lltm.LLTMCell(3, 5),
-    "own layer": lambda: own.Layer(3, 5),
-    "own cell": lambda: own.Cell(3, 5),
+    "custom layer": lambda: slstm.Layer(3, 5),
+    "custom cell": lambda: slstm.Cell(3, 5),
     "replaced LSTM": lambda: replaced(nn.LSTM(3, 5)),
     "replaced GRUCell": lambda: replaced(nn.GRUCell(3, 5)),
     "projection": lambda: lltm.LSTM(3, 5, proj_size=2),
@@ -77,7 +72,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 PREPACKED: dict[str, Callable[[], nn.Module]] = {
     "prepacked": lambda: lltm.LSTM(3, 5).prepack(),
-    "prepacked own layer": lambda: own.Layer(3, 5).prepack(),
+    "prepacked custom layer": lambda: slstm.Layer(3, 5).prepack(),
 }
 # Python loops and checks prevent tracing through the others.
 TRACED_THROUGH = [name for name in KINDS if name not in ("projection", "reference")]

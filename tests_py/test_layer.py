@@ -93,28 +93,6 @@ class TestDirectionsSideBySide:
                     assert (a.requires_grad, c.requires_grad) == (False, True)
                     torch.testing.assert_close(d, y, **tolerance)
 
-    @pytest.mark.parametrize(
-        "options",
-        [{}, {"checkpoint_steps": 5}, {"bias": False, "recurrent_dropout": 0.3, "dropout": 0.2}],
-        ids=str,
-    )
-    @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
-    @pytest.mark.parametrize("make", LAYERS)
-    def test_gradients_are_the_same(
-        self, make: Any, dtype: torch.dtype, options: dict[str, Any]
-    ) -> None:
-        for batch in (1, 40):
-            layer = make(9, 33, num_layers=2, bidirectional=True, **options).to(dtype)
-            for input in inputs(batch, dtype):
-                gradients = []
-                for count in (1, 2):
-                    torch.manual_seed(1)
-                    with threads(count):
-                        results = flat(layer(input))
-                        loss = torch.stack([(y * torch.randn_like(y)).sum() for y in results]).sum()
-                        gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
-                assert all(map(torch.equal, *gradients))
-
     def test_hooks_of_saved_tensors_and_a_graph_kept_for_two_backwards(self) -> None:
         layer = lltm.GRU(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3)

@@ -57,22 +57,6 @@ def build_step(name: str = "torch_pin") -> Any:
     return module
 
 
-@pytest.mark.parametrize(
-    ("found", "pin"),
-    [
-        ("2.13.0+cpu", "torch==2.13.*"),
-        ("2.14.0a0+git1234567", "torch==2.14.*"),
-    ],
-)
-def test_the_build_pins_the_minor_release_it_finds(
-    monkeypatch: pytest.MonkeyPatch, found: str, pin: str
-) -> None:
-    step = build_step()
-    monkeypatch.setattr(step, "version", lambda name: found)
-    settings = {"supported": ">=2.11,<2.16"}
-    assert step.dynamic_metadata(settings, {}) == {"dependencies": [pin]}
-
-
 @pytest.mark.parametrize("found", ["2.10.1", "2.16.0.dev20261101"])
 def test_the_build_rejects_a_torch_outside_the_supported_range(
     monkeypatch: pytest.MonkeyPatch, found: str
@@ -98,14 +82,6 @@ def test_both_copies_of_the_supported_range_of_torch_agree() -> None:
     assert required is not None
     assert supported is not None
     assert required[1] == supported[1]
-
-
-def test_links_of_the_readme_lead_to_the_repository() -> None:
-    text = "[a](docs/a.md#b) ![c](d/c.svg) [e](https://e.org) [f](#f)"
-    root = "https://forge/lltm"
-    assert build_step("readme").absolute(text, root, "v1") == (
-        f"[a]({root}/blob/v1/docs/a.md#b) ![c]({root}/raw/v1/d/c.svg) [e](https://e.org) [f](#f)"
-    )
 
 
 def test_the_metadata_has_what_a_package_index_shows() -> None:

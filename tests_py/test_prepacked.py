@@ -254,8 +254,9 @@ def test_repr_shows_its_sizes() -> None:
 ELSEWHERE = """
 import sys, torch, lltm
 
-capability, here, there = sys.argv[1:]
+capability, kernels, here, there = sys.argv[1:]
 assert torch.backends.cpu.get_cpu_capability() == capability.upper()
+assert lltm._C.cpu_kernels() == kernels
 packed_there = []
 for weights, quantized, packed, module, x, expected in torch.load(here, weights_only=False):
     # In int8, a step of the quantizer and of the dtype where a rounding falls the other way.
@@ -290,8 +291,9 @@ def test_works_on_a_cpu_with_other_kernels_and_loads_weights_packed_there(
                 cases.append((weights, quantized, packed, module, x, module(x)[0]))
     here, there = tmp_path / "here", tmp_path / "there"
     torch.save(cases, here)
+    kernels = support.BASELINE if capability == "default" else capability.upper()
     support.run_python(
-        *("-c", ELSEWHERE, capability, str(here), str(there)),
+        *("-c", ELSEWHERE, capability, kernels, str(here), str(there)),
         ATEN_CPU_CAPABILITY=capability,
     )
     for (_, quantized, _, module, x, expected), (packed, state_dict) in zip(
@@ -314,7 +316,7 @@ def test_is_compiled_and_exported_whole() -> None:
     torch.testing.assert_close(compiled(x), expected)
     program = support.saved_and_loaded(torch.export.export(model, (x,)), torch.export)
     torch.testing.assert_close(program.module()(x), expected)
-    core = program.run_decompositions(lltm.decompositions())
+    core = program.run_decompositions(support.decompositions())
     torch.testing.assert_close(core.module()(x), expected)  # keeps the operator
     assert set(program.state_dict) == {"rnn.bias_l0", "head.weight", "head.bias"}
     assert [*program.constants] == ["rnn.packed_weights_l0"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
+from lltm.cells import slstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
@@ -46,29 +47,31 @@ class Model(nn.Module):
         return self.head(h)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_scripted_layer_equals_the_layer_before_and_after_saving(
-    options: dict[str, Any],
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((lltm.LLTM, options) for options in OPTIONS),
+        *((make, OPTIONS[-1]) for make in (lltm.LSTM, lltm.GRU, lltm.RNN)),
+        *((make, {}) for make in (lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell)),
+        *((lltm.LLTMCell, {"bias": bias}) for bias in (True, False)),
+    ],
+    ids=str,
+)
+def test_a_scripted_module_equals_the_module_before_and_after_saving(
+    make: Any, options: dict[str, Any]
 ) -> None:
-    layer = lltm.LLTM(3, 5, **options).eval()
-    scripted = script(layer)
+    module = make(3, 5, **options).eval()
+    scripted = script(module)
+    is_layer = hasattr(module, "num_layers")
+    sizes: list[tuple[int, ...]] = [(4, 6, 3), (6, 3), (0, 4, 3)] if is_layer else [(6, 3), (3,)]
     for run in (scripted, saved_and_loaded(scripted)):
-        for x in (torch.randn(4, 6, 3), torch.randn(6, 3), torch.randn(0, 4, 3)):
-            output, state = layer(x)
-            torch.testing.assert_close(run(x), (output, state))
-            state = (torch.randn_like(state[0]), torch.randn_like(state[1]))
-            torch.testing.assert_close(run(x, hx=state), layer(x, state))
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_a_scripted_cell_equals_the_cell_before_and_after_saving(bias: bool) -> None:
-    cell = lltm.LLTMCell(3, 5, bias=bias)
-    scripted = script(cell)
-    for run in (scripted, saved_and_loaded(scripted)):
-        for x in (torch.randn(4, 3), torch.randn(3)):
-            state = cell(x)
-            torch.testing.assert_close(run(x), state)
-            torch.testing.assert_close(run(x, hx=state), cell(x, state))
+        for size in sizes:
+            x = torch.randn(size)
+            result = module(x)
+            same(run(x), result)
+            last = result[1] if is_layer else result
+            state = torch.utils._pytree.tree_map(torch.randn_like, last)
+            same(run(x, hx=state), module(x, state))
 
 
 class Tagger(nn.Module):
@@ -83,14 +86,9 @@ class Tagger(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(again)[0], output.data, state
 
 
-@lltm.cell(gates=1, states=3)
-def three_states(z: Any, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    return torch.tanh(z[0] + a), 0.5 * a + z[0], 0.5 * b, c
-
-
-@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU", "own"])
+@pytest.mark.parametrize("kind", ["LLTM", "LSTM", "GRU", "prepacked GRU", "sLSTM"])
 def test_a_scripted_layer_has_a_method_for_packed_sequences(kind: str) -> None:
-    make = three_states.Layer if kind == "own" else getattr(lltm, kind.split()[-1])
+    make = slstm.Layer if kind == "sLSTM" else getattr(lltm, kind.split()[-1])
     layer = make(3, 5, num_layers=2, bidirectional=True)
     model = Tagger(layer.prepack() if "prepacked" in kind else layer)
     x, lengths = torch.randn(6, 4, 3), torch.tensor([2, 6, 1, 6])
@@ -115,15 +113,13 @@ def test_a_scripted_layer_has_a_method_for_packed_sequences(kind: str) -> None:
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True),
         lltm.LSTM(3, 5, bias=False),
         lltm.LSTM(3, 5, proj_size=2),
-        three_states.Layer(3, 5, bias=False),
+        slstm.Layer(3, 5, bias=False),
     ],
     ids=str,
 )
 def test_a_scripted_prepacked_layer_is_saved_as_the_weights(
     layer: Any, weights: torch.dtype | None
 ) -> None:
-    if weights is not None and isinstance(layer, three_states.Layer):
-        return  # unbounded cell
     packed = layer.prepack(weights)
     scripted = script(packed)
     file = io.BytesIO()
@@ -186,6 +182,7 @@ def test_a_scripted_model_trains() -> None:
         torch.testing.assert_close(gradients, list(expected))
 
 
+@pytest.mark.xdist_group("compilers")
 def test_scripting_does_not_change_the_model() -> None:
     model = Model()
     script(model)

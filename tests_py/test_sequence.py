@@ -1,52 +1,21 @@
-"""lltm.functional.sequence, dense and packed, in both directions.
+"""lltm.functional.sequence: resets, masks, oneDNN.
 
-tests_cpp/test_cells.cpp covers more sizes, cells and engines.
+test_accuracy.py and tests_cpp/test_cells.cpp test sizes, dtypes and engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import support
 import torch
-from support import DTYPES, LENGTHS, SEQUENCE_SHAPES, packed_arguments, sequence_arguments
+from support import sequence_arguments
 
 import lltm
 
 
-def each(cases: Sequence[Any]) -> pytest.MarkDecorator:
-    """Tests each case and each dtype, not all combinations."""
-    values = [(case, DTYPES[k % len(DTYPES)]) for k, case in enumerate(cases)]
-    return pytest.mark.parametrize(("case", "dtype"), values, ids=str)
-
-
-each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-
-
-@each_direction
-@each(SEQUENCE_SHAPES)
-def test_agrees_with_the_reference(
-    case: tuple[int, int, int, int], dtype: torch.dtype, reverse: bool
-) -> None:
-    support.check_accuracy(
-        support.sequence_outputs, lambda: sequence_arguments(case, dtype, reverse=reverse)
-    )
-
-
-@each_direction
-@each(LENGTHS)
-def test_agrees_with_the_reference_when_packed(
-    case: Sequence[int], dtype: torch.dtype, reverse: bool
-) -> None:
-    support.check_accuracy(
-        support.sequence_outputs, lambda: packed_arguments(case, dtype=dtype, reverse=reverse)
-    )
-
-
-@each_direction
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_resets_and_masks_as_the_reference_does(reverse: bool) -> None:
     a = sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
     reset, mask = torch.rand(6, 4) < 0.4, torch.rand(4, 5, dtype=torch.float64)

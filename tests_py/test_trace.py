@@ -80,16 +80,6 @@ def built_in(name: str) -> tuple[Callable[..., Any], dict[str, Any], int]:
     return of_c if states else of_h, {"gates": gates, "reads": reads, "name": name}, saved
 
 
-def zoo(z: Any, c: Tensor) -> Any:
-    a, b = F.softplus(z[0]), torch.clamp(z[1], -0.5, 0.75)
-    d = F.relu(z[2]) + 0.1 * F.leaky_relu(z[2], 0.1)
-    e, f = torch.log(1.5 + z[3] * z[3]), torch.sqrt(1 + torch.abs(z[4]))
-    m = torch.minimum(a, f) * 0.3 + torch.maximum(b, F.silu(z[5])) * 0.25
-    w = torch.where(c > 0.1, torch.exp(-torch.abs(c)), F.elu(c, 0.5))
-    c_next = 0.5 * w + m / f - 0.2 * d + F.hardtanh(z[6]) - F.logsigmoid(z[7]) * 0.1
-    return tanh(c_next) * e, torch.lerp(c_next, e, 0.25)
-
-
 def two_products(z: Any, h: Tensor, c: Tensor) -> Any:
     """Gates a and b share an operand, gate d multiplies a value of theirs, gate e a state."""
     v = sigmoid(z.r) * h
@@ -109,7 +99,6 @@ def means(z: Any, h: Tensor, p: Tensor) -> Any:
 # Cells with the minimal number of saved values; docs/cells.md has the numbers of lltm.cells.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
-    "zoo": (zoo, {"gates": 8}, 18),
     "two_products": (
         two_products,
         {
@@ -560,19 +549,15 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
     r"hooks only on .*got \[3, 1\]": lambda z: z[0].mean(-1, True).register_hook(tanh) and z[0],
-    "aten::bernoulli_": lambda z: F.dropout(z[0]),
     "aten::randn": lambda z: z[0] + torch.randn(()),
-    "aten::_softmax": lambda z: torch.softmax(z[0], -1),
     "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
     "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
     "do not combine hidden units, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
     "no matrix multiplications in addition to.*linear": lambda z: F.linear(z[0], torch.ones(7, 7)),
-    "lists them.*aten::round": lambda z: torch.round(z[0], decimals=1),
     "in parameters=, got a tensor that requires grad": lambda z: torch.nn.PReLU()(z[0]),
     "a single real value, .*on meta": lambda z: z[0] * torch.ones((), device="meta"),
     "aten::add_": in_place,
     "torch.where instead of Python's.*aten::_local_scalar_dense": on_value,
-    "item.*aten::_local_scalar_dense": lambda z: z[0] * z[0].item(),
     "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "dtype conversions only of conditions.*aten::_to_copy": lambda z: z[0].float(),
@@ -580,7 +565,6 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
         z[0] if (z[0] > 0).all() else -z[0]
     ),
     r"a gate, such as z\[0\] or z.g0, got z, the tuple of all gates": lambda z: torch.tanh(z),
-    "got z, the tuple of all gates": lambda z: z * 2,
     r"outside tensors with a single real value, got \[7\]": lambda z: z[0] * OUTSIDE,
     "learned tensors in parameters=": lambda z: z[0] * LEARNED,
     "'What the function may do'.*aten::log2": lambda z: torch.log2(z[0]),
@@ -588,10 +572,8 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "other than NaN, got NaN": lambda z: z[0] * torch.tensor(float("nan")),
     "change of a detached tensor, got aten::mul_": lambda z: tanh(z[0]).detach().mul_(2),
     "the function to return only h', got tuple": lambda z: (z[0], z[0]),
-    "the function to return only h', got z$": lambda z: z,
     "a function that returns, got StopIteration": lambda z: next(iter(())),
     r"\(h', c'\), got Tensor; arguments other than h and parameters= are states": lambda z, c: c,
-    r"\(h', c'\), got Tensor, Tensor, Tensor": lambda z, c: (c, c, c),
     r"with the shape of a gate .*got \[\]": lambda z: torch.zeros(()),
     "a floating-point dtype, .*bool": lambda z: z[0] > 0,
 }
@@ -608,7 +590,6 @@ def test_unsupported_operations(match: str) -> None:
 # Functions with a gate g0 that reads a product, by message.
 MISUSED: dict[str, Callable[..., Any]] = {
     "one call of z.g0, which reads a product.*got no call": lambda z, h: z[0] * h,
-    "no call": lambda z, h: z.g1 * h,
     "z.g0.*a second call": lambda z, h: z.g0(h) + z.g0(h),
     r"dtype of a gate in z.g0\(...\), got float": lambda z, h: z.g0(0.5),
     r"dtype of a gate in z.g0.*, got \[1, 1\], torch.bool": lambda z, h: z.g0(h > 0),
@@ -682,11 +663,6 @@ def test_math_functions_are_named_in_the_error() -> None:
         trace(lambda z: z[0] * math.exp(z[0]), gates=1, name="wrong")
 
 
-def test_a_lambda_needs_a_name() -> None:
-    with pytest.raises(lltm.ArgumentError, match="expected name= for a function without a name"):
-        trace(lambda z: tanh(z[0]), gates=1)
-
-
 def test_errors_show_the_line_of_the_operation() -> None:
     with pytest.raises(TypeError, match=r"test_trace\.py:\d+: return z\[0\] if z\[0\] > 0"):
         trace(on_value, gates=1)
@@ -715,6 +691,7 @@ def test_rounding_mode_none_is_supported() -> None:
     check(lambda z: torch.div(z[0], 2, rounding_mode=None), gates=1, name="cell")
 
 
+@pytest.mark.xdist_group("compilers")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_compiled_functions() -> None:
     """The original function is traced; creating a cell inside a compiled function is an error."""
@@ -736,10 +713,9 @@ def unit(z: Any) -> Any:
 
 WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("gates to be an int or a sequence of names, got 'ifgo'", TypeError, unit, {"gates": "ifgo"}),
-    ("1 to 8 gates, got 0", ValueError, unit, {"gates": 0}),
     ("a name of .* got 'a-b'", ValueError, unit, {"gates": ["a-b"]}),
-    ("different names, got 'a'", ValueError, unit, {"gates": ["a", "a"]}),
     ("a name of .* got 'a{65}'", ValueError, unit, {"name": "a" * 65}),
+    ("name= for a function without a name", ValueError, lambda z: z[0], {"name": None}),
     (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
     ("a tuple of these in reads of g0, got 'both'", ValueError, unit, {"reads": {"g0": "both"}}),
     ('"x" or "input" in reads of g0', ValueError, unit, {"reads": {"g0": ("x", "input")}}),

@@ -390,18 +390,6 @@ def test_batch_sizes_per_sample_are_rejected() -> None:
         torch.vmap(lambda s: grad(lambda x: run(x, s))(a.input))(sizes)
 
 
-def test_pytorch_does_not_pack_in_forward_mode_or_under_vmap() -> None:
-    rows = torch.randn(2, 4, 3)
-
-    def pack(x: Tensor) -> Tensor:
-        return torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 1])).data
-
-    with pytest.raises(NotImplementedError, match="_pack_padded_sequence"):
-        jvp(pack, (rows[:, :2],), (rows[:, :2],))
-    with pytest.raises(RuntimeError, match="Batching rule not implemented for aten::pad_sequence"):
-        torch.vmap(lambda x: pack_sequence([x, x[:1]]).data)(rows)
-
-
 def test_prepacked_weights_per_sample_are_rejected() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
     with pytest.raises(RuntimeError, match=r"lltm::prepack: expected the same weights for all s"):
@@ -465,14 +453,3 @@ def test_dropout_under_vmap_requires_a_choice_of_randomness() -> None:
         torch.vmap(layer)(x)
     output, _ = torch.vmap(layer, randomness="different")(x)
     assert not torch.equal(output[0], output[1])
-
-
-@pytest.mark.xdist_group("compilers")
-def test_a_compiled_function_is_differentiated_once() -> None:
-    torch.compiler.reset()
-    layer = lltm.LLTM(I, H)
-    compiled = torch.compile(lambda x: layer(x)[0], backend="aot_eager")
-    x = torch.randn(5, 4, I, requires_grad=True)
-    (first,) = torch.autograd.grad(compiled(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        first.sum().backward()

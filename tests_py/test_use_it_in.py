@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import runpy
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,32 +33,12 @@ def defined_in(file: str, folder: Path) -> dict[str, Any]:
     return runpy.run_path(str(path))
 
 
-def of_neuralforecast() -> tuple[Any, Callable[[Any], Tensor]]:
-    from neuralforecast.models import GRU
-
-    batch: dict[str, Any] = dict.fromkeys(["hist_exog", "futr_exog", "stat_exog"])
-    batch |= {"insample_y": torch.randn(4, 24, 1), "insample_mask": torch.ones(4, 24, 1)}
-    return GRU(h=6, input_size=24), lambda model: model(batch)
-
-
 def of_pytorch_forecasting() -> tuple[Any, Callable[[Any], Tensor]]:
     from pytorch_forecasting.models.nn import LSTM
 
     x, lengths = torch.randn(4, 20, 3), torch.tensor([20, 0, 3, 7])
     model = torch.nn.ModuleList([LSTM(3, 16, num_layers=2, batch_first=True)])
     return model, lambda model: model[0](x, lengths=lengths, enforce_sorted=False)[0]
-
-
-def of_recbole() -> tuple[Any, Callable[[Any], Tensor]]:
-    from recbole.model.sequential_recommender.gru4rec import GRU4Rec
-
-    sizes = {"embedding_size": 8, "hidden_size": 16, "num_layers": 1, "dropout_prob": 0.0}
-    names = {"LIST_SUFFIX": "_list", "ITEM_ID_FIELD": "item", "NEG_PREFIX": "negative_"}
-    config = defaultdict(lambda: None, loss_type="CE", device="cpu", **sizes, **names)
-    items, lengths = torch.randint(1, 20, (4, 10)), torch.tensor([10, 1, 3, 7])
-    return GRU4Rec(config, SimpleNamespace(num=lambda field: 20)), lambda model: model(
-        items, lengths
-    )
 
 
 def of_torch_geometric() -> tuple[Any, Callable[[Any], Tensor]]:
@@ -72,61 +50,29 @@ def of_torch_geometric() -> tuple[Any, Callable[[Any], Tensor]]:
     return model, lambda model: model[1](model[0](x, index), edges)
 
 
-def of_darts() -> tuple[Any, Callable[[Any], Tensor]]:
-    from darts import TimeSeries
-    from darts.models import RNNModel
-
-    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False}
-    model = RNNModel(12, model="GRU", training_length=16, n_epochs=1, pl_trainer_kwargs=quiet)
-    model.fit(TimeSeries.from_values(torch.randn(40, 1).numpy()))
-    x = torch.randn(4, 16, 1)
-    return model, lambda model: model.model.V(model.model.rnn(x)[0])
-
-
-def of_stanza() -> tuple[Any, Callable[[Any], Tensor]]:
-    from stanza.models.common.packed_lstm import PackedLSTM
-
-    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 3) for n in (7, 5, 1)])
-    model = PackedLSTM(3, 8, 2, batch_first=True, bidirectional=True)
-    return model, lambda model: model(packed, [7, 5, 1])[0].data
-
-
-IN_EXTRAS = ("pytorch_forecasting", "torch_geometric")
-# Lines of the page's table by package, and a model with a call.
 LINES: dict[str, tuple[str, Any]] = {
-    "neuralforecast": ("lltm.replace_(model)", of_neuralforecast),
     "pytorch_forecasting": ("lltm.replace_(model, subclasses=True)", of_pytorch_forecasting),
-    "recbole": ("lltm.replace_(model)", of_recbole),
     "torch_geometric": ("lltm.replace_(model)", of_torch_geometric),
-    "darts": ("lltm.replace_(model.model)", of_darts),
-    "stanza": ("lltm.replace_(model)", of_stanza),
 }
 
 
-def needs(package: str) -> pytest.MarkDecorator:
-    if package in IN_EXTRAS:
-        return support.needs_extra("examples", package)
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"no extra includes {package}")
-
-
-@pytest.mark.parametrize("package", [pytest.param(p, marks=needs(p)) for p in LINES])
+@pytest.mark.parametrize(
+    "package", [pytest.param(p, marks=support.needs_extra("examples", p)) for p in LINES]
+)
 def test_one_line(package: str) -> None:
-    """Compares outputs and gradients before and after the line."""
+    """Compares outputs and gradients before and after the line of the page's table."""
     line, made = LINES[package]
     assert re.search(rf"^\| {package} .*`{re.escape(line)}`", PAGE.read_text(), re.M)
     model, call = made()
-    module = model.model if package == "darts" else model
-    parameters = list(module.parameters())
+    parameters = list(model.parameters())
     results = []
     for _ in range(2):
-        module.eval()
+        model.eval()
         output = call(model)
         loss = output.square().sum()
         results.append((output, *torch.autograd.grad(loss, parameters, allow_unused=True)))
         exec(line, {"lltm": lltm, "model": model})
-    ours = (lltm.LSTM, lltm.GRU)
-    assert any(isinstance(part, ours) for part in module.modules())
+    assert any(isinstance(part, lltm.LSTM) for part in model.modules())
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
@@ -248,44 +194,6 @@ def test_qlib(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_pyannote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares with torch.nn.LSTM."""
-    monkeypatch.setenv("PYANNOTE_METRICS_ENABLED", "0")
-    try:
-        from pyannote.audio.core.task import Problem, Resolution, Specifications
-        from pyannote.audio.models.segmentation import PyanNet
-    except (ImportError, OSError) as error:  # torchaudio without CUDA libraries
-        pytest.skip(f"no pyannote.audio that can be imported: {error}")
-    model = PyanNet(lstm={"num_layers": 2})
-    lltm.replace_(model)
-    model.specifications = Specifications(
-        problem=Problem.MULTI_LABEL_CLASSIFICATION,
-        resolution=Resolution.FRAME,
-        duration=2.0,
-        classes=["one", "two"],
-    )
-    model.build()
-    model.eval()
-    assert isinstance(model.lstm, lltm.LSTM)
-    theirs = torch.nn.LSTM(60, 128, num_layers=2, bidirectional=True, batch_first=True)
-    theirs.load_state_dict(model.lstm.state_dict())
-    waveform = torch.randn(2, 1, 2 * 16_000)
-    scores = model(waveform)
-    model.lstm = theirs
-    torch.testing.assert_close(scores, model(waveform), rtol=1e-4, atol=1e-5)
-
-
-@needs("resemblyzer")
-def test_resemblyzer(tmp_path: Path) -> None:
-    from resemblyzer import VoiceEncoder
-
-    speech = torch.randn(3 * 16_000).mul(0.05).numpy()
-    theirs = VoiceEncoder("cpu", verbose=False).embed_utterance(speech)
-    model = defined_in("voice_encoder.py", tmp_path)["encoder"]()
-    assert isinstance(model.lstm, lltm.PrepackedLSTM)
-    assert float(theirs @ model.embed_utterance(speech)) > 0.998
-
-
 @support.needs_extra("examples", "opacus")
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
 def test_opacus(name: str, tmp_path: Path) -> None:
@@ -309,39 +217,3 @@ def test_opacus(name: str, tmp_path: Path) -> None:
     GradSampleModule(model)(x).mean().backward()
     for p, *expected in zip(parameters, *samples, strict=True):
         torch.testing.assert_close(p.grad_sample, torch.stack(expected))
-
-
-def of_drop_in(start: str, **names: Any) -> Any:
-    """Evaluates a line of docs/drop-in.md."""
-    page = (support.ROOT / "docs" / "drop-in.md").read_text()
-    (line,) = re.findall(rf"`({re.escape(start)}[^`]*)`", page)
-    return eval(line, {"lltm": lltm, "torch": torch, **names})
-
-
-@needs("thop")
-def test_thop() -> None:
-    import thop
-
-    layer, x = torch.nn.LSTM(3, 5), torch.randn(6, 4, 3)
-    expected, _ = thop.profile(layer, (x,), verbose=False)
-    model = lltm.LSTM(3, 5)
-    assert of_drop_in("thop.profile(", thop=thop, model=model, x=x)[0] == expected > 0
-
-
-@needs("ptflops")
-def test_ptflops() -> None:
-    import ptflops
-
-    names = {"rnn_flops_counter_hook": ptflops.pytorch_ops.rnn_flops_counter_hook}
-    model = lltm.LSTM(3, 5, batch_first=True)
-    found, _ = of_drop_in("ptflops.get_model", ptflops=ptflops, model=model, **names)
-    assert found == f"{6 * (4 * 5 * (3 + 5) + 2 * 4 * 5) / 1000:g} KMac"  # GEMMs and biases
-
-
-@needs("brevitas")
-def test_brevitas() -> None:
-    from brevitas.graph import quantize
-
-    model = torch.nn.Sequential(lltm.LSTM(3, 5))
-    of_drop_in("layerwise_quantize(", model=model, **vars(quantize))
-    assert lltm.replace_(model).left["0"].startswith("it is a quantization module")

@@ -154,7 +154,7 @@ def _problem(
         "heads": {"heads": 2 if hidden % 2 == 0 else 1},
     }.get(form, {})
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         layer = cell.Layer(inputs, hidden, dtype=dtype, **options)
     x: Any = draw(steps, batch, inputs)
     with torch.no_grad():  # a realistic state: the last state of another sequence
