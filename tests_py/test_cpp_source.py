@@ -148,7 +148,7 @@ def test_a_step_that_combines_hidden_units_has_no_cpp_source() -> None:
         with pytest.raises(lltm.ArgumentError, match=f"{name}: .* element-wise .* got {got}"):
             _ = getattr(lltm.cells, name).cpp_source
     members = re.findall(r" \.((?:scalars|without|outputs)\w* = .*),", words.cpp_source)
-    assert members == ["scalars = 2", "without_bias = 1", "outputs = 1"]
+    assert members == ["outputs = 1", "scalars = 2", "without_bias = 1"]
     assert ".given_blocks = {0, 0, 0, 0, 1}" in lltm.cells.augru.cpp_source
 
 

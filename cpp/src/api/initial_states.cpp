@@ -23,7 +23,7 @@ namespace {
 
 // h or a name from the cell; in a layer h_0, ...
 std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
-  return std::string(k == 0 ? "h" : cell.state_names[k - 1]) + suffix;
+  return std::string(k == 0 ? "h" : cell.modules.state_names[k - 1]) + suffix;
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ std::vector<Tensor> run_step(
     at::TensorList parameters,
     int64_t input_size,
     int64_t hidden_size) {
-  const char* const where = cell.step_class;
+  const char* const where = cell.modules.step_class;
   check_tensor(where, "input", input);
   TORCH_CHECK_VALUE(
       (input.dim() == 1 || input.dim() == 2) && input.sym_size(-1) == input_size,
@@ -111,7 +111,7 @@ std::vector<Tensor> run_step(
 // ---- options of layers ----------------------------------------------------------
 
 void check_options(const CellInfo& cell, const LayerOptions& options) {
-  const char* const where = cell.layer_class;
+  const char* const where = cell.modules.layer_class;
   check_size(where, "hidden_size", options.hidden_size(), kLargestSize);
   check_size(where, "num_layers", options.num_layers(), kMostLayers);
   check_probability(where, "dropout", options.dropout());
@@ -193,7 +193,7 @@ class Layers : LayerCall {
 };
 
 void Layers::check() {
-  const char* const where = cell.layer_class;
+  const char* const where = cell.modules.layer_class;
   check_tensor(where, "input", input.data);
   check_options(cell, options);
   const auto passed = static_cast<int64_t>(parameters.size());
@@ -237,7 +237,7 @@ void Layers::check_projection() const {
   for (int64_t k = 0; k < directions(); ++k) {
     const at::TensorList p = parameters_of(k);
     const auto check = [&](const char* name, const Tensor& tensor, c10::SymIntArrayRef shape) {
-      check_concatenated(cell.layer_class, name, tensor, shape, input.data);
+      check_concatenated(cell.modules.layer_class, name, tensor, shape, input.data);
     };
     check("weight_hr", p.back(), {proj_size, options.hidden_size()});
     if (options.bias()) {
@@ -253,7 +253,7 @@ void Layers::check_projection() const {
 
 Layers::Result Layers::forward() const {
   const auto& [data, batch_sizes, sorted_indices, unsorted_indices, reset] = input;
-  const char* const where = cell.layer_class;
+  const char* const where = cell.modules.layer_class;
   const bool packed = batch_sizes.defined();
   const bool batched = data.dim() == 3;
   const auto shapes = [&] {
@@ -287,7 +287,7 @@ Layers::Result Layers::forward() const {
 
 Layers::Result Layers::forward_packed() const {
   const auto& [data, batch_sizes, sorted_indices, unsorted_indices, reset] = input;
-  const SymInt batch = check_packed(cell.layer_class, input, states);
+  const SymInt batch = check_packed(cell.modules.layer_class, input, states);
   ConcatenatedState initial = initial_state(batch, /*batched=*/true);
   // States are in the caller's order, packed rows in order of decreasing length.
   if (!states.empty() && sorted_indices.defined()) {
@@ -313,7 +313,14 @@ ConcatenatedState Layers::initial_state(const SymInt& batch, bool batched) const
     return first;
   }
   check_states(
-      cell, cell.layer_class, input.data, states, "_0", std::move(rows), size_of_h(), hidden);
+      cell,
+      cell.modules.layer_class,
+      input.data,
+      states,
+      "_0",
+      std::move(rows),
+      size_of_h(),
+      hidden);
   if (batched) return concatenate(cell, states);
   return concatenate(cell, map_states(states, [](const Tensor& s) { return s.unsqueeze(1); }));
 }
@@ -422,7 +429,7 @@ std::vector<Tensor> Layers::split_output(Tensor& output) const {
   std::vector<Tensor> all = output.chunk(cell.output_columns(), -1);
   const Tensor h = all.front();
   all.erase(all.begin());
-  if (cell.output_of_h >= 0) all.insert(all.begin() + cell.output_of_h, h);
+  if (cell.modules.output_of_h >= 0) all.insert(all.begin() + cell.modules.output_of_h, h);
   output = all.front();
   all.erase(all.begin());
   return all;

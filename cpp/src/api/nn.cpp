@@ -57,12 +57,12 @@ const CellInfo& cell_of(const Options& options) {
 // `class_name`: member with the name for built-in cells.
 template <typename Module, typename Options>
 const CellInfo& checked_cell(
-    const Options& options, const char* custom, const char* CellInfo::* class_name) {
+    const Options& options, const char* custom, const char* ModuleInfo::* class_name) {
   constexpr bool is_custom = kIsCustom<Module, Options>;
   TORCH_CHECK_VALUE(
       !is_custom || options.cell().has_value(), expected(custom, "options with a cell", "none"));
   const CellInfo& cell = cell_of<Module>(options);
-  const char* const where = cell.*class_name;
+  const char* const where = cell.modules.*class_name;
   TORCH_CHECK_VALUE(
       is_custom || !options.cell().has_value(),
       expected(where, "options without a cell", options.cell()->name()));
@@ -147,8 +147,9 @@ std::vector<std::pair<std::string, Tensor>> new_parameters(
       {"bias_ih", bias(count_biases(cell, cell.x))},
       {"bias_hh", bias(count_biases(cell, cell.h))}};
   for (int k = 0; k < cell.parameters; ++k) {
-    const bool scalar = (cell.scalars >> k & 1) != 0;
-    parameters.emplace_back(cell.parameter_names[k], torch::empty({scalar ? 1 : hidden_size}));
+    const bool scalar = (cell.modules.scalars >> k & 1) != 0;
+    parameters.emplace_back(
+        cell.modules.parameter_names[k], torch::empty({scalar ? 1 : hidden_size}));
   }
   if (proj_size > 0) parameters.emplace_back("weight_hr", torch::empty({proj_size, hidden_size}));
   return parameters;
@@ -187,11 +188,11 @@ RecurrentCell<Module, Parameters, States>::RecurrentCell(const CellOptions& opti
 
 template <typename Module, typename Parameters, typename States>
 void RecurrentCell<Module, Parameters, States>::reset() {
-  const CellInfo& cell = checked_cell<Module>(options, "CustomCell", &CellInfo::step_class);
+  const CellInfo& cell = checked_cell<Module>(options, "CustomCell", &ModuleInfo::step_class);
   const auto members = members_of(*this, cell.parameters);
   size_t next = 0;
-  for (const auto& [name, tensor] :
-       new_parameters(cell, options, cell.step_class, options.input_size(), /*proj_size=*/0)) {
+  for (const auto& [name, tensor] : new_parameters(
+           cell, options, cell.modules.step_class, options.input_size(), /*proj_size=*/0)) {
     *members[next++] = this->register_parameter(name, tensor, tensor.defined());
   }
   reset_parameters();
@@ -204,8 +205,8 @@ void RecurrentCell<Module, Parameters, States>::reset_parameters() {
 
 template <typename Module, typename Parameters, typename States>
 void RecurrentCell<Module, Parameters, States>::pretty_print(std::ostream& stream) const {
-  stream << "lltm::" << cell_of<Module>(options).step_class << '(' << options.input_size() << ", "
-         << options.hidden_size() << (options.bias() ? ")" : ", bias=false)");
+  stream << "lltm::" << cell_of<Module>(options).modules.step_class << '(' << options.input_size()
+         << ", " << options.hidden_size() << (options.bias() ? ")" : ", bias=false)");
 }
 
 template <typename Module, typename Parameters, typename States>
@@ -269,15 +270,15 @@ RecurrentLayer<Module, States>::RecurrentLayer(const LayerOptions& options) : op
   if (options.dropout() > 0 && options.num_layers() == 1) {
     TORCH_WARN(
         "lltm::",
-        cell_of<Module>(options).layer_class,
+        cell_of<Module>(options).modules.layer_class,
         ": dropout is applied between layers, so it does nothing with num_layers=1");
   }
 }
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::reset() {
-  const CellInfo& cell = checked_cell<Module>(options, "CustomLayer", &CellInfo::layer_class);
-  const char* const where = cell.layer_class;
+  const CellInfo& cell = checked_cell<Module>(options, "CustomLayer", &ModuleInfo::layer_class);
+  const char* const where = cell.modules.layer_class;
   const int64_t proj_size = options.proj_size();
   const int64_t count = options.bidirectional() ? 2 : 1;
   check_options(cell, options);
@@ -314,7 +315,7 @@ void RecurrentLayer<Module, States>::reset_parameters() {
 
 template <typename Module, typename States>
 void RecurrentLayer<Module, States>::pretty_print(std::ostream& stream) const {
-  stream << "lltm::" << cell_of<Module>(options).layer_class << '(';
+  stream << "lltm::" << cell_of<Module>(options).modules.layer_class << '(';
   print_options(stream, options);
   stream << ')';
 }

@@ -21,7 +21,8 @@ Tensor with_all_biases(
   if (count_biases(cell, slots) == slots.count()) return biases;
   std::vector<Tensor> all(slots.count());
   for (int slot = slots.begin; slot < slots.end; ++slot) {
-    if ((cell.without_bias >> slot & 1) != 0) all[blocks[slot]] = biases.new_zeros(hidden_size);
+    if ((cell.modules.without_bias >> slot & 1) != 0)
+      all[blocks[slot]] = biases.new_zeros(hidden_size);
   }
   int64_t next = 0;
   for (Tensor& bias : all) {
@@ -42,7 +43,7 @@ void set_parameters(
   const size_t matrices = cell.concatenated || prepacked ? 1 : 2;
   args.weight_ih = parameters[0];
   if (matrices == 2) args.weight_hh = parameters[1];
-  if (cell.parameters == 0 && (!has_bias || cell.without_bias == 0)) {
+  if (cell.parameters == 0 && (!has_bias || cell.modules.without_bias == 0)) {
     if (has_bias) args.bias_ih = parameters[matrices];
     if (has_bias && !cell.concatenated) args.bias_hh = parameters[matrices + 1];
     return;
@@ -57,7 +58,8 @@ void set_parameters(
   const size_t first = parameters.size() - cell.parameters;
   for (int k = 0; k < cell.parameters; ++k) {
     const Tensor& custom = parameters[first + k];
-    appended.push_back((cell.scalars >> k & 1) != 0 ? custom.expand({hidden_size}) : custom);
+    appended.push_back(
+        (cell.modules.scalars >> k & 1) != 0 ? custom.expand({hidden_size}) : custom);
   }
   args.bias_ih = appended.size() == 1 ? appended[0] : cat_without_autocast(appended, 0);
   args.bias_hh = bias(1, cell.h, cell.h_blocks);
@@ -65,7 +67,8 @@ void set_parameters(
 
 int64_t count_biases(const CellInfo& cell, const SlotRange& slots) {
   int64_t count = slots.count();
-  for (int slot = slots.begin; slot < slots.end; ++slot) count -= cell.without_bias >> slot & 1;
+  for (int slot = slots.begin; slot < slots.end; ++slot)
+    count -= cell.modules.without_bias >> slot & 1;
   return count;
 }
 
@@ -76,7 +79,7 @@ void check_custom_parameters(
     bool has_bias,
     int64_t hidden_size,
     at::TensorList parameters) {
-  if (cell.parameters == 0 && cell.without_bias == 0) return;
+  if (cell.parameters == 0 && cell.modules.without_bias == 0) return;
   const auto check = [&](const char* name, const Tensor& parameter, int64_t size) {
     check_concatenated(where, name, parameter, {c10::SymInt(size)}, input);
   };
@@ -87,8 +90,8 @@ void check_custom_parameters(
     if (partial) check("bias_hh", parameters[first - 1], count_biases(cell, cell.h) * hidden_size);
   }
   for (int k = 0; k < cell.parameters; ++k) {
-    const bool scalar = (cell.scalars >> k & 1) != 0;
-    check(cell.parameter_names[k], parameters[first + k], scalar ? 1 : hidden_size);
+    const bool scalar = (cell.modules.scalars >> k & 1) != 0;
+    check(cell.modules.parameter_names[k], parameters[first + k], scalar ? 1 : hidden_size);
   }
 }
 

@@ -16,7 +16,7 @@ using c10::SymInt;
 
 void check_projection(
     const CellInfo& cell, int64_t proj_size, int64_t hidden_size, double recurrent_dropout) {
-  const char* const where = cell.layer_class;
+  const char* const where = cell.modules.layer_class;
   TORCH_CHECK_VALUE(
       proj_size == 0 || can_project(cell),
       expected(where, "proj_size to be 0", c10::str(proj_size, ": only an LSTM has a projection")));
