@@ -16,12 +16,30 @@ void PrintTo(const Form& form, std::ostream* stream) {
   *stream << form.name;
 }
 
-std::string case_name(const testing::TestParamInfo<Case>& info) {
-  return name(std::get<1>(info.param)) + (std::get<2>(info.param) ? "_reverse" : "");
+std::vector<Form> forms_of_cells(Form form, bool weights, const std::vector<const char*>& cells) {
+  std::vector<Form> forms;
+  for (const char* const cell : cells) {
+    form.name = cell;
+    form.cell = cell;
+    form.positions = positions_of(cell, weights);
+    if (!forms.empty()) form.positions = {form.positions.back()};
+    forms.push_back(form);
+  }
+  return forms;
 }
 
-std::string form_case_name(const testing::TestParamInfo<Case>& info) {
-  return std::get<0>(info.param).name + ('_' + case_name(info));
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  const auto& [form, dtype, reverse] = info.param;
+  return form.name + ('_' + name(dtype)) + (reverse ? "_reverse" : "");
+}
+
+Problem with_resets_and_mask(const Problem& problem) {
+  return [=](uint64_t seed) {
+    Arguments arguments = problem(seed);
+    arguments.reset = random_reset(arguments, seed + 1);
+    if (seed % 2 == 0) arguments.recurrent_mask = random_mask(arguments, seed + 2);
+    return arguments;
+  };
 }
 
 FormTest::FormTest() : form_(std::get<0>(GetParam())) {

@@ -1,8 +1,7 @@
 // Every division of work, even if schedule.cpp would not choose it; also with emulated AMX kernels
 // (choosable_amx_dispatch.cpp).
-#include "testing.h"
+#include "cell_arguments.h"
 
-#include "common/states.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
@@ -174,24 +173,11 @@ class Case {
   static constexpr int64_t kCheckpointSteps = 2;
 
   lltm::SequenceArgs args(int64_t checkpoint_steps = 0, const at::Tensor& packed = {}) const {
-    static const std::optional<at::Tensor> absent;
-    const bool is_packed = packed.defined();
-    lltm::SequenceArgs args = {
-        {a_.cell,
-         a_.input,
-         a_.h,
-         a_.c,
-         is_packed ? packed : a_.weights,
-         is_packed ? absent : a_.weight_hh,
-         a_.bias,
-         a_.bias_hh,
-         a_.batch_sizes,
-         a_.reverse,
-         a_.reset,
-         checkpoint_steps,
-         is_packed ? absent : a_.recurrent_mask},
-        /*save=*/true};
-    lltm::concatenate_states(args);
+    lltm::SequenceArgs args = {engine_inputs(a_, checkpoint_steps), /*save=*/true};
+    if (packed.defined()) {
+      args.weight_ih = packed;
+      args.weight_hh = args.recurrent_mask = at::Tensor();
+    }
     return args;
   }
   LayerShape shape() const {

@@ -631,8 +631,7 @@ void check_threads(const Function& function, int count, const Arguments& argumen
   comparisons.expect_accurate(arguments);
   for (int repetition = 0; repetition < 3; ++repetition) {
     const Evaluation again = run(count);
-    EXPECT_TRUE(identical(several.outputs, again.outputs));
-    EXPECT_TRUE(identical(several.gradients, again.gradients));
+    EXPECT_TRUE(identical(several, again));
   }
 }
 
@@ -667,8 +666,7 @@ void check_uninitialised_memory(const Function& function, const Arguments& argum
   const Evaluation before = evaluate(function, arguments, grad_outputs);
   const FilledMemory filled;
   const Evaluation after = evaluate(function, arguments, grad_outputs);
-  EXPECT_TRUE(identical(after.outputs, before.outputs));
-  EXPECT_TRUE(identical(after.gradients, before.gradients));
+  EXPECT_TRUE(identical(after, before));
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(identical(function(arguments), before.outputs));
 }
@@ -766,6 +764,10 @@ bool identical(const Tensors& a, const Tensors& b) {
       a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
         return identical(x, y);
       });
+}
+
+bool identical(const Evaluation& a, const Evaluation& b) {
+  return identical(a.outputs, b.outputs) && identical(a.gradients, b.gradients);
 }
 
 std::string name(at::ScalarType dtype) {

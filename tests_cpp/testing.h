@@ -235,6 +235,7 @@ Function against_the_steps(const Function& sequence);
 // No tolerance; NaN equals NaN.
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
+bool identical(const Evaluation& a, const Evaluation& b);
 
 std::string name(at::ScalarType dtype);
 
