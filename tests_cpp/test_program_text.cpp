@@ -2,6 +2,7 @@
 #include "cell/program_text.h"
 
 #include "cell/cells.h"
+#include "cell/record_definition.h"
 #include "cell_program.h"
 
 #include <gtest/gtest.h>
@@ -23,26 +24,12 @@ namespace lltm {
 namespace {
 
 using lltm_test::run_program;
-using lltm_test::text_of_definition;
 
 void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
   for (size_t k = 0; k < values.size(); ++k) {
     EXPECT_NEAR(values[k], expected[k], 1e-14 * std::max(1.0, std::abs(expected[k])))
         << "output " << k;
-  }
-}
-
-void expect_same(const Program& program, const Program& expected) {
-  EXPECT_EQ(program.registers, expected.registers);
-  ASSERT_EQ(program.constant_count, expected.constant_count);
-  for (int k = 0; k < program.constant_count; ++k) {
-    EXPECT_EQ(program.constants[k], expected.constants[k]);
-  }
-  ASSERT_EQ(program.size, expected.size);
-  for (int k = 0; k < program.size; ++k) {
-    const auto fields = [](const Instruction& i) { return std::tuple(i.op, i.y, i.a, i.b, i.c); };
-    EXPECT_EQ(fields(program.code[k]), fields(expected.code[k])) << "instruction " << k;
   }
 }
 
@@ -86,30 +73,6 @@ TYPED_TEST(DefinitionProgram, ComputesTheSameAsTheCell) {
     outputs.push_back(backward.dc);
     expect_near(run_program(recorded.programs().backward.program(), inputs), outputs);
   }
-}
-
-TYPED_TEST(DefinitionProgram, EqualsTheProgramOfItsSerializedForm) {
-  constexpr const CellInfo& definition = TypeParam::kCell;
-  const std::string text = text_of_definition(TypeParam{});
-  SCOPED_TRACE(text);
-  const auto cell = parse_cell(text);
-  EXPECT_EQ(cell->name, definition.name);
-  ASSERT_EQ(cell->gates.size(), static_cast<size_t>(definition.slots));
-  EXPECT_EQ(cell->info.x, definition.x);
-  EXPECT_EQ(cell->info.h, definition.h);
-  for (int slot = 0; slot < definition.slots; ++slot) {
-    EXPECT_EQ(
-        cell->info.x_blocks[slot], definition.x.contains(slot) ? definition.x_blocks[slot] : -1);
-    EXPECT_EQ(
-        cell->info.h_blocks[slot], definition.h.contains(slot) ? definition.h_blocks[slot] : -1);
-  }
-  EXPECT_EQ(cell->states.size(), static_cast<size_t>(definition.states));
-  EXPECT_EQ(cell->info.reads_h, definition.reads_h);
-  EXPECT_EQ(cell->info.bounded, definition.bounded);
-  EXPECT_EQ(cell->info.forgets, definition.forgets);
-  const RecordedDefinition recorded(TypeParam{});
-  expect_same(cell->programs.forward.program(), recorded.programs().forward.program());
-  expect_same(cell->programs.backward.program(), recorded.programs().backward.program());
 }
 
 const std::string kBase =
