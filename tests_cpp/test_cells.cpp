@@ -1,7 +1,6 @@
 #include "properties.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -362,7 +361,6 @@ TEST_P(SequenceDtype, EqualsItsChunks) {
 
 TEST_P(SequenceDtype, PrepackedWeightsGiveTheSameResults) {
   const c10::InferenceMode inference;
-  const int before = at::get_num_threads();
   for (const Arguments& a :
        {dense({6, 5, 3, 17}),
         dense({3, 33, 17, 70}),
@@ -373,9 +371,10 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSameResults) {
         packed({{4, 4, 3, 1}, 17, 130})}) {
     const Tensors expected = sequence(a);
     for (const int threads : {1, 2, 5}) {
-      at::set_num_threads(threads);
-      const at::Tensor weights = pack(a);
-      at::set_num_threads(before);
+      const at::Tensor weights = [&] {
+        const ThreadCount count(threads);
+        return pack(a);
+      }();
       const Tensors ours = sequence_of_packed(a, weights);
       const double tolerance = 8 * epsilon(dtype());
       for (size_t k = 0; k < ours.size(); ++k) {

@@ -139,9 +139,8 @@ TEST_P(SideBySide, SecondDerivativesEqualThoseOfSeparateCalls) {
 
 // Two calls with three threads each, or fewer.
 TEST(Crews, RunTheRegionsOfTheirCalls) {
-  const int before = at::get_num_threads();
   for (const int threads : {1, 2, 5, 6}) {
-    at::set_num_threads(threads);
+    const ThreadCount count(threads);
     for (const bool fails : {false, true}) {
       std::array<std::atomic<int>, 2> sums = {};
       const auto call = [&](int64_t k) {
@@ -166,15 +165,13 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
       EXPECT_EQ(sums[0], 50 * 3);
     }
   }
-  at::set_num_threads(before);
 }
 
 // Only the thread that calls fork() exists in the new process. libgomp supports one thread there,
 // and several in a new thread.
 TEST(ForkedProcess, RunsTheLayer) {
-  const int before = at::get_num_threads();
   const auto threads = static_cast<int>(lltm::cpu::usable_cpus() + 1);
-  at::set_num_threads(threads);
+  const ThreadCount thread_count(threads);
   const Arguments a = sequence_problem({4, 9, 5, 40}, at::kFloat, /*seed=*/1);
   const Tensors expected = sequence(a);
   std::atomic<bool> entered = false, forked = false;
@@ -200,7 +197,6 @@ TEST(ForkedProcess, RunsTheLayer) {
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  at::set_num_threads(before);
 }
 
 // Positions of a layer without sequences.

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -115,17 +117,6 @@ double epsilon(at::ScalarType dtype) {
 
 namespace {
 
-// For cells without a function in lltm/ops.h.
-template <typename Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-using Optional = std::optional<Tensor>;
-Optional if_defined(const Tensor& tensor) {
-  return tensor.defined() ? Optional(tensor) : std::nullopt;
-}
-
 // Several states besides h are concatenated in c.
 Tensors states_of(const Arguments& a) {
   int64_t count = a.c.defined() ? 1 : 0;
@@ -189,7 +180,7 @@ Stack step_stack(const Arguments& a) {
       std::string(a.cell),
       a.input,
       a.h,
-      if_defined(a.c),
+      a.c.defined() ? c10::IValue(a.c) : c10::IValue(),
       a.weights,
       a.weight_hh,
       a.bias,
@@ -228,6 +219,21 @@ Function prepacked(std::optional<at::ScalarType> dtype) {
   return [=](const Arguments& a) { return sequence_of_packed(a, pack(a, dtype)); };
 }
 
+ThreadCount::ThreadCount(int count) : before_(at::get_num_threads()) {
+  at::set_num_threads(count);
+}
+ThreadCount::~ThreadCount() {
+  at::set_num_threads(before_);
+}
+
+TemporaryFolder::TemporaryFolder() : folder_(testing::TempDir() + "lltm-XXXXXX") {
+  TORCH_CHECK(mkdtemp(folder_.data()) != nullptr, "no temporary folder");
+  folder_ += '/';
+}
+TemporaryFolder::~TemporaryFolder() {
+  std::filesystem::remove_all(folder_);
+}
+
 PersistentSetting::PersistentSetting(bool enabled) : before_(lltm::cuda_persistent()) {
   lltm::set_cuda_persistent(enabled);
 }
@@ -259,14 +265,9 @@ Tensors eager_cell(const Arguments& a) {
   }
   if (a.cell == "gru" && a.recurrent_mask.has_value()) return eager_gru(a, read);
   if (a.cell != "lltm") {
-    const auto op = find_operator<Tensor(
-        const Tensor&,
-        const Tensor&,
-        const Tensor&,
-        const Tensor&,
-        const Optional&,
-        const Optional&)>(("aten::" + std::string(a.cell) + "_cell").c_str());
-    return {op.call(a.input, read, a.weights, *a.weight_hh, a.bias, a.bias_hh)};
+    const std::string name = "aten::" + std::string(a.cell) + "_cell";
+    return {call(name.c_str(), {a.input, read, a.weights, a.weight_hh, a.bias, a.bias_hh})[0]
+                .toTensor()};
   }
   const at::Tensor z = at::linear(at::cat({read, a.input}, 1), a.weights, a.bias);
   const Tensors gates = z.chunk(3, 1);
@@ -533,17 +534,6 @@ struct Comparisons {
       EXPECT_TRUE(gradients[k].result()) << "gradient of " << names[k];
     }
   }
-};
-
-class ThreadCount {
- public:
-  explicit ThreadCount(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~ThreadCount() { at::set_num_threads(before_); }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-
- private:
-  int before_;
 };
 
 std::string describe(const Arguments& a, uint64_t seed) {

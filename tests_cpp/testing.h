@@ -78,6 +78,39 @@ at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
 
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);
 
+// Sets the number of threads.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int count);
+  ~ThreadCount();
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
+class TemporaryFolder : public testing::Test {
+ protected:
+  TemporaryFolder();
+  ~TemporaryFolder() override;
+
+  std::string path(const std::string& name) const { return folder_ + name; }
+
+ private:
+  std::string folder_;  // ends with /
+};
+
+// Collects warnings.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
 class PersistentSetting {
  public:
   explicit PersistentSetting(bool enabled);
