@@ -166,12 +166,6 @@ TEST_P(SequenceAccuracy, WithResetsAndARecurrentMaskToo) {
   }
 }
 
-std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
-  std::vector<int64_t> lengths;
-  for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
-  return lengths;
-}
-
 const Packed kPacked[] = {
     {{5}, 3, 4},
     {{3, 3, 3}, 5, 7},

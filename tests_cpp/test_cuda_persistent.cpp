@@ -274,7 +274,7 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
   check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24));
   check_persistent(packed({9, 1, 1, 1}, 2, 16));
   // Sequences end inside a tile and at its end.
-  check_persistent(packed({6, 6, 6, 5, 5, 5, 5, 5, 5, 4, 4, 4, 4, 2, 2, 2, 2, 2, 1}, 3, 24));
+  check_persistent(packed(falling_lengths(19, 6), 3, 24));
 }
 
 // With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
@@ -283,20 +283,12 @@ TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
-  check_persistent(packed(
-      {4, 4, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
-       2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
-      3,
-      24));
+  check_persistent(packed(falling_lengths(40, 4), 3, 24));
   check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
 }
 
 TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
-  const Arguments arguments = packed(
-      {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
-       2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
-      3,
-      24)(1);
+  const Arguments arguments = packed(falling_lengths(36, 5), 3, 24)(1);
   const Tensors gradients = random_gradients(arguments);
   const Evaluation all = evaluate(sequence, arguments, gradients);
   const Temporarily small(multiprocessors, int64_t{2});
@@ -569,13 +561,7 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
 TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
-        packed_problem(
-            {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
-             2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
-            3,
-            24,
-            at::kHalf,
-            1)}) {
+        packed_problem(falling_lengths(36, 5), 3, 24, at::kHalf, 1)}) {
     const Temporarily small(multiprocessors, int64_t{2});
     const Tensors gradients = random_gradients(a);
     const auto run = [&](bool persistent) {
@@ -678,9 +664,8 @@ class PersistentRuns : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(SlowDirections, PersistentRuns, testing::Bool());
 
 TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
-  std::vector<int64_t> lengths;
-  for (int64_t length = lltm::cuda::kMostRuns + 9; length > 0; --length) lengths.push_back(length);
-  Arguments a = packed_problem(lengths, 16, 40, at::kHalf, 1);
+  constexpr int64_t kLengths = lltm::cuda::kMostRuns + 9;
+  Arguments a = packed_problem(falling_lengths(kLengths, kLengths), 16, 40, at::kHalf, 1);
   a.weights = a.weights * 0.25;
   a.reverse = GetParam();
   check_one(a, /*expected_launches=*/4);

@@ -100,19 +100,33 @@ void expect_error(
   ADD_FAILURE() << "nothing was thrown; expected: " << text;
 }
 
-double epsilon(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return std::numeric_limits<double>::epsilon();
-    case at::kFloat:
-      return std::numeric_limits<float>::epsilon();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::epsilon();
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::epsilon();
-    default:
-      TORCH_CHECK(false, "no epsilon for ", dtype);
+namespace {
+
+struct DtypeInfo {
+  at::ScalarType dtype;
+  const char* name;
+  double epsilon;
+};
+const DtypeInfo& info_of(at::ScalarType dtype) {
+  static constexpr DtypeInfo all[] = {
+      {at::kDouble, "float64", 0x1p-52},
+      {at::kFloat, "float32", 0x1p-23},
+      {at::kBFloat16, "bfloat16", 0x1p-7},
+      {at::kHalf, "float16", 0x1p-10}};
+  for (const DtypeInfo& info : all) {
+    if (info.dtype == dtype) return info;
   }
+  TORCH_CHECK(false, "no test of ", dtype);
+}
+
+}  // namespace
+
+double epsilon(at::ScalarType dtype) {
+  return info_of(dtype).epsilon;
+}
+
+std::string name(at::ScalarType dtype) {
+  return info_of(dtype).name;
 }
 
 namespace {
@@ -397,6 +411,12 @@ Arguments packed_problem(
   arguments.input = normal({rows, input_size}, dtype, generator);
   arguments.batch_sizes = at::tensor(batch_sizes, at::kLong);
   return arguments;
+}
+
+std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
+  return lengths;
 }
 
 at::Tensor random_like(const at::Tensor& like, uint64_t seed) {
@@ -758,21 +778,6 @@ bool identical(const Tensors& a, const Tensors& b) {
 
 bool identical(const Evaluation& a, const Evaluation& b) {
   return identical(a.outputs, b.outputs) && identical(a.gradients, b.gradients);
-}
-
-std::string name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
 }
 
 }  // namespace lltm_test

@@ -178,6 +178,9 @@ Arguments packed_problem(
     uint64_t seed,
     std::string_view cell = "lltm");
 
+// From `longest` to about longest / rows.
+std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest);
+
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
 
