@@ -34,15 +34,10 @@ struct Form {
 };
 void PrintTo(const Form& form, std::ostream* stream);
 
-// Compared with the oracle. Packed sequences use the hidden sizes in turn.
-inline const std::vector<Sizes> kSomeSizes = {
-    {1, 1, 1, 1}, {5, 3, 5, 7}, {7, 2, 3, 16}, {3, 17, 9, 33}};
-inline const std::vector<std::vector<int64_t>> kSomeLengths = {
-    {5}, {3, 3, 3}, {7, 6, 5, 4, 3, 2, 1}, {9, 1, 1, 1}, {4, 4, 4, 4, 2, 2, 1}};
-constexpr std::array<int64_t, 2> kSomeHiddenSizes = {7, 16};
-
 // In float64, PyTorch is the oracle. int8 has no float64.
 constexpr std::array<at::ScalarType, 3> kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
+
+constexpr std::array<at::ScalarType, 2> kSixteenBits = {at::kBFloat16, at::kHalf};
 
 // A form per cell. Only the first cell tests strides of each argument.
 std::vector<Form> forms_of_cells(

@@ -33,7 +33,6 @@ std::vector<Form> sequences(const Function& run = sequence) {
        .sizes = {3, 5, 9, 16},
        .setting = persistent<kPersistent>});
 }
-constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
 constexpr std::array kFloat64 = {at::kDouble};
 
 #define LLTM_EACH_PROPERTY_OF(prefix, forms, dtypes, dtypes_of_gradients) \
@@ -273,7 +272,7 @@ class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
     for (size_t k = 0; k < ours.gradients.size(); ++k) {
       const at::Tensor& exact = expected.gradients[k];
       EXPECT_TRUE(is_accurate(ours.gradients[k], exact.to(a.input.scalar_type()), exact))
-          << kArgumentNames[k];
+          << argument_names(a)[k];
     }
   }
 

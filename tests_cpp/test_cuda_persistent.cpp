@@ -225,7 +225,6 @@ Tensors backward(const Arguments& a, const Tensors& results) {
   return as_list(lltm::cuda::sequence_backward(backward_args(a, results)));
 }
 
-constexpr std::array<at::ScalarType, 2> kDtypesOfKernels = {at::kBFloat16, at::kHalf};
 std::vector<Form> persistent_forms() {
   std::vector<Form> forms;
   for (const char* cell : kCells) {
@@ -258,7 +257,7 @@ class PersistentEngine : public FormTest {
   }
 };
 
-LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kDtypesOfKernels);
+LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kSixteenBits);
 
 // Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {

@@ -167,6 +167,17 @@ TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   EXPECT_FALSE(forgets("s = sqrt z.i\nq = sqrt p\na = subtract s q\n", "multiply a c"));
 }
 
+TEST(CellText, BuiltInCellsForgetAsTheirEquations) {
+  EXPECT_EQ(Lltm::kCell.forgets, forgets("a = sigmoid z.i\n", "add c a"));
+  EXPECT_EQ(Lstm::kCell.forgets, forgets("f = sigmoid z.i\na = multiply f c\n", "add a f"));
+  EXPECT_EQ(
+      Gru::kCell.forgets,
+      forgets(
+          "u = sigmoid z.i\nv = subtract 1.0 u\nn = tanh z.i\na = multiply v n\n"
+          "b = multiply u c\n",
+          "add a b"));
+}
+
 TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
   const auto two_forget =
       [](const std::string& before, const std::string& c, const std::string& d) {

@@ -54,8 +54,7 @@ using Tensors = std::vector<at::Tensor>;
 // A step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// In gradient order: of the LLTM, and of any cell.
-constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
+// In gradient order.
 std::vector<const char*> argument_names(const Arguments& arguments);
 
 // Library calls. Prepacked weights are quantized if a dtype is given.
