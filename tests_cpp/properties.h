@@ -1,7 +1,7 @@
 // Properties of every form of a step or sequence, such as operators, prepacked weights, modules,
 // CUDA engines. To instantiate:
 //
-//     INSTANTIATE_TEST_SUITE_P(Sequence, Properties, each_case(form, kDtypes), case_name);
+//     LLTM_EACH_CASE(Sequence, Properties, form, kDtypes);
 #pragma once
 
 #include "testing.h"
@@ -34,14 +34,20 @@ struct Form {
 };
 void PrintTo(const Form& form, std::ostream* stream);
 
-// Compared with the oracle. Packed sequences use the hidden sizes in turn.
-inline const std::vector<Sizes> kSomeSizes = {
-    {1, 1, 1, 1}, {5, 3, 5, 7}, {7, 2, 3, 16}, {3, 17, 9, 33}};
-inline const std::vector<std::vector<int64_t>> kSomeLengths = {
-    {5}, {3, 3, 3}, {7, 6, 5, 4, 3, 2, 1}, {9, 1, 1, 1}, {4, 4, 4, 4, 2, 2, 1}};
-constexpr std::array<int64_t, 2> kSomeHiddenSizes = {7, 16};
+// In float64, PyTorch is the oracle. int8 has no float64.
+constexpr std::array<at::ScalarType, 3> kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 
-constexpr std::array<at::ScalarType, 3> kDtypesOfInt8 = {at::kFloat, at::kBFloat16, at::kHalf};
+constexpr std::array<at::ScalarType, 2> kSixteenBits = {at::kBFloat16, at::kHalf};
+
+// A form per cell. Only the first cell tests strides of each argument.
+std::vector<Form> forms_of_cells(
+    Form form, bool weights = true, const std::vector<const char*>& cells = kCells);
+
+// The setting of a form.
+template <bool kEnabled>
+std::shared_ptr<void> persistent() {
+  return std::make_shared<PersistentSetting>(kEnabled);
+}
 
 // Form, dtype, reverse.
 using Case = std::tuple<Form, at::ScalarType, bool>;
@@ -66,7 +72,12 @@ auto each_case(const Form& form, const Dtypes& dtypes) {
   return each_case(std::vector{form}, dtypes);
 }
 std::string case_name(const testing::TestParamInfo<Case>& info);
-std::string form_case_name(const testing::TestParamInfo<Case>& info);
+
+#define LLTM_EACH_CASE(prefix, suite, forms, dtypes) \
+  INSTANTIATE_TEST_SUITE_P(prefix, suite, each_case(forms, dtypes), case_name)
+
+// The mask for every other seed.
+Problem with_resets_and_mask(const Problem& problem);
 
 class FormTest : public testing::TestWithParam<Case> {
  protected:

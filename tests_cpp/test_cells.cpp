@@ -1,7 +1,6 @@
 #include "properties.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -15,28 +14,12 @@
 namespace lltm_test {
 namespace {
 
-// Only the first cell tests strides of each argument.
-std::vector<Form> forms_of_cells(
-    Form form, bool weights = true, const std::vector<const char*>& cells = kCells) {
-  std::vector<Form> forms;
-  for (const char* const cell : cells) {
-    form.name = cell;
-    form.cell = cell;
-    form.positions = positions_of(cell, weights);
-    if (!forms.empty()) form.positions = {form.positions.back()};
-    forms.push_back(form);
-  }
-  return forms;
-}
 std::vector<Form> first_of(const std::vector<Form>& forms) {
   return {forms.front()};
 }
 std::vector<Form> others_of(const std::vector<Form>& forms) {
   return {forms.begin() + 1, forms.end()};
 }
-// In float64, PyTorch is the oracle.
-constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
-
 const std::vector<Form> kSteps =
     forms_of_cells({.name = "", .run = cell, .baseline = eager_cell, .step = true});
 const std::vector<Form> kSequences =
@@ -60,136 +43,55 @@ const std::vector<Form> kInt8 = forms_of_cells(
     /*weights=*/false,
     kBoundedCells);
 
-#define LLTM_EACH(name, suite, forms, dtypes) \
-  INSTANTIATE_TEST_SUITE_P(name, suite, each_case(forms, dtypes), form_case_name)
-
 // A step is a sequence of one step.
-LLTM_EACH(Cell, Properties, first_of(kSteps), kDtypes);
-LLTM_EACH(Cell, GradientProperties, first_of(kSteps), kDtypes);
-LLTM_EACH(Cell, HostProperties, first_of(kSteps), kDtypes);
-LLTM_EACH(Sequence, Properties, kSequences, kDtypes);
-LLTM_EACH(Sequence, SequenceProperties, kSequences, kDtypes);
-LLTM_EACH(Sequence, GradientProperties, first_of(kSequences), kDtypes);
-LLTM_EACH(SequenceOthers, GradientProperties, others_of(kSequences), kDtypesBelowOracle);
-LLTM_EACH(Sequence, HostProperties, first_of(kSequences), kDtypes);
-LLTM_EACH(SequenceCheckpointed, Properties, first_of(kCheckpointed), kDtypes);
-LLTM_EACH(SequenceCheckpointed, SequenceProperties, kCheckpointed, kDtypes);
-LLTM_EACH(SequenceCheckpointed, GradientProperties, first_of(kCheckpointed), kDtypes);
-LLTM_EACH(SequenceCheckpointed, HostProperties, first_of(kCheckpointed), kDtypes);
-LLTM_EACH(SequencePrepacked, Properties, kPrepacked, kDtypes);
-LLTM_EACH(SequencePrepacked, SequenceProperties, kPrepacked, kDtypes);
-LLTM_EACH(SequenceInt8, Properties, kInt8, kDtypesOfInt8);
-LLTM_EACH(SequenceInt8, SequenceProperties, kInt8, kDtypesOfInt8);
+LLTM_EACH_CASE(Cell, Properties, first_of(kSteps), kDtypes);
+LLTM_EACH_CASE(Cell, GradientProperties, first_of(kSteps), kDtypes);
+LLTM_EACH_CASE(Cell, HostProperties, first_of(kSteps), kDtypes);
+LLTM_EACH_CASE(Sequence, Properties, kSequences, kDtypes);
+LLTM_EACH_CASE(Sequence, SequenceProperties, kSequences, kDtypes);
+LLTM_EACH_CASE(Sequence, GradientProperties, first_of(kSequences), kDtypes);
+LLTM_EACH_CASE(SequenceOthers, GradientProperties, others_of(kSequences), kDtypesBelowOracle);
+LLTM_EACH_CASE(Sequence, HostProperties, first_of(kSequences), kDtypes);
+LLTM_EACH_CASE(SequenceCheckpointed, Properties, first_of(kCheckpointed), kDtypes);
+LLTM_EACH_CASE(SequenceCheckpointed, SequenceProperties, kCheckpointed, kDtypes);
+LLTM_EACH_CASE(SequenceCheckpointed, GradientProperties, first_of(kCheckpointed), kDtypes);
+LLTM_EACH_CASE(SequenceCheckpointed, HostProperties, first_of(kCheckpointed), kDtypes);
+LLTM_EACH_CASE(SequencePrepacked, Properties, kPrepacked, kDtypes);
+LLTM_EACH_CASE(SequencePrepacked, SequenceProperties, kPrepacked, kDtypes);
+LLTM_EACH_CASE(SequenceInt8, Properties, kInt8, kDtypesBelowOracle);
+LLTM_EACH_CASE(SequenceInt8, SequenceProperties, kInt8, kDtypesBelowOracle);
 
 INSTANTIATE_TEST_SUITE_P(Cell, AutogradProperties, testing::ValuesIn(first_of(kSteps)));
 INSTANTIATE_TEST_SUITE_P(Sequence, AutogradProperties, testing::ValuesIn(kSequences));
 INSTANTIATE_TEST_SUITE_P(
     SequenceCheckpointed, AutogradProperties, testing::ValuesIn(kCheckpointed));
 
-using CellAndDtype = std::tuple<const char*, at::ScalarType>;
-
-// In float64 only the first cell: all others use the same code.
-const std::vector<CellAndDtype> kCellsAndDtypes = [] {
-  std::vector<CellAndDtype> all;
-  for (const at::ScalarType dtype : kDtypes) {
-    for (const char* const cell : kCells) {
-      if (dtype != at::kDouble || cell == kCells.front()) all.emplace_back(cell, dtype);
-    }
-  }
-  return all;
+// Sequences whose tests also run against the steps.
+const std::vector<Form> kForwardSequences = [] {
+  std::vector<Form> forms = kSequences;
+  for (Form& form : forms) form.has_reverse = false;
+  return forms;
 }();
-// The Python tests' oracle has more digits than float64.
-const std::vector<CellAndDtype> kBelowOracle(kCellsAndDtypes.begin() + 1, kCellsAndDtypes.end());
-
-std::string name(const CellAndDtype& of) {
-  return lltm_test::name(std::get<1>(of)) + '_' + std::get<0>(of);
-}
-std::string name(const Sizes& s) {
-  return "T" + std::to_string(s.T) + "_B" + std::to_string(s.B) + "_I" + std::to_string(s.I) +
-         "_H" + std::to_string(s.H);
-}
 
 struct Packed {
-  const char* name;
   std::vector<int64_t> lengths;
-  int64_t input_size, hidden_size;
-};
-void PrintTo(const Packed& packed, std::ostream* stream) {
-  *stream << packed.name;
-}
-std::string name(const Packed& packed) {
-  return packed.name;
-}
-std::string name(bool reverse) {
-  return reverse ? "reverse" : "forward";
-}
-
-struct Problems {
-  const char* cell;
-  at::ScalarType dtype;
-
-  explicit Problems(const CellAndDtype& of) : cell(std::get<0>(of)), dtype(std::get<1>(of)) {}
-
-  Problem step(const Sizes& sizes, bool bias = true) const {
-    return [=, *this](uint64_t seed) { return cell_problem(sizes, dtype, seed, bias, cell); };
-  }
-  Problem dense(const Sizes& sizes, bool bias = true, bool reverse = false) const {
-    return [=, *this](uint64_t seed) {
-      Arguments arguments = sequence_problem(sizes, dtype, seed, bias, cell);
-      arguments.reverse = reverse;
-      return arguments;
-    };
-  }
-  Problem packed(const Packed& rows, bool reverse) const {
-    return [=, *this](uint64_t seed) {
-      Arguments arguments =
-          packed_problem(rows.lengths, rows.input_size, rows.hidden_size, dtype, seed, cell);
-      arguments.reverse = reverse;
-      return arguments;
-    };
-  }
+  int64_t I, H;
 };
 
-Problem with_resets_and_mask(const Problem& problem) {
-  return [=](uint64_t seed) {
-    Arguments arguments = problem(seed);
-    arguments.reset = random_reset(arguments, seed + 1);
-    if (seed % 2 == 0) arguments.recurrent_mask = random_mask(arguments, seed + 2);
-    return arguments;
-  };
-}
-
-template <typename... Others>
-class OfCells : public testing::TestWithParam<std::tuple<CellAndDtype, Others...>> {
+class CellTest : public FormTest {
  protected:
-  using Param = std::tuple<CellAndDtype, Others...>;
-  using Info = testing::TestParamInfo<Param>;
+  using FormTest::packed;
+  Problem packed(const Packed& rows) const { return packed(rows.lengths, rows.I, rows.H); }
 
-  const Problems of_ = Problems(std::get<0>(this->GetParam()));
-
- public:
-  static std::string name_of(const Info& info) {
-    return std::apply(
-        [](const CellAndDtype& of, const Others&... others) {
-          std::string text = name(of);
-          ((text += '_' + name(others)), ...);
-          return text;
-        },
-        info.param);
+  // All for the first cell, every second for others.
+  template <size_t count>
+  std::vector<Sizes> some_of(const Sizes (&sizes)[count]) const {
+    std::vector<Sizes> some;
+    const size_t step = form_.cell == kCells.front() ? 1 : 2;
+    for (size_t k = step - 1; k < count; k += step) some.push_back(sizes[k]);
+    return some;
   }
 };
-
-const auto kEachBelowOracle = testing::ValuesIn(kBelowOracle);
-
-template <size_t count>
-auto each_of(const Sizes (&sizes)[count]) {
-  std::vector<std::tuple<CellAndDtype, Sizes>> all;
-  for (const CellAndDtype& of : kBelowOracle) {
-    const size_t step = std::get<0>(of) == kCells.front() ? 1 : 2;
-    for (size_t k = step - 1; k < count; k += step) all.emplace_back(of, sizes[k]);
-  }
-  return testing::ValuesIn(all);
-}
 
 // Dot products, the GEMM kernel, and ATen.
 constexpr Sizes kStepSizes[] = {
@@ -200,30 +102,30 @@ constexpr Sizes kStepSizes[] = {
     {1, 70, 33, 48}, {1, 1, 17, 300},
 };
 
-class CellAccuracy : public OfCells<Sizes> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, CellAccuracy, each_of(kStepSizes), CellAccuracy::name_of);
+class CellAccuracy : public CellTest {};
+LLTM_EACH_CASE(Sizes, CellAccuracy, kSteps, kDtypesBelowOracle);
 
 TEST_P(CellAccuracy, ValuesAndGradientsMatchOracle) {
-  check(cell, eager_cell, of_.step(std::get<1>(GetParam())));
+  for (const Sizes& sizes : some_of(kStepSizes)) check(dense(sizes));
 }
 
-class CellDtype : public OfCells<> {};
-INSTANTIATE_TEST_SUITE_P(Dtypes, CellDtype, testing::Combine(kEachBelowOracle), CellDtype::name_of);
+class CellDtype : public CellTest {};
+LLTM_EACH_CASE(Dtypes, CellDtype, kSteps, kDtypesBelowOracle);
 
 TEST_P(CellDtype, ValuesAndGradientsMatchOracleWithoutBias) {
   for (const Sizes& sizes :
        {Sizes{1, 5, 7, 20}, {1, 16, 32, 128}, {1, 65, 130, 33}, {1, 2, 1, 130}}) {
-    check(cell, eager_cell, of_.step(sizes, /*bias=*/false));
+    check(dense(sizes, /*bias=*/false));
   }
 }
 
 TEST_P(CellDtype, LargePreActivationsOfOneGateDoNotAffectTheOthers) {
-  const double scale = of_.dtype == at::kHalf ? 200 : 1e4;
-  for (int64_t gate = 0; gate < info_of(of_.cell).x.count(); ++gate) {
+  const double scale = dtype() == at::kHalf ? 200 : 1e4;
+  for (int64_t gate = 0; gate < info_of(form_.cell).x.count(); ++gate) {
     for (const double sign : {1.0, -1.0}) {
       SCOPED_TRACE(testing::Message() << "gate " << gate << ", bias " << sign * scale);
-      check(cell, eager_cell, [&](uint64_t seed) {
-        const Arguments arguments = of_.step({1, 7, 3, 17})(seed);
+      check([&](uint64_t seed) {
+        const Arguments arguments = dense({1, 7, 3, 17})(seed);
         arguments.bias->slice(0, gate * 17, (gate + 1) * 17).fill_(sign * scale);
         return arguments;
       });
@@ -244,123 +146,113 @@ constexpr Sizes kSequenceSizes[] = {
 
 const Functions kBothWays = {sequence, against_the_steps(sequence)};
 
-class SequenceAccuracy : public OfCells<Sizes> {};
-INSTANTIATE_TEST_SUITE_P(
-    Sizes, SequenceAccuracy, each_of(kSequenceSizes), SequenceAccuracy::name_of);
+class SequenceAccuracy : public CellTest {};
+LLTM_EACH_CASE(Sizes, SequenceAccuracy, kForwardSequences, kDtypesBelowOracle);
 
 TEST_P(SequenceAccuracy, ValuesAndGradientsMatchOracle) {
-  check(kBothWays, eager_sequence, of_.dense(std::get<1>(GetParam())));
+  for (const Sizes& sizes : some_of(kSequenceSizes)) {
+    lltm_test::check(kBothWays, eager_sequence, dense(sizes));
+  }
 }
 
 TEST_P(SequenceAccuracy, WithResetsAndARecurrentMaskToo) {
-  check(
-      {sequence, against_the_steps(checkpointed(2))},
-      eager_sequence,
-      with_resets_and_mask(of_.dense(std::get<1>(GetParam()))),
-      kRandom,
-      /*problems=*/2);
-}
-
-std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
-  std::vector<int64_t> lengths;
-  for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
-  return lengths;
+  for (const Sizes& sizes : some_of(kSequenceSizes)) {
+    lltm_test::check(
+        {sequence, against_the_steps(checkpointed(2))},
+        eager_sequence,
+        with_resets_and_mask(dense(sizes)),
+        kRandom,
+        /*problems=*/2);
+  }
 }
 
 const Packed kPacked[] = {
-    {"one_row", {5}, 3, 4},
-    {"equal_lengths", {3, 3, 3}, 5, 7},
-    {"each_shorter_by_one", {7, 6, 5, 4, 3, 2, 1}, 7, 17},
-    {"one_long_row", {20, 1, 1, 1}, 2, 33},
-    {"one_step_each", {1, 1, 1, 1, 1}, 16, 5},
-    {"falling_by_many", {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 1}, 33, 65},
-    {"wide", {3, 3, 2, 1, 1}, 130, 130},
-    {"many_rows_and_wide", falling_lengths(70, 5), 33, 130},
+    {{5}, 3, 4},
+    {{3, 3, 3}, 5, 7},
+    {{7, 6, 5, 4, 3, 2, 1}, 7, 17},
+    {{20, 1, 1, 1}, 2, 33},
+    {{1, 1, 1, 1, 1}, 16, 5},
+    {{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 1}, 33, 65},
+    {{3, 3, 2, 1, 1}, 130, 130},
+    {falling_lengths(70, 5), 33, 130},
 };
 
-class SequencePacked : public OfCells<Packed, bool> {};
-INSTANTIATE_TEST_SUITE_P(
-    Lengths,
-    SequencePacked,
-    testing::Combine(kEachBelowOracle, testing::ValuesIn(kPacked), testing::Bool()),
-    SequencePacked::name_of);
+class SequencePacked : public CellTest {};
+LLTM_EACH_CASE(Lengths, SequencePacked, kSequences, kDtypesBelowOracle);
 
 TEST_P(SequencePacked, ValuesAndGradientsMatchOracle) {
-  const auto& [_, rows, reverse] = GetParam();
-  const Problem problem = of_.packed(rows, reverse);
-  check(sequence, eager_sequence, problem);
-  check(
-      {sequence, checkpointed(3)},
-      eager_sequence,
-      with_resets_and_mask(problem),
-      kRandom,
-      /*problems=*/2);
+  for (const Packed& rows : kPacked) {
+    check(packed(rows));
+    lltm_test::check(
+        {sequence, checkpointed(3)},
+        eager_sequence,
+        with_resets_and_mask(packed(rows)),
+        kRandom,
+        /*problems=*/2);
+  }
 }
 
-class SequenceAccuracyDtype : public OfCells<> {};
-INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    SequenceAccuracyDtype,
-    testing::Combine(kEachBelowOracle),
-    SequenceAccuracyDtype::name_of);
+class SequenceAccuracyDtype : public CellTest {};
+LLTM_EACH_CASE(Dtypes, SequenceAccuracyDtype, kForwardSequences, kDtypesBelowOracle);
 
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
-  check(kBothWays, eager_sequence, of_.dense({5, 17, 3, 33}, /*bias=*/false));
+  lltm_test::check(kBothWays, eager_sequence, dense({5, 17, 3, 33}, /*bias=*/false));
 }
 
 // With larger weights, rounding errors would grow from step to step.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
   for (const Sizes& sizes : {Sizes{70, 1, 3, 50}, Sizes{30, 33, 2, 7}, Sizes{300, 4, 3, 40}}) {
     const Problem problem = [&](uint64_t seed) {
-      Arguments arguments = of_.dense(sizes)(seed);
+      Arguments arguments = dense(sizes)(seed);
       arguments.weights = arguments.weights * 0.2;
       if (arguments.weight_hh) arguments.weight_hh = *arguments.weight_hh * 0.2;
       return arguments;
     };
-    check(kBothWays, eager_sequence, problem, kRandom, /*problems=*/2);
+    lltm_test::check(kBothWays, eager_sequence, problem, kRandom, /*problems=*/2);
   }
 }
 
 // Several chunks (512 rows; 4096 in bfloat16).
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleForLargeBatches) {
-  check(kBothWays, eager_sequence, of_.dense({5, 450, 2, 16}), kRandom, /*problems=*/1);
-  Packed rows = {"", std::vector<int64_t>(700, 5), 2, 17};
+  lltm_test::check(kBothWays, eager_sequence, dense({5, 450, 2, 16}), kRandom, /*problems=*/1);
+  if (dtype() == at::kBFloat16) {
+    lltm_test::check(kBothWays, eager_sequence, dense({5, 3000, 2, 18}), kRandom, /*problems=*/1);
+  }
+}
+
+TEST_P(SequencePacked, LargeBatchesMatchOracle) {
+  Packed rows = {std::vector<int64_t>(700, 5), 2, 17};
   rows.lengths.resize(1000, 3);
   rows.lengths.resize(1400, 1);
-  for (const bool reverse : {false, true}) {
-    check(sequence, eager_sequence, of_.packed(rows, reverse), kRandom, /*problems=*/1);
-  }
-  if (of_.dtype == at::kBFloat16) {
-    check(kBothWays, eager_sequence, of_.dense({5, 3000, 2, 18}), kRandom, /*problems=*/1);
-  }
+  lltm_test::check(sequence, eager_sequence, packed(rows), kRandom, /*problems=*/1);
 }
 
 // Terms of one sign increase the rounding errors of partial sums.
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverLongSums) {
-  if (std::string_view(of_.cell) == "rnn_relu" && at::get_cpu_capability() == "DEFAULT") {
+  if (form_.cell == "rnn_relu" && at::get_cpu_capability() == "DEFAULT") {
     GTEST_SKIP() << "relu does not damp the errors of PyTorch's GEMMs, which differ by their shape";
   }
   for (const Sizes& sizes : {Sizes{1, 5, 20000, 17}, Sizes{2, 3, 20000, 17}}) {
     const Problem problem = [&](uint64_t seed) {
-      Arguments arguments = of_.dense(sizes)(seed);
+      Arguments arguments = dense(sizes)(seed);
       arguments.input = arguments.input.abs();
       arguments.weights = arguments.weights.abs() / 5000;
       return arguments;
     };
-    check(sequence, eager_sequence, problem, kRandom, /*problems=*/1);
+    lltm_test::check(sequence, eager_sequence, problem, kRandom, /*problems=*/1);
   }
 }
 
 // Each step fills a chunk and several blocks. Gradients too large for float16 and bf16x3: every CPU
 // uses float GEMMs.
 TEST_P(SequenceAccuracyDtype, GradientsMatchOracleOverLargeSteps) {
-  const double scale = of_.dtype == at::kHalf ? 1 : 0x1p62;
+  const double scale = dtype() == at::kHalf ? 1 : 0x1p62;
   const OutputGradients gradients = [&](const Arguments& arguments, uint64_t seed) {
     Tensors result = random_gradients(arguments, seed);
     for (at::Tensor& gradient : result) gradient = gradient * scale;
     return result;
   };
-  check(kBothWays, eager_sequence, of_.dense({2, 260, 5, 144}), gradients, /*problems=*/1);
+  lltm_test::check(kBothWays, eager_sequence, dense({2, 260, 5, 144}), gradients, /*problems=*/1);
 }
 
 // Single steps, a shorter last segment, equal segments, a single long segment.
@@ -375,43 +267,41 @@ TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracle) {
   }
   for (const Sizes& sizes :
        {Sizes{10, 2, 3, 7}, Sizes{10, 17, 3, 33}, Sizes{10, 9, 2, 130}, Sizes{10, 70, 6, 20}}) {
-    check(functions, eager_sequence, of_.dense(sizes), kRandom, /*problems=*/1);
+    lltm_test::check(functions, eager_sequence, dense(sizes), kRandom, /*problems=*/1);
   }
-  const Problem without_bias = of_.dense({10, 17, 3, 33}, /*bias=*/false);
-  check(functions, eager_sequence, without_bias, kRandom, /*problems=*/1);
+  const Problem without_bias = dense({10, 17, 3, 33}, /*bias=*/false);
+  lltm_test::check(functions, eager_sequence, without_bias, kRandom, /*problems=*/1);
 }
 
 // Sequences end (in reverse, start) at and between a segment's first and last step.
-const Packed kOfSegments = {"", {10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
+const Packed kOfSegments = {{10, 9, 8, 6, 5, 5, 4, 3, 1}, 3, 17};
 
-TEST_P(SequenceAccuracyDtype, ValuesAndGradientsFromCheckpointsMatchOracleWhenPacked) {
+TEST_P(SequencePacked, CheckpointsMatchOracle) {
   // In reverse, the second thread's rows start inside a segment.
-  Packed many = {"", std::vector<int64_t>(20, 10), 5, 66};
+  Packed many = {std::vector<int64_t>(20, 10), 5, 66};
   many.lengths.resize(32, 7);
   many.lengths.resize(40, 1);
   Functions functions;
   for (const int64_t steps : kCheckpointSteps) functions.push_back(checkpointed(steps));
-  for (const bool reverse : {false, true}) {
-    for (const Packed& rows : {kOfSegments, many}) {
-      check(functions, eager_sequence, of_.packed(rows, reverse), kRandom, /*problems=*/1);
-    }
+  for (const Packed& rows : {kOfSegments, many}) {
+    lltm_test::check(functions, eager_sequence, packed(rows), kRandom, /*problems=*/1);
   }
 }
 
 // 16-bit accumulation would lose equal increments.
 TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
-  if (of_.cell != kCells.front()) GTEST_SKIP() << "others forget";
+  if (form_.cell != kCells.front()) GTEST_SKIP() << "others forget";
   // Small enough for float16 sums.
   const OutputGradients equal = [](const Arguments& arguments, uint64_t) {
     Tensors gradients = like_outputs(arguments);
     for (at::Tensor& gradient : gradients) gradient.fill_(0x1p-6);
     return gradients;
   };
-  check(
+  lltm_test::check(
       {checkpointed(1), against_the_steps(checkpointed(1))},
       sequence,
       [&](uint64_t seed) {
-        const Arguments arguments = of_.dense({500, 5, 3, 17})(seed);
+        const Arguments arguments = dense({500, 5, 3, 17})(seed);
         Tensors small = differentiable(arguments);
         const auto names = argument_names(arguments);
         for (size_t k = 0; k < small.size(); ++k) {
@@ -424,19 +314,15 @@ TEST_P(SequenceAccuracyDtype, GradientsFromManySegmentsMatchThoseOfASequence) {
       /*problems=*/1);
 }
 
-class SequenceDtype : public OfCells<bool> {
+class SequenceDtype : public CellTest {
  protected:
-  bool reverse() const { return std::get<1>(GetParam()); }
-  Arguments dense(const Sizes& sizes) const { return of_.dense(sizes, true, reverse())(1); }
-  Arguments packed(const std::vector<int64_t>& lengths, int64_t I, int64_t H) const {
-    return of_.packed({"", lengths, I, H}, reverse())(1);
-  }
+  bool reverse() const { return std::get<2>(GetParam()); }
+  Arguments dense(const Sizes& sizes) const { return CellTest::dense(sizes)(1); }
+  Arguments packed(const Packed& rows) const { return CellTest::packed(rows)(1); }
 };
-INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    SequenceDtype,
-    testing::Combine(testing::ValuesIn(kCellsAndDtypes), testing::Bool()),
-    SequenceDtype::name_of);
+// In float64 only the first cell: all others use the same code.
+LLTM_EACH_CASE(Dtypes, SequenceDtype, first_of(kSequences), kDtypes);
+LLTM_EACH_CASE(DtypesOfOthers, SequenceDtype, others_of(kSequences), kDtypesBelowOracle);
 
 Arguments going_on(Arguments arguments, const Tensors& states) {
   arguments.h = states[0];
@@ -448,7 +334,7 @@ Arguments going_on(Arguments arguments, const Tensors& states) {
 // single steps use a separate engine. I is at most 32: small-batch GEMMs sum chains of 32 terms,
 // others 64.
 TEST_P(SequenceDtype, EqualsItsChunks) {
-  if (c10::elementSize(of_.dtype) != 2) GTEST_SKIP() << "16-bit formats only";
+  if (c10::elementSize(dtype()) != 2) GTEST_SKIP() << "16-bit formats only";
   const c10::InferenceMode guard;
   for (const Sizes& sizes : {Sizes{8, 5, 3, 9}, Sizes{8, 17, 31, 65}, Sizes{8, 40, 20, 130}}) {
     const Arguments arguments = dense(sizes);
@@ -469,7 +355,6 @@ TEST_P(SequenceDtype, EqualsItsChunks) {
 
 TEST_P(SequenceDtype, PrepackedWeightsGiveTheSameResults) {
   const c10::InferenceMode inference;
-  const int before = at::get_num_threads();
   for (const Arguments& a :
        {dense({6, 5, 3, 17}),
         dense({3, 33, 17, 70}),
@@ -477,14 +362,15 @@ TEST_P(SequenceDtype, PrepackedWeightsGiveTheSameResults) {
         dense({2, 1, 17, 300}),
         dense({0, 2, 3, 5}),
         dense({2, 0, 3, 5}),
-        packed({4, 4, 3, 1}, 17, 130)}) {
+        packed({{4, 4, 3, 1}, 17, 130})}) {
     const Tensors expected = sequence(a);
     for (const int threads : {1, 2, 5}) {
-      at::set_num_threads(threads);
-      const at::Tensor weights = pack(a);
-      at::set_num_threads(before);
+      const at::Tensor weights = [&] {
+        const ThreadCount count(threads);
+        return pack(a);
+      }();
       const Tensors ours = sequence_of_packed(a, weights);
-      const double tolerance = 8 * epsilon(of_.dtype);
+      const double tolerance = 8 * epsilon(dtype());
       for (size_t k = 0; k < ours.size(); ++k) {
         ASSERT_EQ(ours[k].sizes(), expected[k].sizes());
         EXPECT_TRUE(at::allclose(ours[k], expected[k], tolerance, tolerance))
@@ -500,15 +386,15 @@ TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
   const Tensors one = sequence(arguments), other = against_the_steps(sequence)(arguments);
   for (size_t k = 0; k < one.size(); ++k) {
     EXPECT_TRUE(
-        of_.dtype == at::kDouble ? at::allclose(one[k], other[k], 1e-14, 1e-14)
-                                 : identical(one[k], other[k]))
+        dtype() == at::kDouble ? at::allclose(one[k], other[k], 1e-14, 1e-14)
+                               : identical(one[k], other[k]))
         << "result " << k;
   }
   EXPECT_TRUE(identical(one[0][reverse() ? 0 : 5], one[1])) << "the last step taken";
 }
 
 TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
-  const Arguments arguments = packed({7, 5, 5, 2}, 3, 5);
+  const Arguments arguments = packed({{7, 5, 5, 2}, 3, 5});
   Arguments strided = arguments;
   const at::Tensor sizes = *arguments.batch_sizes;
   strided.batch_sizes =
@@ -568,7 +454,7 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
         dense({40, 2, 5, 70}),
         dense({1, 17, 32, 64}),
         dense({1, 2, 33, 65}),
-        packed(kOfSegments.lengths, 3, 17)}) {
+        packed(kOfSegments)}) {
     const Tensors expected = sequence(a);
     for (const int64_t steps : kCheckpointSteps) {
       EXPECT_TRUE(identical(checkpointed(steps)(a), expected)) << "inference, " << steps;
@@ -583,8 +469,8 @@ TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
 // If only the state gradient is requested, each step must detect gradients beyond bf16x3. Positive,
 // unsaturated values keep the gradient infinite.
 TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
-  if (of_.dtype == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
-  if (!info_of(of_.cell).concatenated) GTEST_SKIP() << "others meet infinities of both signs";
+  if (dtype() == at::kBFloat16) GTEST_SKIP() << "its rounding saturates activations";
+  if (!info_of(form_.cell).concatenated) GTEST_SKIP() << "others meet infinities of both signs";
   Arguments arguments = dense({4, 40, 3, 35});
   Tensors tensors = differentiable(arguments);
   for (at::Tensor& tensor : tensors) tensor = tensor.abs() / 8;
@@ -604,7 +490,7 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
 }
 
 TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsEqualsThatOfTheReference) {
-  if (!info_of(of_.cell).concatenated) GTEST_SKIP() << "others have another order of products";
+  if (!info_of(form_.cell).concatenated) GTEST_SKIP() << "others have another order of products";
   const Arguments arguments = dense({300, 4, 3, 7});
   const Tensors grad_outputs = random_gradients(arguments);
   grad_outputs[0][2][1][0].fill_(std::numeric_limits<double>::infinity());
@@ -619,15 +505,15 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsEqualsThatOfTheReference) {
 
 // Finite arguments have infinite pre-activations of both signs.
 TEST_P(SequenceDtype, OverflowingGemmsEqualThoseOfTheReference) {
-  if (c10::elementSize(of_.dtype) == 2) GTEST_SKIP() << "rounded otherwise";
+  if (c10::elementSize(dtype()) == 2) GTEST_SKIP() << "rounded otherwise";
   const c10::InferenceMode guard;
   Arguments arguments = dense({1, 40, 3, 35});
-  const double large = of_.dtype == at::kFloat ? 1e30 : 1e200;
+  const double large = dtype() == at::kFloat ? 1e30 : 1e200;
   arguments.input = arguments.input * large;
   arguments.weights = arguments.weights * large;
   const Tensors ours = sequence(arguments);
   const Tensors eager = eager_sequence(arguments);
-  if (of_.cell == kCells.front()) {
+  if (form_.cell == kCells.front()) {
     EXPECT_GT(eager[2].isinf().sum().item<int64_t>(), 100);
   }
   for (size_t k = 0; k < ours.size(); ++k) {
@@ -663,10 +549,10 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnTheNumberOfThreadsNorOnTheRun) {
           Sizes{2, 500, 3, 10}}) {
       check_threads(sequence, count, dense(sizes));
     }
-    check_threads(sequence, count, packed({4, 4, 3, 1}, 17, 130));
+    check_threads(sequence, count, packed({{4, 4, 3, 1}, 17, 130}));
     check_threads(checkpointed(2), count, dense({5, 33, 17, 70}));
     check_threads(checkpointed(2), count, dense({5, 1, 17, 300}));
-    check_threads(checkpointed(2), count, packed({5, 4, 3, 1}, 17, 130));
+    check_threads(checkpointed(2), count, packed({{5, 4, 3, 1}, 17, 130}));
   }
 }
 
@@ -675,12 +561,12 @@ TEST_P(SequenceDtype, ResultsDoNotDependOnUninitializedMemory) {
   for (const Sizes& sizes : kStepSizes) check_uninitialised_memory(sequence, dense(sizes));
   for (const Sizes& sizes : kSequenceSizes) check_uninitialised_memory(sequence, dense(sizes));
   for (const Packed& rows : kPacked) {
-    check_uninitialised_memory(sequence, of_.packed(rows, reverse())(1));
+    check_uninitialised_memory(sequence, packed(rows));
   }
   for (const Sizes& sizes : {Sizes{5, 2, 3, 7}, Sizes{5, 33, 17, 65}, Sizes{5, 3, 2, 300}}) {
     check_uninitialised_memory(checkpointed(2), dense(sizes));
   }
-  check_uninitialised_memory(checkpointed(2), packed({5, 4, 2, 1, 1}, 3, 17));
+  check_uninitialised_memory(checkpointed(2), packed({{5, 4, 2, 1, 1}, 3, 17}));
 }
 
 TEST(SequenceAutograd, AnOutputChangedInPlaceIsRejected) {

@@ -64,11 +64,6 @@ void check_states(const Function& ours, const Function& eager, const Problem& pr
       /*problems=*/1);
 }
 
-template <bool kPersistent>
-std::shared_ptr<void> persistent() {
-  return std::make_shared<PersistentSetting>(kPersistent);
-}
-
 Form on_cuda(const char* name, const Function& ours, const Function& eager) {
   return {
       .name = name,
@@ -82,29 +77,26 @@ Form cell_form() {
   form.step = true;
   return form;
 }
-// Includes sizes that only the per-step engine supports.
-template <bool kPersistent>
-Form sequence_form() {
-  Form form = on_cuda(kPersistent ? "persistent" : "per_step", sequence, eager_sequence);
-  form.setting = persistent<kPersistent>;
+Form sequence_form(const char* name, std::shared_ptr<void> (*setting)()) {
+  Form form = on_cuda(name, sequence, eager_sequence);
+  form.setting = setting;
   return form;
 }
 
 class CudaCell : public FormTest {};
 class CudaSequence : public FormTest {};
 
-INSTANTIATE_TEST_SUITE_P(Cell, Properties, each_case(cell_form(), kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(Cell, GradientProperties, each_case(cell_form(), kDtypes), case_name);
-INSTANTIATE_TEST_SUITE_P(Cell, CudaCell, each_case(cell_form(), kDtypes), case_name);
+LLTM_EACH_CASE(Cell, Properties, cell_form(), kDtypes);
+LLTM_EACH_CASE(Cell, GradientProperties, cell_form(), kDtypes);
+LLTM_EACH_CASE(Cell, CudaCell, cell_form(), kDtypes);
 
-#define INSTANTIATE_FOR_SEQUENCES(suite)                                                           \
-  INSTANTIATE_TEST_SUITE_P(PerStep, suite, each_case(sequence_form<false>(), kDtypes), case_name); \
-  INSTANTIATE_TEST_SUITE_P(Persistent, suite, each_case(sequence_form<true>(), kDtypes), case_name)
-INSTANTIATE_FOR_SEQUENCES(Properties);
-INSTANTIATE_FOR_SEQUENCES(SequenceProperties);
-INSTANTIATE_FOR_SEQUENCES(GradientProperties);
-INSTANTIATE_FOR_SEQUENCES(CudaSequence);
-#undef INSTANTIATE_FOR_SEQUENCES
+// Includes sizes that only the per-step engine supports.
+const std::vector<Form> kSequences = {
+    sequence_form("per_step", persistent<false>), sequence_form("persistent", persistent<true>)};
+LLTM_EACH_CASE(Sequence, Properties, kSequences, kDtypes);
+LLTM_EACH_CASE(Sequence, SequenceProperties, kSequences, kDtypes);
+LLTM_EACH_CASE(Sequence, GradientProperties, kSequences, kDtypes);
+LLTM_EACH_CASE(Sequence, CudaSequence, kSequences, kDtypes);
 
 TEST_P(CudaCell, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes : {Sizes{1, 16, 32, 128}, Sizes{1, 17, 9, 33}, Sizes{1, 1, 130, 130}}) {
@@ -140,27 +132,10 @@ TEST_P(CudaSequence, ValuesAndGradientsMatchOracleForEveryKernel) {
 // In both directions, every step synchronizes all thread blocks.
 TEST_P(CudaSequence, LongSequencesEndAndAreReproducible) {
   const Arguments arguments = dense({2000, 17, 8, 256})(1);
-  Arguments moved = with(arguments, [&] {
-    Tensors tensors;
-    for (const at::Tensor& tensor : differentiable(arguments)) tensors.push_back(tensor.cuda());
-    return tensors;
-  }());
-  const Tensors gradients = [&] {
-    Tensors tensors;
-    for (const at::Tensor& output : sequence(moved)) {
-      tensors.push_back(at::ones_like(output));
-    }
-    return tensors;
-  }();
-  const Evaluation first = evaluate(sequence, moved, gradients);
+  const Tensors gradients = random_gradients(arguments);
+  const Evaluation first = evaluate(on_cuda(sequence), arguments, gradients);
   for (int again = 0; again < 10; ++again) {
-    const Evaluation next = evaluate(sequence, moved, gradients);
-    for (size_t k = 0; k < first.outputs.size(); ++k) {
-      EXPECT_TRUE(identical(next.outputs[k].cpu(), first.outputs[k].cpu())) << again;
-    }
-    for (size_t k = 0; k < first.gradients.size(); ++k) {
-      EXPECT_TRUE(identical(next.gradients[k].cpu(), first.gradients[k].cpu())) << again;
-    }
+    EXPECT_TRUE(identical(evaluate(on_cuda(sequence), arguments, gradients), first)) << again;
   }
 }
 

@@ -3,7 +3,7 @@
 #include "cell_program.h"
 #include "common/operator_args.h"
 #include "cuda_on_host.h"
-#include "testing.h"
+#include "properties.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -39,13 +39,13 @@ using CustomCase = std::tuple<std::string, at::ScalarType, bool>;
 
 class CudaCustomCells : public testing::TestWithParam<CustomCase> {
  protected:
-  enum class Form { kTwoMatrices, kWithoutBias, kConcatenated };
+  enum class Weights { kTwoMatrices, kWithoutBias, kConcatenated };
 
   const std::string& text() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
   const lltm::CellInfo& cell() const { return *lltm::find_cell(text()); }
 
-  Arguments for_cell(Arguments a, uint64_t seed, Form form) const {
+  Arguments for_cell(Arguments a, uint64_t seed, Weights form) const {
     const int64_t hidden = a.h.size(1), input = a.input.size(-1);
     const auto random = [&](at::IntArrayRef shape, double scale) {
       return random_like(at::empty(shape, a.input.options()), ++seed + 2000).mul(scale);
@@ -56,11 +56,11 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
     a.c = cell().has_c() ? random({a.h.size(0), cell().states * hidden}, 1) : at::Tensor();
     a.weights = random({cell().x.count() * hidden, input}, scale);
     a.weight_hh = random({cell().h.count() * hidden, hidden}, scale);
-    if (form == Form::kConcatenated) {
+    if (form == Weights::kConcatenated) {
       a.weights = random({cell().concatenated_blocks() * hidden, hidden + input}, scale);
       a.weight_hh = std::nullopt;
     }
-    const bool bias = form != Form::kWithoutBias;
+    const bool bias = form != Weights::kWithoutBias;
     a.bias = a.bias_hh = std::nullopt;
     if (bias || cell().parameters > 0) {
       a.bias = random({(cell().x.count() + cell().parameters) * hidden}, scale);
@@ -68,22 +68,15 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
     if (bias) a.bias_hh = random({cell().h.count() * hidden}, scale);
     return a;
   }
-  Problem dense(const Sizes& sizes, Form form = Form::kTwoMatrices) const {
+  Problem dense(const Sizes& sizes, Weights form = Weights::kTwoMatrices) const {
     return [=, this](uint64_t seed) {
       return for_cell(sequence_problem(sizes, dtype(), seed), seed, form);
     };
   }
   Problem packed(const std::vector<int64_t>& lengths, int64_t hidden) const {
     return [=, this](uint64_t seed) {
-      return for_cell(packed_problem(lengths, 3, hidden, dtype(), seed), seed, Form::kTwoMatrices);
-    };
-  }
-  static Problem with_reset(const Problem& problem) {
-    return [=](uint64_t seed) {
-      Arguments a = problem(seed);
-      a.reset = random_reset(a, seed);
-      a.recurrent_mask = random_mask(a, seed);
-      return a;
+      return for_cell(
+          packed_problem(lengths, 3, hidden, dtype(), seed), seed, Weights::kTwoMatrices);
     };
   }
 };
@@ -110,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(
     Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
 
 TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
-  for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kConcatenated}) {
+  for (const Weights form :
+       {Weights::kTwoMatrices, Weights::kWithoutBias, Weights::kConcatenated}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{1, 3, 5, 7}, Sizes{1, 5, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
       check_kernels(lltm_test::cell, [&](uint64_t seed) {
@@ -121,7 +115,8 @@ TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
 }
 
 TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheAtenFallback) {
-  for (const Form form : {Form::kTwoMatrices, Form::kWithoutBias, Form::kConcatenated}) {
+  for (const Weights form :
+       {Weights::kTwoMatrices, Weights::kWithoutBias, Weights::kConcatenated}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
       check_kernels(sequence, dense(sizes, form));
@@ -137,9 +132,9 @@ TEST_P(CudaCustomCells, PackedValuesAndGradientsMatchTheAtenFallback) {
 
 TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheAtenFallback) {
   for (const Problem& problem : {dense({10, 3, 5, 7}), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16)}) {
-    check_kernels(sequence, with_reset(problem));
+    check_kernels(sequence, with_resets_and_mask(problem));
     for (const int64_t steps : {1, 3}) {
-      check_kernels(checkpointed(steps), with_reset(problem));
+      check_kernels(checkpointed(steps), with_resets_and_mask(problem));
       const at::NoGradGuard no_grad;
       EXPECT_TRUE(identical(checkpointed(steps)(problem(1)), sequence(problem(1))));
     }
@@ -151,7 +146,7 @@ TEST_P(CudaCustomCells, ReadsOnlyInitializedMemory) {
 }
 TEST_P(CudaCustomSteps, ReadOnlyInitializedMemory) {
   check_uninitialised_memory(
-      lltm_test::cell, for_cell(cell_problem({1, 3, 5, 7}, dtype(), 1), 1, Form::kTwoMatrices));
+      lltm_test::cell, for_cell(cell_problem({1, 3, 5, 7}, dtype(), 1), 1, Weights::kTwoMatrices));
 }
 
 TEST_P(CudaCustomSteps, OnlyRequestedGradientsAreComputed) {

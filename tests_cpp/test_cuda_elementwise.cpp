@@ -21,8 +21,6 @@
 namespace lltm::cuda {
 namespace {
 
-using Real = long double;
-
 // ---- index space ------------------------------------------------------------
 
 TEST(CudaIndex, EveryPieceBelongsToOneThread) {
@@ -92,7 +90,7 @@ class Array {
   operator Matrix<const T>() const {
     return {matrix_.data, matrix_.row_stride, matrix_.col_stride};
   }
-  Real at(int64_t row, int64_t col) const {
+  double at(int64_t row, int64_t col) const {
     return static_cast<double>(matrix_.row(row)[col * matrix_.col_stride]);
   }
   void fill(std::mt19937& random) {
@@ -119,8 +117,8 @@ class Array {
 // e(y) = max|y - exact| / max|exact|.
 class Error {
  public:
-  void add(Real y, Real exact) {
-    difference_ = std::max(difference_, std::isfinite(y) ? std::abs(y - exact) : Real(1e30));
+  void add(double y, double exact) {
+    difference_ = std::max(difference_, std::isfinite(y) ? std::abs(y - exact) : 1e30);
     scale_ = std::max(scale_, std::abs(exact));
   }
   void add(const Error& other) {
@@ -132,7 +130,7 @@ class Error {
   }
 
  private:
-  Real difference_ = 0, scale_ = 0;
+  double difference_ = 0, scale_ = 0;
 };
 
 // Input layout. Outputs have contiguous columns.
@@ -218,7 +216,7 @@ TYPED_TEST_SUITE(CudaElementwise, AllKinds);
 // Values of a hidden unit, H apart. Omitted values are zero.
 template <typename T>
 void append(
-    std::vector<Real>& to,
+    std::vector<double>& to,
     const Matrix<const T>& matrix,
     int64_t row,
     int64_t col,
@@ -227,13 +225,18 @@ void append(
   for (int k = 0; k < count; ++k) {
     const int64_t column = col + k * hidden;
     to.push_back(
-        matrix.data == nullptr ? Real(0)
+        matrix.data == nullptr ? 0.0
                                : static_cast<double>(matrix.row(row)[column * matrix.col_stride]));
   }
 }
 template <typename T>
 void append(
-    std::vector<Real>& to, const Array<T>& array, int64_t row, int64_t col, int64_t hidden, int n) {
+    std::vector<double>& to,
+    const Array<T>& array,
+    int64_t row,
+    int64_t col,
+    int64_t hidden,
+    int n) {
   append(to, Matrix<const T>(array), row, col, hidden, n);
 }
 
@@ -243,10 +246,10 @@ Matrix<const T> as_row(Array<T>& array) {
 }
 
 template <typename T>
-std::vector<Real> forward_inputs(
+std::vector<double> forward_inputs(
     const CellInfo& cell, const ForwardArgs<T>& args, int64_t row, int64_t unit) {
   const int64_t hidden = args.hidden;
-  std::vector<Real> in, bias;
+  std::vector<double> in, bias;
   append(in, args.gates, row, unit, hidden, cell.slots);
   for (int k = 0; k < cell.slots; ++k) {
     if (cell.x.contains(k)) append(bias, args.bias_ih, 0, unit + cell.x_blocks[k] * hidden, 0, 1);
@@ -259,17 +262,17 @@ std::vector<Real> forward_inputs(
 }
 
 template <typename T, typename D>
-std::vector<Real> backward_inputs(
+std::vector<double> backward_inputs(
     const CellInfo& cell, const BackwardArgs<T, D>& args, int64_t row, int64_t unit) {
   const int64_t hidden = args.hidden;
   const int own = cell.reads_h ? 1 : 0;
-  std::vector<Real> in, dh;
+  std::vector<double> in, dh;
   append(in, args.activations, row, unit, hidden, cell.saved);
   append(in, args.parameters, 0, unit, hidden, cell.parameters);
   append(dh, args.grad_h, row, unit, hidden, 1);
   append(dh, args.grad_h_state, row, unit, hidden, 1);
   append(dh, args.grad_c, row, unit, hidden, own);
-  in.push_back(std::accumulate(dh.begin(), dh.end(), Real(0)));
+  in.push_back(std::accumulate(dh.begin(), dh.end(), 0.0));
   append(in, args.grad_c, row, unit + own * hidden, hidden, cell.states);
   return in;
 }
@@ -315,7 +318,7 @@ std::vector<Error> check_forward(
   args.c_next = c_next.matrix();
   if (optional) args.activations = activations.matrix();
 
-  std::vector<std::vector<Real>> exact;
+  std::vector<std::vector<double>> exact;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
       exact.push_back(
@@ -329,7 +332,7 @@ std::vector<Error> check_forward(
   std::vector<Error> errors(exact[0].size());
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
-      std::vector<Real> out;
+      std::vector<double> out;
       append(out, h_next, r, j, hidden, 1);
       if (own == 1) {
         EXPECT_EQ(c_next.at(r, j), h_next.at(r, j));
@@ -385,7 +388,7 @@ std::vector<Error> check_backward(
   args.grad_gates = grad_gates.matrix();
   if (optional || in_place) args.grad_c_prev = grad_c_prev.matrix();
 
-  std::vector<std::vector<Real>> exact;
+  std::vector<std::vector<double>> exact;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
       exact.push_back(
@@ -399,7 +402,7 @@ std::vector<Error> check_backward(
   std::vector<Error> errors(exact[0].size());
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < hidden; ++j) {
-      std::vector<Real> out;
+      std::vector<double> out;
       append(out, grad_gates, r, j, hidden, cell.grad_columns());
       if (args.grad_c_prev.data != nullptr) append(out, grad_c_prev, r, j, hidden, states);
       for (size_t k = 0; k < out.size(); ++k) errors[k].add(out[k], exact[r * hidden + j][k]);

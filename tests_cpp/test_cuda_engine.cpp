@@ -19,80 +19,41 @@
 namespace lltm_test {
 namespace {
 
-template <bool kPersistent>
-std::shared_ptr<void> persistent() {
-  return std::make_shared<PersistentSetting>(kPersistent);
-}
-
-// The persistent engine supports H in 16-bit dtypes. Only the LLTM tests strides of each argument.
-std::vector<Form> of_cells(Form form) {
-  std::vector<Form> forms;
-  form.sizes = {form.step ? 1 : 3, 5, 9, 16};
-  for (const char* cell : kCells) {
-    form.name = cell;
-    form.cell = cell;
-    form.positions = positions_of(cell);
-    if (form.cell != "lltm") form.positions = {form.positions.back()};
-    forms.push_back(form);
-  }
-  return forms;
-}
+// The persistent engine supports H in 16-bit dtypes.
 std::vector<Form> steps() {
-  return of_cells({.name = "", .run = cell, .baseline = eager_cell, .step = true});
+  return forms_of_cells(
+      {.name = "", .run = cell, .baseline = eager_cell, .step = true, .sizes = {1, 5, 9, 16}});
 }
 template <bool kPersistent>
-std::vector<Form> sequences() {
-  return of_cells(
+std::vector<Form> sequences(const Function& run = sequence) {
+  return forms_of_cells(
       {.name = "",
-       .run = sequence,
+       .run = run,
        .baseline = eager_sequence,
+       .sizes = {3, 5, 9, 16},
        .setting = persistent<kPersistent>});
 }
-std::vector<Form> checkpointed_sequences() {
-  return of_cells(
-      {.name = "",
-       .run = checkpointed(2),
-       .baseline = eager_sequence,
-       .setting = persistent<false>});
-}
-constexpr std::array kSixteenBits = {at::kBFloat16, at::kHalf};
-// In float64, PyTorch is the other cells' oracle.
-constexpr std::array kDtypesBelowOracle = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr std::array kFloat64 = {at::kDouble};
 
-#define LLTM_FORMS_OF(prefix, suite, forms, dtypes) \
-  INSTANTIATE_TEST_SUITE_P(prefix, suite, each_case(forms, dtypes), form_case_name)
 #define LLTM_EACH_PROPERTY_OF(prefix, forms, dtypes, dtypes_of_gradients) \
-  LLTM_FORMS_OF(prefix, Properties, forms, dtypes);                       \
-  LLTM_FORMS_OF(prefix, SequenceProperties, forms, dtypes);               \
-  LLTM_FORMS_OF(prefix, GradientProperties, forms, dtypes_of_gradients)
+  LLTM_EACH_CASE(prefix, Properties, forms, dtypes);                      \
+  LLTM_EACH_CASE(prefix, SequenceProperties, forms, dtypes);              \
+  LLTM_EACH_CASE(prefix, GradientProperties, forms, dtypes_of_gradients)
 LLTM_EACH_PROPERTY_OF(Cuda, sequences<false>(), kDtypes, kDtypesBelowOracle);
 LLTM_EACH_PROPERTY_OF(SlowPersistent, sequences<true>(), kSixteenBits, kSixteenBits);
-LLTM_EACH_PROPERTY_OF(SlowCheckpointed, checkpointed_sequences(), kDtypes, kDtypesBelowOracle);
-LLTM_FORMS_OF(CudaStep, Properties, steps(), kDtypes);
-LLTM_FORMS_OF(CudaStep, GradientProperties, steps(), kDtypesBelowOracle);
-LLTM_FORMS_OF(CudaFloat64, GradientProperties, sequences<false>().front(), kFloat64);
-LLTM_FORMS_OF(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
+LLTM_EACH_PROPERTY_OF(
+    SlowCheckpointed, sequences<false>(checkpointed(2)), kDtypes, kDtypesBelowOracle);
+LLTM_EACH_CASE(CudaStep, Properties, steps(), kDtypes);
+LLTM_EACH_CASE(CudaStep, GradientProperties, steps(), kDtypesBelowOracle);
+LLTM_EACH_CASE(CudaFloat64, GradientProperties, sequences<false>().front(), kFloat64);
+LLTM_EACH_CASE(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
 // LLTM only: the test memory holds three rows.
-LLTM_FORMS_OF(Cuda, HostProperties, sequences<false>().front(), kDtypes);
-LLTM_FORMS_OF(CudaStep, HostProperties, steps().front(), kDtypes);
+LLTM_EACH_CASE(Cuda, HostProperties, sequences<false>().front(), kDtypes);
+LLTM_EACH_CASE(CudaStep, HostProperties, steps().front(), kDtypes);
 
-class CudaStep : public FormTest {};
 class CudaSequence : public FormTest {};
-INSTANTIATE_TEST_SUITE_P(Cuda, CudaStep, each_case(steps(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    Cuda, CudaSequence, each_case(sequences<false>(), kDtypes), form_case_name);
-INSTANTIATE_TEST_SUITE_P(
-    SlowPersistent, CudaSequence, each_case(sequences<true>(), kSixteenBits), form_case_name);
-
-Problem with_resets_and_mask(const Problem& problem) {
-  return [=](uint64_t seed) {
-    Arguments a = problem(seed);
-    a.reset = random_reset(a, seed);
-    a.recurrent_mask = random_mask(a, seed);
-    return a;
-  };
-}
+LLTM_EACH_CASE(Cuda, CudaSequence, sequences<false>(), kDtypes);
+LLTM_EACH_CASE(SlowPersistent, CudaSequence, sequences<true>(), kSixteenBits);
 
 TEST_P(CudaSequence, CheckpointedValuesAndGradientsMatchOracle) {
   for (const Problem& problem :
@@ -125,14 +86,6 @@ TEST_P(CudaSequence, InferenceIsBitwiseIdenticalToTraining) {
   }
 }
 
-TEST_P(CudaSequence, ReadsOnlyInitializedMemory) {
-  check_uninitialised_memory(sequence, packed({5, 4, 4, 1}, 3, 7)(1));
-  check_uninitialised_memory(sequence, dense({4, 3, 5, 16})(1));
-}
-TEST_P(CudaStep, ReadsOnlyInitializedMemory) {
-  check_uninitialised_memory(cell, dense({1, 3, 5, 7})(1));
-}
-
 // As with batch_first.
 TEST_P(CudaSequence, GradientsOfTheOutputMayBeBatchFirst) {
   for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
@@ -147,9 +100,47 @@ TEST_P(CudaSequence, GradientsOfTheOutputMayBeBatchFirst) {
   }
 }
 
-template <typename Backward>
-void check_masks(const lltm::OutputMask& all, const Backward& backward) {
-  const Tensors expected = backward(all);
+// Below the operators.
+class CudaEngine : public FormTest {
+ protected:
+  // Output, h_n, c_n and activations; a step has no output.
+  Tensors forward(const Arguments& a) const {
+    const lltm::SequenceArgs args = {engine_inputs(a), /*save=*/true};
+    return as_list(
+        form_.step ? lltm::cuda::step_forward(args) : lltm::cuda::sequence_forward(args));
+  }
+  Tensors backward(
+      const Arguments& a,
+      const Tensors& results,
+      const Tensors& grads,
+      const lltm::OutputMask& mask) const {
+    lltm::SequenceBackwardArgs args = {
+        engine_inputs(a), results[0], results[3], {}, grads[1], grads[2], mask};
+    if (form_.step) return as_list(lltm::cuda::step_backward(args));
+    args.grad_output = grads[0];
+    return as_list(lltm::cuda::sequence_backward(args));
+  }
+};
+LLTM_EACH_CASE(CudaStep, CudaEngine, steps(), kDtypes);
+LLTM_EACH_CASE(Cuda, CudaEngine, sequences<false>(), kDtypes);
+LLTM_EACH_CASE(SlowPersistent, CudaEngine, sequences<true>(), kSixteenBits);
+
+TEST_P(CudaEngine, ReadsOnlyInitializedMemory) {
+  check_uninitialised_memory(form_.run, dense({4, 3, 5, form_.step ? 7 : 16})(1));
+  if (!form_.step) check_uninitialised_memory(form_.run, packed({5, 4, 4, 1}, 3, 7)(1));
+}
+
+lltm::OutputMask all_of(const Arguments& a) {
+  const bool apart = a.weight_hh.has_value();
+  return {true, true, true, true, apart, true, apart};
+}
+
+TEST_P(CudaEngine, OnlyRequestedGradientsAreComputed) {
+  const Arguments a = dense({4, 3, 5, 8})(1);
+  const Tensors results = forward(a);
+  const Tensors grads = random_like({results[form_.step ? 1 : 0], results[1], results[2]}, 2);
+  const lltm::OutputMask all = all_of(a);
+  const Tensors expected = backward(a, results, grads, all);
   for (size_t k = 0; k < expected.size(); ++k) {
     EXPECT_EQ(expected[k].defined(), all[k]) << k;
     EXPECT_TRUE(!all[k] || expected[k].is_contiguous()) << k;
@@ -160,7 +151,8 @@ void check_masks(const lltm::OutputMask& all, const Backward& backward) {
     lltm::OutputMask one = {}, others = all;
     one[k] = all[k];
     others[k] = false;
-    const Tensors alone = backward(one), rest = backward(others);
+    const Tensors alone = backward(a, results, grads, one);
+    const Tensors rest = backward(a, results, grads, others);
     for (size_t n = 0; n < expected.size(); ++n) {
       SCOPED_TRACE(testing::Message() << n << ", chosen by " << k);
       EXPECT_TRUE(identical(alone[n], n == k ? expected[n] : at::Tensor()));
@@ -168,99 +160,37 @@ void check_masks(const lltm::OutputMask& all, const Backward& backward) {
     }
   }
 }
-lltm::OutputMask all_of(const CellArguments& a) {
-  const bool apart = a.weight_hh.has_value();
-  return {true, true, true, true, apart, true, apart};
-}
 
-TEST_P(CudaSequence, OnlyRequestedGradientsAreComputed) {
-  const CellArguments a = operands(dense({4, 3, 5, 8})(1));
-  const auto [output, h_n, c_n, activations] =
-      lltm::cuda::sequence_forward({sequence_inputs(a), /*save=*/true});
-  const Tensors grads = random_like({output, h_n, c_n}, 2);
-  check_masks(
-      all_of(a), [&, &output = output, &activations = activations](const lltm::OutputMask& mask) {
-        return as_list(
-            lltm::cuda::sequence_backward(
-                {sequence_inputs(a), output, activations, grads[0], grads[1], grads[2], mask}));
-      });
-}
-
-TEST_P(CudaStep, OnlyRequestedGradientsAreComputed) {
-  const CellArguments a = operands(dense({1, 3, 5, 8})(1));
-  const auto [output, h, c, activations] =
-      lltm::cuda::step_forward({step_inputs(a), /*save=*/true});
-  const Tensors grads = random_like({h, c}, 2);
-  check_masks(all_of(a), [&, &activations = activations](const lltm::OutputMask& mask) {
-    return as_list(
-        lltm::cuda::step_backward({step_inputs(a), {}, activations, {}, grads[0], grads[1], mask}));
-  });
-}
-
-// With [W_hh, W_ih] and one bias, and with separate weights and biases.
-std::array<CellArguments, 2> concatenated_and_apart(const Arguments& a) {
-  CellArguments concatenated = operands(a), apart = operands(a);
-  const int64_t hidden = a.h.size(1);
-  if (a.weight_hh) {
-    concatenated.weight_ih = at::cat({*a.weight_hh, a.weights}, 1);
-    concatenated.weight_hh.reset();
-    concatenated.bias_hh.reset();
-    apart.bias_hh.reset();
-  } else {
-    apart.weight_hh = a.weights.slice(1, 0, hidden).contiguous();
-    apart.weight_ih = a.weights.slice(1, hidden).contiguous();
-  }
-  return {concatenated, apart};
-}
-void expect_the_same(const std::array<Tensors, 2>& results, std::array<lltm::Gradients, 2> grads) {
-  EXPECT_TRUE(identical(results[0], results[1]));
-  auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = grads[1];
-  weight_ih = at::cat({weight_hh, weight_ih}, 1);
-  weight_hh = at::Tensor();
-  EXPECT_TRUE(identical(as_list(grads[0]), as_list(grads[1])));
-}
-
-TEST_P(CudaSequence, AConcatenatedMatrixGivesTheSameResults) {
-  for (const Arguments& a : {dense({4, 3, 5, 8})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
-    std::array<Tensors, 2> results;
-    std::array<lltm::Gradients, 2> gradients;
-    const std::array<CellArguments, 2> both = concatenated_and_apart(a);
-    for (size_t k = 0; k < both.size(); ++k) {
-      const lltm::SequenceInputs args = sequence_inputs(both[k]);
-      results[k] = as_list(lltm::cuda::sequence_forward({args, /*save=*/true}));
-      const auto& y = results[k];
-      const bool apart = k == 1;
-      gradients[k] = lltm::cuda::sequence_backward(
-          {args, y[0], y[3], y[0], y[1], y[2], {true, true, true, true, apart, true, false}});
+// [W_hh, W_ih] or separate weights, with one bias.
+TEST_P(CudaEngine, AConcatenatedMatrixGivesTheSameResults) {
+  std::vector<Problem> problems = {dense({4, 3, 5, form_.step ? 7 : 8})};
+  if (!form_.step) problems.push_back(packed({5, 4, 4, 1}, 3, 24));
+  for (const Problem& problem : problems) {
+    Arguments concatenated = problem(1), apart = concatenated;
+    const int64_t hidden = apart.h.size(1);
+    if (apart.weight_hh) {
+      concatenated.weights = at::cat({*apart.weight_hh, apart.weights}, 1);
+      concatenated.weight_hh = concatenated.bias_hh = apart.bias_hh = std::nullopt;
+    } else {
+      apart.weight_hh = concatenated.weights.slice(1, 0, hidden).contiguous();
+      apart.weights = concatenated.weights.slice(1, hidden).contiguous();
     }
-    expect_the_same(results, gradients);
+    const Tensors y = forward(concatenated);
+    EXPECT_TRUE(identical(forward(apart), y));
+    Tensors gradients = backward(apart, y, y, {true, true, true, true, true, true, false});
+    gradients[3] = at::cat({std::exchange(gradients[4], at::Tensor()), gradients[3]}, 1);
+    EXPECT_TRUE(identical(gradients, backward(concatenated, y, y, all_of(concatenated))));
   }
-}
-
-TEST_P(CudaStep, AConcatenatedMatrixGivesTheSameResults) {
-  std::array<Tensors, 2> results;
-  std::array<lltm::Gradients, 2> gradients;
-  const std::array<CellArguments, 2> both = concatenated_and_apart(dense({1, 3, 5, 7})(1));
-  for (size_t k = 0; k < both.size(); ++k) {
-    const lltm::SequenceInputs args = step_inputs(both[k]);
-    results[k] = as_list(lltm::cuda::step_forward({args, /*save=*/true}));
-    const auto& y = results[k];
-    const bool apart = k == 1;
-    gradients[k] = lltm::cuda::step_backward(
-        {args, {}, y[3], {}, y[1], y[2], {true, true, true, true, apart, true, false}});
-  }
-  expect_the_same(results, gradients);
 }
 
 class CudaPerStep : public FormTest {
  protected:
   static lltm::SequenceResult forward(
       const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
-    const CellArguments of_cell = operands(a);
-    return lltm::cuda::per_step_forward({sequence_inputs(of_cell), /*save=*/true}, workspace_bytes);
+    return lltm::cuda::per_step_forward({engine_inputs(a), /*save=*/true}, workspace_bytes);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cuda, CudaPerStep, each_case(sequences<false>(), kDtypes), form_case_name);
+LLTM_EACH_CASE(Cuda, CudaPerStep, sequences<false>(), kDtypes);
 
 TEST_P(CudaPerStep, ASmallerWorkspaceGivesTheSameResults) {
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
@@ -302,14 +232,11 @@ TEST_P(CudaPerStep, StepsUseAlignedGemmsAndNoCopies) {
     SCOPED_TRACE(testing::Message() << "I=" << I << " H=" << H);
     const auto calls = [&, I = I, H = H](int64_t steps) {
       const Arguments a = dense({steps, 5, I, H})(1);
-      const CellArguments of_cell = operands(a);
-      const auto [output, h_n, c_n, activations] = forward(a);
+      const Tensors y = as_list(forward(a));
       const Calls in_forward = Calls::of([&] { forward(a); });
-      const Calls in_backward =
-          Calls::of([&, output = output, h_n = h_n, activations = activations] {
-            lltm::cuda::per_step_backward(
-                {sequence_inputs(of_cell), output, activations, output, h_n, h_n, all_of(of_cell)});
-          });
+      const Calls in_backward = Calls::of([&] {
+        lltm::cuda::per_step_backward({engine_inputs(a), y[0], y[3], y[0], y[1], y[1], all_of(a)});
+      });
       return std::pair(in_forward, in_backward);
     };
     const auto [forward_3, backward_3] = calls(3);
@@ -345,7 +272,7 @@ class CudaWeightGradients : public testing::TestWithParam<at::ScalarType> {
     for (size_t k = 0; k < ours.gradients.size(); ++k) {
       const at::Tensor& exact = expected.gradients[k];
       EXPECT_TRUE(is_accurate(ours.gradients[k], exact.to(a.input.scalar_type()), exact))
-          << kArgumentNames[k];
+          << argument_names(a)[k];
     }
   }
 

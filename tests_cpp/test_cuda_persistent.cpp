@@ -212,22 +212,19 @@ int64_t launches(const Body& body) {
 }
 
 Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
-  const CellArguments of_cell = operands(a);
   return as_list(
-      lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true}, workspace_bytes)
-          .value());
+      lltm::cuda::persistent_forward({engine_inputs(a), /*save=*/true}, workspace_bytes).value());
 }
 
 // The output gradients are ones.
-lltm::Gradients backward(const Arguments& a, const Tensors& results) {
-  const CellArguments of_cell = operands(a);
-  const at::Tensor ones = at::ones_like(results[0]), none;
+lltm::SequenceBackwardArgs backward_args(const Arguments& a, const Tensors& results) {
   const lltm::OutputMask mask = {true, true, true, true};
-  return lltm::cuda::sequence_backward(
-      {sequence_inputs(of_cell), results[0], results[3], ones, none, none, mask});
+  return {engine_inputs(a), results[0], results[3], at::ones_like(results[0]), {}, {}, mask};
+}
+Tensors backward(const Arguments& a, const Tensors& results) {
+  return as_list(lltm::cuda::sequence_backward(backward_args(a, results)));
 }
 
-constexpr std::array<at::ScalarType, 2> kDtypesOfKernels = {at::kBFloat16, at::kHalf};
 std::vector<Form> persistent_forms() {
   std::vector<Form> forms;
   for (const char* cell : kCells) {
@@ -237,9 +234,7 @@ std::vector<Form> persistent_forms() {
          .run = sequence,
          .baseline = eager_sequence,
          .cell = cell,
-         .setting = []() -> std::shared_ptr<void> {
-           return std::make_shared<PersistentSetting>(true);
-         }});
+         .setting = persistent<true>});
   }
   return forms;
 }
@@ -262,8 +257,7 @@ class PersistentEngine : public FormTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Cells, PersistentEngine, each_case(persistent_forms(), kDtypesOfKernels), form_case_name);
+LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kSixteenBits);
 
 // Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
@@ -279,7 +273,7 @@ TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
   check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24));
   check_persistent(packed({9, 1, 1, 1}, 2, 16));
   // Sequences end inside a tile and at its end.
-  check_persistent(packed({6, 6, 6, 5, 5, 5, 5, 5, 5, 4, 4, 4, 4, 2, 2, 2, 2, 2, 1}, 3, 24));
+  check_persistent(packed(falling_lengths(19, 6), 3, 24));
 }
 
 // With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
@@ -288,27 +282,18 @@ TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
-  check_persistent(packed(
-      {4, 4, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
-       2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
-      3,
-      24));
+  check_persistent(packed(falling_lengths(40, 4), 3, 24));
   check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
 }
 
 TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
-  const Arguments arguments = packed(
-      {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
-       2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
-      3,
-      24)(1);
+  const Arguments arguments = packed(falling_lengths(36, 5), 3, 24)(1);
   const Tensors gradients = random_gradients(arguments);
   const Evaluation all = evaluate(sequence, arguments, gradients);
   const Temporarily small(multiprocessors, int64_t{2});
   Evaluation parts;
   EXPECT_EQ(launches([&] { parts = evaluate(sequence, arguments, gradients); }), 4);
-  EXPECT_TRUE(identical(parts.outputs, all.outputs));
-  EXPECT_TRUE(identical(parts.gradients, all.gradients));
+  EXPECT_TRUE(identical(parts, all));
 }
 
 TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
@@ -332,8 +317,7 @@ TEST_P(PersistentEngine, ArgumentsMayHaveAnyAlignment) {
   }
   const Evaluation ours = evaluate(sequence, with(aligned, shifted), gradients);
   const Evaluation expected = evaluate(sequence, aligned, gradients);
-  EXPECT_TRUE(identical(ours.outputs, expected.outputs));
-  EXPECT_TRUE(identical(ours.gradients, expected.gradients));
+  EXPECT_TRUE(identical(ours, expected));
 }
 
 // Most warps have a part of K: warps without element-wise work get one step ahead.
@@ -345,8 +329,7 @@ TEST_P(PersistentEngine, EveryScheduleIsBitwiseIdentical) {
     const Evaluation first = evaluate(sequence, a, gradients);
     for (int again = 0; again < 5; ++again) {
       const Evaluation next = evaluate(sequence, a, gradients);
-      ASSERT_TRUE(identical(next.outputs, first.outputs)) << again;
-      ASSERT_TRUE(identical(next.gradients, first.gradients)) << again;
+      ASSERT_TRUE(identical(next, first)) << again;
     }
   }
 }
@@ -413,8 +396,8 @@ TEST_P(PersistentEngine, TheLimitsOfHDependOnTheCell) {
 
 TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
-    const CellArguments of_cell = operands(a, checkpoint_steps);
-    const auto attempt = lltm::cuda::persistent_forward({sequence_inputs(of_cell), /*save=*/true});
+    const auto attempt =
+        lltm::cuda::persistent_forward({engine_inputs(a, checkpoint_steps), /*save=*/true});
     EXPECT_EQ(attempt.has_value(), attempt.why_not == nullptr);
     return std::string(attempt ? "" : attempt.why_not);
   };
@@ -546,8 +529,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Temporarily few(most_polls, 50);
   const Evaluation ours = evaluate(sequence, a, gradients);
   EXPECT_FALSE(lltm::cuda::take_failure());
-  EXPECT_TRUE(identical(ours.outputs, expected.outputs));
-  EXPECT_TRUE(identical(ours.gradients, expected.gradients));
+  EXPECT_TRUE(identical(ours, expected));
 }
 
 // Then in the cache. Fills once per chunk, or once.
@@ -565,20 +547,9 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   };
   Tensors results;
   expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
-  const CellArguments of_cell = operands(a);
-  const at::Tensor ones = at::ones_like(results[0]), none;
   const auto run_backward = [&](int64_t workspace_bytes) {
     return as_list(
-        lltm::cuda::persistent_backward(
-            {sequence_inputs(of_cell),
-             results[0],
-             results[3],
-             ones,
-             none,
-             none,
-             {true, true, true, true}},
-            workspace_bytes)
-            .value());
+        lltm::cuda::persistent_backward(backward_args(a, results), workspace_bytes).value());
   };
   Tensors chunks;
   expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
@@ -589,13 +560,7 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
 TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
-        packed_problem(
-            {5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2,
-             2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1},
-            3,
-            24,
-            at::kHalf,
-            1)}) {
+        packed_problem(falling_lengths(36, 5), 3, 24, at::kHalf, 1)}) {
     const Temporarily small(multiprocessors, int64_t{2});
     const Tensors gradients = random_gradients(a);
     const auto run = [&](bool persistent) {
@@ -608,8 +573,7 @@ TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
     for (int64_t left = 0; left < all / 2; ++left) {
       const Temporarily refused(launches_left, left);
       const Evaluation ours = run(true);
-      EXPECT_TRUE(identical(ours.outputs, per_step.outputs)) << left;
-      EXPECT_TRUE(identical(ours.gradients, per_step.gradients)) << left;
+      EXPECT_TRUE(identical(ours, per_step)) << left;
     }
   }
 }
@@ -624,11 +588,11 @@ TEST(PersistentLaunch, IfBackwardIsRejectedOnlyBackwardUsesThePerStepEngine) {
   Tensors per_step;
   {
     const PersistentSetting off(false);
-    per_step = as_list(backward(a, saved));
+    per_step = backward(a, saved);
   }
   for (int64_t left = 0; left < all; ++left) {
     const Temporarily refused(launches_left, left);
-    EXPECT_TRUE(identical(as_list(backward(a, saved)), per_step)) << left;
+    EXPECT_TRUE(identical(backward(a, saved), per_step)) << left;
   }
 }
 
@@ -699,9 +663,8 @@ class PersistentRuns : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(SlowDirections, PersistentRuns, testing::Bool());
 
 TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
-  std::vector<int64_t> lengths;
-  for (int64_t length = lltm::cuda::kMostRuns + 9; length > 0; --length) lengths.push_back(length);
-  Arguments a = packed_problem(lengths, 16, 40, at::kHalf, 1);
+  constexpr int64_t kLengths = lltm::cuda::kMostRuns + 9;
+  Arguments a = packed_problem(falling_lengths(kLengths, kLengths), 16, 40, at::kHalf, 1);
   a.weights = a.weights * 0.25;
   a.reverse = GetParam();
   check_one(a, /*expected_launches=*/4);

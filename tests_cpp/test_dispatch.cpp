@@ -5,8 +5,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <algorithm>
-
 namespace lltm_test {
 namespace {
 
@@ -21,45 +19,6 @@ const char* const kOperators[] = {
     "lltm::step_backward",
     "lltm::step_forward",
 };
-
-// Called only by the Python modules.
-const char* const kPythonOperators[] = {
-    "lltm::_build_info",
-    "lltm::_cpu_kernels",
-    "lltm::_cuda_persistent",
-    "lltm::_pair_backward",
-    "lltm::_pair_forward",
-    "lltm::_prepack_int8",
-    "lltm::_set_cuda_persistent",
-    "lltm::_unpack",
-    "lltm::_version",
-};
-
-const char* const kCompositions[] = {
-    "lltm::_cell",
-    "lltm::_instructions",
-    "lltm::_operations",
-    "lltm::_sequence_gradients",
-    "lltm::_sequence_operands",
-    "lltm::_sequence_step",
-    "lltm::_sequence_step_backward",
-    "lltm::layer",
-    "lltm::layer_step"};
-
-TEST(Dispatch, TheNamespaceHoldsTheseOperators) {
-  std::vector<std::string> names;
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.getNamespace() == "lltm") {
-      names.push_back(name.name + name.overload_name);
-    }
-  }
-  std::sort(names.begin(), names.end());
-  std::vector<std::string> expected(std::begin(kPythonOperators), std::end(kPythonOperators));
-  expected.insert(expected.end(), std::begin(kOperators), std::end(kOperators));
-  expected.insert(expected.end(), std::begin(kCompositions), std::end(kCompositions));
-  std::sort(expected.begin(), expected.end());
-  EXPECT_EQ(names, expected);
-}
 
 TEST(Dispatch, EveryOperatorHasItsKernels) {
   for (const char* const name : kOperators) {

@@ -1,8 +1,6 @@
 // Every division of work, even if schedule.cpp would not choose it; also with emulated AMX kernels
 // (choosable_amx_dispatch.cpp).
-#include "testing.h"
-
-#include "common/states.h"
+#include "cell_arguments.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
@@ -174,24 +172,11 @@ class Case {
   static constexpr int64_t kCheckpointSteps = 2;
 
   lltm::SequenceArgs args(int64_t checkpoint_steps = 0, const at::Tensor& packed = {}) const {
-    static const std::optional<at::Tensor> absent;
-    const bool is_packed = packed.defined();
-    lltm::SequenceArgs args = {
-        {a_.cell,
-         a_.input,
-         a_.h,
-         a_.c,
-         is_packed ? packed : a_.weights,
-         is_packed ? absent : a_.weight_hh,
-         a_.bias,
-         a_.bias_hh,
-         a_.batch_sizes,
-         a_.reverse,
-         a_.reset,
-         checkpoint_steps,
-         is_packed ? absent : a_.recurrent_mask},
-        /*save=*/true};
-    lltm::concatenate_states(args);
+    lltm::SequenceArgs args = {engine_inputs(a_, checkpoint_steps), /*save=*/true};
+    if (packed.defined()) {
+      args.weight_ih = packed;
+      args.weight_hh = args.recurrent_mask = at::Tensor();
+    }
     return args;
   }
   LayerShape shape() const {
@@ -257,9 +242,7 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
     // Batch-first memory, which cannot be read in place.
     problems.push_back(sequence_problem({9, 40, 12, 48}, dtype, 8, /*bias=*/true, cell));
     problems.back().input = problems.back().input.transpose(0, 1).contiguous().transpose(0, 1);
-    std::vector<int64_t> lengths;
-    for (int64_t row = 0; row < 70; ++row) lengths.push_back(12 - row / 6);
-    problems.push_back(packed_problem(lengths, 33, 65, dtype, 9, cell));
+    problems.push_back(packed_problem(falling_lengths(70, 12), 33, 65, dtype, 9, cell));
     problems.push_back(problems.back());
     for (size_t k = 0; k < problems.size(); k += 2) problems[k].reverse = true;
     for (size_t k = 0; k < problems.size(); ++k) {

@@ -4,7 +4,6 @@
 #include "testing.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
@@ -42,19 +41,13 @@ class FailingAllocator final : public c10::Allocator {
   c10::Allocator* const before_;
 };
 
-Stack call_operator(const char* name, Stack stack) {
-  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
-  return stack;
-}
-
 class Failures : public testing::TestWithParam<int> {
  protected:
-  Failures() : threads_before_(at::get_num_threads()) {
-    at::set_num_threads(GetParam());
+  Failures() {
     // Enough hidden units for several threads.
     const Arguments a = sequence_problem({3, 8, 20, 144}, at::kBFloat16, 1);
     forward_ = sequence_stack(a);
-    const Stack results = call_operator("lltm::sequence_forward", forward_);
+    const Stack results = call("lltm::sequence_forward", forward_);
     const std::vector<bool> all(7, true);
     backward_ = forward_;
     for (const c10::IValue& value :
@@ -62,15 +55,13 @@ class Failures : public testing::TestWithParam<int> {
       backward_.push_back(value);
     }
   }
-  ~Failures() override { at::set_num_threads(threads_before_); }
 
   static void check(const char* name, const Stack& arguments) {
     FailingAllocator allocator;
     const auto run = [&] {
       allocator.calls = 0;
       Tensors results;
-      for (const c10::IValue& value : call_operator(name, arguments))
-        results.push_back(value.toTensor());
+      for (const c10::IValue& value : call(name, arguments)) results.push_back(value.toTensor());
       return results;
     };
     const Tensors expected = run();
@@ -89,10 +80,8 @@ class Failures : public testing::TestWithParam<int> {
     EXPECT_TRUE(identical(run(), expected));
   }
 
+  const ThreadCount threads_{GetParam()};
   Stack forward_, backward_;
-
- private:
-  int threads_before_;
 };
 
 INSTANTIATE_TEST_SUITE_P(

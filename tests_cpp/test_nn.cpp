@@ -589,14 +589,7 @@ TYPED_TEST(Modules, NameWrongArguments) {
 }
 
 TYPED_TEST(Modules, DropoutOfASingleLayerWarnsThatItDoesNothing) {
-  class Warnings : public c10::WarningHandler {
-   public:
-    void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-    std::vector<std::string> texts;
-
-   private:
-    c10::WarningUtils::WarningHandlerGuard guard_{this};
-  } warnings;
+  Warnings warnings;
   auto layer = this->layer(this->options().dropout(0.5));
   EXPECT_EQ(
       warnings.texts,
@@ -871,22 +864,12 @@ TEST(CustomCell, DescribesItsSerializedForm) {
   EXPECT_EQ(kDuo.parameters(), std::vector<std::string>({"p"}));
 }
 
-class CustomCellFiles : public testing::Test {
+class CustomCellFiles : public TemporaryFolder {
  protected:
-  CustomCellFiles() {
-    std::string pattern = (std::filesystem::path(testing::TempDir()) / "lltm-XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~CustomCellFiles() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::string written(const std::string& text) const {
     std::ofstream(path("written.cell"), std::ios::binary) << text;
     return path("written.cell");
   }
-
- private:
-  std::filesystem::path folder_;
 };
 
 TEST_F(CustomCellFiles, ContainTheSerializedCell) {

@@ -2,12 +2,12 @@
 #include "cell/program_text.h"
 
 #include "cell/cells.h"
+#include "cell/record_definition.h"
 #include "cell_program.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -23,26 +23,12 @@ namespace lltm {
 namespace {
 
 using lltm_test::run_program;
-using lltm_test::text_of_definition;
 
 void expect_near(const std::vector<double>& values, const std::vector<double>& expected) {
   ASSERT_EQ(values.size(), expected.size());
   for (size_t k = 0; k < values.size(); ++k) {
     EXPECT_NEAR(values[k], expected[k], 1e-14 * std::max(1.0, std::abs(expected[k])))
         << "output " << k;
-  }
-}
-
-void expect_same(const Program& program, const Program& expected) {
-  EXPECT_EQ(program.registers, expected.registers);
-  ASSERT_EQ(program.constant_count, expected.constant_count);
-  for (int k = 0; k < program.constant_count; ++k) {
-    EXPECT_EQ(program.constants[k], expected.constants[k]);
-  }
-  ASSERT_EQ(program.size, expected.size);
-  for (int k = 0; k < program.size; ++k) {
-    const auto fields = [](const Instruction& i) { return std::tuple(i.op, i.y, i.a, i.b, i.c); };
-    EXPECT_EQ(fields(program.code[k]), fields(expected.code[k])) << "instruction " << k;
   }
 }
 
@@ -88,30 +74,6 @@ TYPED_TEST(DefinitionProgram, ComputesTheSameAsTheCell) {
   }
 }
 
-TYPED_TEST(DefinitionProgram, EqualsTheProgramOfItsSerializedForm) {
-  constexpr const CellInfo& definition = TypeParam::kCell;
-  const std::string text = text_of_definition(TypeParam{});
-  SCOPED_TRACE(text);
-  const auto cell = parse_cell(text);
-  EXPECT_EQ(cell->name, definition.name);
-  ASSERT_EQ(cell->gates.size(), static_cast<size_t>(definition.slots));
-  EXPECT_EQ(cell->info.x, definition.x);
-  EXPECT_EQ(cell->info.h, definition.h);
-  for (int slot = 0; slot < definition.slots; ++slot) {
-    EXPECT_EQ(
-        cell->info.x_blocks[slot], definition.x.contains(slot) ? definition.x_blocks[slot] : -1);
-    EXPECT_EQ(
-        cell->info.h_blocks[slot], definition.h.contains(slot) ? definition.h_blocks[slot] : -1);
-  }
-  EXPECT_EQ(cell->states.size(), static_cast<size_t>(definition.states));
-  EXPECT_EQ(cell->info.reads_h, definition.reads_h);
-  EXPECT_EQ(cell->info.bounded, definition.bounded);
-  EXPECT_EQ(cell->info.forgets, definition.forgets);
-  const RecordedDefinition recorded(TypeParam{});
-  expect_same(cell->programs.forward.program(), recorded.programs().forward.program());
-  expect_same(cell->programs.backward.program(), recorded.programs().backward.program());
-}
-
 const std::string kBase =
     "lltm-cell 1\n"
     "name base\n"
@@ -138,10 +100,19 @@ const std::string kBase =
     "d.c = copy d.c'\n"
     "end\n";
 
+// Each pair replaces a part of the text by another.
+using Edits = std::vector<std::pair<std::string, std::string>>;
+
+std::string edited(std::string text, const Edits& edits) {
+  for (const auto& [from, to] : edits) {
+    const size_t at = text.find(from);
+    if (at == std::string::npos) throw std::logic_error("the text has no " + from);
+    text.replace(at, from.size(), to);
+  }
+  return text;
+}
 std::string replaced(const std::string& from, const std::string& to) {
-  const size_t at = kBase.find(from);
-  if (at == std::string::npos) throw std::logic_error("the text has no " + from);
-  return std::string(kBase).replace(at, from.size(), to);
+  return edited(kBase, {{from, to}});
 }
 
 // For a cell with z.i, h, c and p. `value` is the next state; `before` precedes it.
@@ -194,6 +165,17 @@ TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   EXPECT_FALSE(forgets(gate + "a = multiply f c\n", "add a c"));
   EXPECT_FALSE(forgets("a = multiply c 0.5\nw = greater c 0.0\n", "where w a z.i"));
   EXPECT_FALSE(forgets("s = sqrt z.i\nq = sqrt p\na = subtract s q\n", "multiply a c"));
+}
+
+TEST(CellText, BuiltInCellsForgetAsTheirEquations) {
+  EXPECT_EQ(Lltm::kCell.forgets, forgets("a = sigmoid z.i\n", "add c a"));
+  EXPECT_EQ(Lstm::kCell.forgets, forgets("f = sigmoid z.i\na = multiply f c\n", "add a f"));
+  EXPECT_EQ(
+      Gru::kCell.forgets,
+      forgets(
+          "u = sigmoid z.i\nv = subtract 1.0 u\nn = tanh z.i\na = multiply v n\n"
+          "b = multiply u c\n",
+          "add a b"));
 }
 
 TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
@@ -307,8 +289,8 @@ TEST(CellText, SupportsEveryOperation) {
     last = name;
   }
   for (const std::string& some : saved) {
-    std::string text = replaced("a = sigmoid z.i\n", assignments + "a = sigmoid z.i\n");
-    text.replace(text.find("save a c"), 8, "save a c" + some);
+    const std::string text =
+        edited(kBase, {{"forward\n", "forward\n" + assignments}, {"save a c", "save a c" + some}});
     const auto cell = parse_cell(text);
     std::mt19937 random(3);
     std::normal_distribution<double> normal;
@@ -318,29 +300,21 @@ TEST(CellText, SupportsEveryOperation) {
   }
 }
 
+using Code = std::vector<std::tuple<Op, int, int, int, int>>;
+
 // The code of base with this forward. h', c' are outputs 7, 8; constants follow.
-std::vector<std::array<int, 5>> code_of(const std::string& assignments, const char* save = "save") {
-  std::string text = replaced("a = sigmoid z.i\nb = multiply z.n_x z.n_h\nc' = multiply a c\n", "");
-  text.replace(text.find("h' = add b p\n"), 13, assignments);
-  text.replace(text.find("save a c h' z.n_h"), 17, save);
-  const std::string gradients =
-      "d.z.i = copy 0\nd.z.n_x = copy 0\nd.z.n_h = copy 0\nd.p = copy 0\nd.q = copy 0\n"
-      "d.h = copy 0\nd.c = copy 0\nend\n";
-  text = text.substr(0, text.find("d.z.i")) + gradients;
-  const auto cell = parse_cell(text);
-  std::vector<std::array<int, 5>> code;
+Code code_of(const std::string& assignments, const char* save = "save") {
+  const auto cell = parse_cell(
+      kBase.substr(0, kBase.find("a = sigmoid")) + assignments + save +
+      "\nbackward\nd.z.i = copy 0\nd.z.n_x = copy 0\nd.z.n_h = copy 0\nd.p = copy 0\n"
+      "d.q = copy 0\nd.h = copy 0\nd.c = copy 0\nend\n");
+  Code code;
   const Program& program = cell->programs.forward.program();
   for (int k = 0; k < program.size; ++k) {
     const auto& [op, y, a, b, c] = program.code[k];
-    code.push_back({static_cast<int>(op), y, a, b, c});
+    code.emplace_back(op, y, a, b, c);
   }
   return code;
-}
-
-using Code = std::vector<std::array<int, 5>>;
-
-constexpr int number(Op op) {
-  return static_cast<int>(op);
 }
 
 // Registers of base's forward.
@@ -349,44 +323,39 @@ constexpr int kNx = 0, kI = 1, kC = 4, kP = 5, kH1 = 7, kC1 = 8, kNext = 9;
 TEST(CellCode, FusesProductsUsedOnce) {
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = add m c\nn = multiply p c\nc' = add h' n\n"),
-      (Code{
-          {number(Op::kMultiplyAdd), kH1, kI, kNx, kC},
-          {number(Op::kMultiplyAdd), kC1, kP, kC, kH1}}));
+      (Code{{Op::kMultiplyAdd, kH1, kI, kNx, kC}, {Op::kMultiplyAdd, kC1, kP, kC, kH1}}));
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = subtract m c\nn = multiply p c\nc' = subtract h' n\n"),
-      (Code{
-          {number(Op::kMultiplySubtract), kH1, kI, kNx, kC},
-          {number(Op::kSubtractProduct), kC1, kP, kC, kH1}}));
+      (Code{{Op::kMultiplySubtract, kH1, kI, kNx, kC}, {Op::kSubtractProduct, kC1, kP, kC, kH1}}));
   // Fuses only the second product.
   EXPECT_EQ(
       code_of("m = multiply z.i c\nn = multiply p z.n_x\nh' = subtract m n\nc' = copy z.i\n"),
       (Code{
-          {number(Op::kMultiply), kNext, kI, kC, 0},
-          {number(Op::kSubtractProduct), kH1, kP, kNx, kNext},
-          {number(Op::kCopy), kC1, kI, 0, 0}}));
+          {Op::kMultiply, kNext, kI, kC, 0},
+          {Op::kSubtractProduct, kH1, kP, kNx, kNext},
+          {Op::kCopy, kC1, kI, 0, 0}}));
 }
 
 TEST(CellCode, FusesDerivativesOfFunctionsIntoProducts) {
   const std::string rest = "c' = copy c\n";
-  const std::array<int, 5> copied = {number(Op::kCopy), kC1, kC, 0, 0};
-  const auto expect_one = [&](const std::string& assignments, const std::array<int, 5>& expected) {
+  const Code::value_type copied = {Op::kCopy, kC1, kC, 0, 0};
+  const auto expect_one = [&](const std::string& assignments, const Code::value_type& expected) {
     EXPECT_EQ(code_of(assignments + rest), (Code{expected, copied})) << assignments;
   };
   for (const std::string product : {"multiply z.i p", "multiply p z.i"}) {
     for (const std::string again : {"multiply t p", "multiply p t"}) {
       expect_one(
           "t = " + product + "\nu = " + again + "\nh' = subtract t u\n",
-          {number(Op::kSigmoidGradient), kH1, kI, kP, 0});
+          {Op::kSigmoidGradient, kH1, kI, kP, 0});
     }
   }
   const std::string slope = "u = multiply p p\nt = subtract 1.0 u\n";
   for (const std::string product : {"multiply z.i t\n", "multiply t z.i\n"}) {
-    expect_one(slope + "h' = " + product, {number(Op::kTanhGradient), kH1, kI, kP, 0});
+    expect_one(slope + "h' = " + product, {Op::kTanhGradient, kH1, kI, kP, 0});
     expect_one(
-        slope + "m = " + product + "h' = add z.n_x m\n",
-        {number(Op::kAddTanhGradient), kH1, kI, kP, kNx});
+        slope + "m = " + product + "h' = add z.n_x m\n", {Op::kAddTanhGradient, kH1, kI, kP, kNx});
     const std::string of_elu = "g = greater p 0.0\ns = add p 1.0\nt = where g 1.0 s\n";
-    expect_one(of_elu + "h' = " + product, {number(Op::kEluGradient), kH1, kI, kP, 0});
+    expect_one(of_elu + "h' = " + product, {Op::kEluGradient, kH1, kI, kP, 0});
   }
 }
 
@@ -410,42 +379,39 @@ TEST(CellCode, DoesNotFuseProductsUsedTwice) {
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = add m c\nc' = add m p\n"),
       (Code{
-          {number(Op::kMultiply), kNext, kI, kNx, 0},
-          {number(Op::kAdd), kH1, kNext, kC, 0},
-          {number(Op::kAdd), kC1, kNext, kP, 0}}));
+          {Op::kMultiply, kNext, kI, kNx, 0},
+          {Op::kAdd, kH1, kNext, kC, 0},
+          {Op::kAdd, kC1, kNext, kP, 0}}));
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = add m m\nc' = copy c\n"),
       (Code{
-          {number(Op::kMultiply), kNext, kI, kNx, 0},
-          {number(Op::kAdd), kH1, kNext, kNext, 0},
-          {number(Op::kCopy), kC1, kC, 0, 0}}));
+          {Op::kMultiply, kNext, kI, kNx, 0},
+          {Op::kAdd, kH1, kNext, kNext, 0},
+          {Op::kCopy, kC1, kC, 0, 0}}));
   EXPECT_EQ(
       code_of("c' = multiply z.i z.n_x\nh' = add c' c\n"),
-      (Code{{number(Op::kMultiply), kC1, kI, kNx, 0}, {number(Op::kAdd), kH1, kC1, kC, 0}}));
+      (Code{{Op::kMultiply, kC1, kI, kNx, 0}, {Op::kAdd, kH1, kC1, kC, 0}}));
   EXPECT_EQ(
       code_of("m = multiply z.i z.n_x\nh' = add m c\nc' = copy h'\n", "save m"),
       (Code{
-          {number(Op::kMultiply), kC1 + 1, kI, kNx, 0},
-          {number(Op::kAdd), kH1, kC1 + 1, kC, 0},
-          {number(Op::kCopy), kC1, kH1, 0, 0}}));
+          {Op::kMultiply, kC1 + 1, kI, kNx, 0},
+          {Op::kAdd, kH1, kC1 + 1, kC, 0},
+          {Op::kCopy, kC1, kH1, 0, 0}}));
 }
 
 TEST(CellCode, RemovesNegations) {
-  const Code copied = {{number(Op::kCopy), kC1, kC, 0, 0}};
-  const std::vector<std::pair<std::string, std::array<int, 5>>> table = {
-      {"n = negate z.i\nh' = add c n\n", {number(Op::kSubtract), kH1, kC, kI, 0}},
-      {"n = negate z.i\nh' = add n c\n", {number(Op::kSubtract), kH1, kC, kI, 0}},
-      {"n = negate z.i\nh' = subtract c n\n", {number(Op::kAdd), kH1, kC, kI, 0}},
-      {"n = negate z.i\nm = negate c\nh' = subtract n m\n",
-       {number(Op::kSubtract), kH1, kC, kI, 0}},
-      {"n = negate z.i\nm = negate c\nh' = divide n m\n", {number(Op::kDivide), kH1, kI, kC, 0}},
-      {"n = negate z.i\nm = negate n\nh' = sqrt m\n", {number(Op::kSqrt), kH1, kI, 0, 0}},
-      {"n = negate z.i\nm = multiply n p\nh' = add c m\n",
-       {number(Op::kSubtractProduct), kH1, kI, kP, kC}},
+  const Code copied = {{Op::kCopy, kC1, kC, 0, 0}};
+  const std::vector<std::pair<std::string, Code::value_type>> table = {
+      {"n = negate z.i\nh' = add c n\n", {Op::kSubtract, kH1, kC, kI, 0}},
+      {"n = negate z.i\nh' = add n c\n", {Op::kSubtract, kH1, kC, kI, 0}},
+      {"n = negate z.i\nh' = subtract c n\n", {Op::kAdd, kH1, kC, kI, 0}},
+      {"n = negate z.i\nm = negate c\nh' = subtract n m\n", {Op::kSubtract, kH1, kC, kI, 0}},
+      {"n = negate z.i\nm = negate c\nh' = divide n m\n", {Op::kDivide, kH1, kI, kC, 0}},
+      {"n = negate z.i\nm = negate n\nh' = sqrt m\n", {Op::kSqrt, kH1, kI, 0, 0}},
+      {"n = negate z.i\nm = multiply n p\nh' = add c m\n", {Op::kSubtractProduct, kH1, kI, kP, kC}},
       {"n = negate z.i\nm = multiply p n\nh' = subtract c m\n",
-       {number(Op::kMultiplyAdd), kH1, kP, kI, kC}},
-      {"m = multiply z.i p\nn = negate m\nh' = add n c\n",
-       {number(Op::kSubtractProduct), kH1, kI, kP, kC}},
+       {Op::kMultiplyAdd, kH1, kP, kI, kC}},
+      {"m = multiply z.i p\nn = negate m\nh' = add n c\n", {Op::kSubtractProduct, kH1, kI, kP, kC}},
   };
   for (const auto& [assignments, expected] : table) {
     EXPECT_EQ(code_of(assignments + "c' = copy c\n"), (Code{expected, copied[0]})) << assignments;
@@ -459,7 +425,7 @@ TEST(CellCode, RemovesNegations) {
 TEST(CellCode, RemovesUnusedInstructions) {
   EXPECT_EQ(
       code_of("e = exp z.i\nf = add e 2.5\ng = copy c\nh' = abs g\nc' = copy g\n"),
-      (Code{{number(Op::kAbs), kH1, kC, 0, 0}, {number(Op::kCopy), kC1, kC, 0, 0}}));
+      (Code{{Op::kAbs, kH1, kC, 0, 0}, {Op::kCopy, kC1, kC, 0, 0}}));
 }
 
 TEST(CellCode, SharesConstants) {
@@ -485,18 +451,15 @@ TEST(CellCode, ReusesRegisters) {
   EXPECT_EQ(forward.registers, forward.first_temporary() + 1);
 }
 
+// A value depends on each of `count` earlier values.
 std::string wide(int count) {
-  std::string text;
-  for (int k = 0; k < count; ++k) {
-    const std::string number = std::to_string(k);
-    text += "v" + number + " = exp " + (k == 0 ? "z.i" : "v" + std::to_string(k - 1)) + "\n";
+  std::string text = "v0 = exp z.i\n", sums = "s0 = copy v0\n";
+  for (int k = 1; k < count; ++k) {
+    const std::string number = std::to_string(k), last = std::to_string(k - 1);
+    text += "v" + number + " = exp v" + last + "\n";
+    sums += "s" + number + " = maximum s" + last + " v" + number + "\n";
   }
-  text += "s0 = maximum v0 v1\n";
-  for (int k = 2; k < count; ++k) {
-    text += "s" + std::to_string(k - 1) + " = maximum s" + std::to_string(k - 2) + " v" +
-            std::to_string(k) + "\n";
-  }
-  return replaced("h' = add b p\n", text + "h' = copy s" + std::to_string(count - 2) + "\n");
+  return replaced("h' = add b p\n", text + sums + "h' = copy s" + std::to_string(count - 1) + "\n");
 }
 
 TEST(CellCode, NeedsAtMostAllRegisters) {
@@ -524,9 +487,16 @@ struct Wrong {
   std::string error;     // after "cell program, line "
 };
 
+void expect_errors(const std::string& base, const std::vector<Wrong>& table) {
+  for (const auto& [from, to, error] : table) {
+    EXPECT_EQ(error_of(edited(base, {{from, to}})), error) << to;
+  }
+}
+
+const std::string kHeaderLines =
+    "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
+
 TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
-  const std::string header =
-      "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
   const std::string assignment = "'NAME = OPERATION OPERANDS'";
   const std::string name = "a name of letters, digits and _";
   const std::string operand = "a known name or a number";
@@ -541,12 +511,7 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {kBase, "lltm-cell 1\n", "2: expected 'name NAME', got the end of the cell"},
       {"cell 1", "cell 3", first_line + "'lltm-cell 3'"},
       {"lltm-cell 1\n", "lltm-cell 1\r\n", first_line + "'lltm-cell 1\\x0d'"},
-      {"name base",
-       "name  base",
-       "2: expected words with one space between them, got 'name  base'"},
-      {"name base",
-       "name base ",
-       "2: expected words with one space between them, got 'name base '"},
+      {" base", "  base", "2: expected words with one space between them, got 'name  base'"},
       {"end\n", "end", "24: expected a line that ends with \\n, got 'end'"},
       {"end\n", "end\nend\n", "25: expected the end of the cell, got 'end'"},
       {"end\n", "end now\n", "24: expected 'end', got 'end now'"},
@@ -555,7 +520,6 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"name base\n", "", "2: expected 'name NAME', got 'weight_ih i n_x'"},
       {"name base", "name a b", "2: expected 'name NAME', got 'name a b'"},
       {"name base", "name 1a", "2: expected " + name + ", got '1a'"},
-      {"name base", "name gr\xc3\xbc", "2: expected " + name + ", got 'gr\\xc3\\xbc'"},
       {"name base", "name inf", "2: expected " + name + ", got 'inf'"},
       {"weight_ih i n_x\n", "", "3: expected 'weight_ih GATES', got 'weight_hh n_h i'"},
       {"weight_hh n_h i\n", "", "4: expected 'weight_hh GATES', got 'bounded'"},
@@ -564,11 +528,13 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"weight_ih i n_x\nweight_hh n_h i\n",
        "weight_ih\nweight_hh\n",
        "3: expected a gate in weight_ih, got 'weight_ih'"},
-      {"bounded\nreads_h\n", "reads_h\nbounded\n", "6: expected " + header + ", got 'bounded'"},
-      {"bounded\n", "bounded 1\n", "5: expected " + header + ", got 'bounded 1'"},
+      {"bounded\nreads_h\n",
+       "reads_h\nbounded\n",
+       "6: expected " + kHeaderLines + ", got 'bounded'"},
+      {"bounded\n", "bounded 1\n", "5: expected " + kHeaderLines + ", got 'bounded 1'"},
       {"state c -1e30\nparameter p 0.5\n",
        "parameter p 0.5\nstate c -1e30\n",
-       "8: expected " + header + ", got 'state c -1e30'"},
+       "8: expected " + kHeaderLines + ", got 'state c -1e30'"},
       {"state c -1e30", "state c", "7: expected 'state NAME NUMBER', got 'state c'"},
       {"state c -1e30", "state h 0", "7: expected " + unused + ", got 'h'"},
       {"state c -1e30", "state c nan", "7: expected a number, got 'nan'"},
@@ -577,31 +543,19 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"state c -1e30", "state c 1-2", "7: expected a number, got '1-2'"},
       {"parameter p 0.5", "parameter c 0.5", "8: expected " + unused + ", got 'c'"},
       {"parameter p 0.5", "parameter z 0.5", "8: expected " + unused + ", got 'z'"},
-      {"parameter p 0.5", "parameter p 0,5", "8: expected a number, got '0,5'"},
-      {"forward\n", "Forward\n", "10: expected " + header + ", got 'Forward'"},
+      {"forward\n", "Forward\n", "10: expected " + kHeaderLines + ", got 'Forward'"},
       {"forward\n", "forward now\n", "10: expected 'forward', got 'forward now'"},
       // assignments
-      {"a = sigmoid z.i",
-       "a sigmoid z.i",
-       "11: expected " + assignment + " or 'save', got 'a sigmoid z.i'"},
+      {"a = sig", "a sig", "11: expected " + assignment + " or 'save', got 'a sigmoid z.i'"},
       {"a = sigmoid z.i", "a =", "11: expected " + assignment + ", got 'a ='"},
       {"a = sigmoid z.i", "a = gelu z.i", "11: expected an operation, got 'gelu'"},
-      {"a = sigmoid z.i",
-       "a = multiply_add z.i z.i z.i",
-       "11: expected an operation, got 'multiply_add'"},
+      {"sigmoid z.i", "multiply_add c c c", "11: expected an operation, got 'multiply_add'"},
       {"a = sigmoid z.i", "a = sigmoid", "11: expected sigmoid of 1 operand, got 'a = sigmoid'"},
-      {"a = sigmoid z.i",
-       "a = sigmoid z.i z.i",
-       "11: expected sigmoid of 1 operand, got 'a = sigmoid z.i z.i'"},
-      {"a = sigmoid z.i",
-       "a = where z.i z.i",
-       "11: expected where of 3 operands, got 'a = where z.i z.i'"},
+      {"sigmoid z.i", "sigmoid c c", "11: expected sigmoid of 1 operand, got 'a = sigmoid c c'"},
+      {"sigmoid z.i", "where c c", "11: expected where of 3 operands, got 'a = where c c'"},
       {"a = sigmoid z.i", "a = sigmoid z.k", "11: expected " + operand + ", got 'z.k'"},
-      {"a = sigmoid z.i", "a = sigmoid b", "11: expected " + operand + ", got 'b'"},
       {"a = sigmoid z.i", "a = sigmoid nan", "11: expected " + operand + ", got 'nan'"},
-      {"a = sigmoid z.i", "a = sigmoid \x1b[31m", "11: expected " + operand + ", got '\\x1b[31m'"},
       {"a = sigmoid z.i", "a.b = sigmoid z.i", "11: expected " + name + ", got 'a.b'"},
-      {"a = sigmoid z.i", "d' = sigmoid z.i", "11: expected " + name + ", got 'd''"},
       {"a = sigmoid z.i", "z.i = sigmoid z.i", "11: expected " + unused + ", got 'z.i'"},
       {"b = multiply z.n_x z.n_h", "a = exp a", "12: expected " + unused + ", got 'a'"},
       {"reads_h\nstate c -1e30\nparameter p 0.5\nparameter q -inf\nforward\na = sigmoid z.i",
@@ -610,27 +564,21 @@ TEST(CellErrors, NameTheLineAndTheExpectedAndActualText) {
       {"c' = multiply a c\n",
        "",
        "14: expected an assignment of c' in forward, got 'save a c h' z.n_h'"},
-      {"d.c = copy d.c'\n", "", "23: expected an assignment of d.c in backward, got 'end'"},
       {"d.z.n_x = multiply c d.c'\nd.z.n_h = negate d.z.n_x\n",
        "d.z.n_h = copy 0\n",
        "23: expected an assignment of d.z.n_x in backward, got 'end'"},
       {"d.h = copy 0.0\n", "", "23: expected an assignment of d.h in backward, got 'end'"},
       {"d.h = copy 0.0\n", "d.x = copy 0.0\n", "22: expected " + name + ", got 'd.x'"},
-      {"d.z.i = multiply a d.h'",
-       "d.z.i = multiply b d.h'",
-       "17: expected " + operand + ", got 'b'"},
+      {"multiply a d.h'", "multiply b d.h'", "17: expected " + operand + ", got 'b'"},
       {"d.z.i = multiply a d.h'", "a = copy d.h'", "17: expected " + unused + ", got 'a'"},
       // save
       {"save a c h' z.n_h\n", "", "15: expected " + assignment + " or 'save', got 'backward'"},
       {"save a c", "save a a", "15: expected each value once, got 'a'"},
       {"save a c", "save a p", "15: expected " + value + ", got 'p'"},
-      {"save a c", "save a 1.0", "15: expected " + value + ", got '1.0'"},
       {"backward\n", "save a\nbackward\n", "16: expected 'backward', got 'save a'"},
       {"backward\n", "", "16: expected 'backward', got 'd.z.i = multiply a d.h''"},
   };
-  for (const Wrong& wrong : table) {
-    EXPECT_EQ(error_of(replaced(wrong.from, wrong.to)), wrong.error) << wrong.to;
-  }
+  expect_errors(kBase, table);
 }
 
 TEST(CellErrors, OfProductsMeansAndGivenGates) {
@@ -640,11 +588,9 @@ TEST(CellErrors, OfProductsMeansAndGivenGates) {
       "d.z.m = copy d.h'\nd.z.n = mean d.h'\ne = product d.z.n\nd.z.r = multiply e h\n"
       "d.h = multiply e z.r\nend\n";
   EXPECT_EQ(error_of(base), "no error");
-  const std::string header =
-      "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
   const std::string all = "expected a single product of all gates of v";
   const std::vector<Wrong> table = {
-      {"lltm-cell 2", "lltm-cell 1", "5: expected " + header + ", got 'input m'"},
+      {"lltm-cell 2", "lltm-cell 1", "5: expected " + kHeaderLines + ", got 'input m'"},
       {"input m", "input r", "5: expected gates that are not in weight_ih, got 'r'"},
       {"input m", "input m m", "5: expected each gate once in input, got 'm'"},
       {"multiply z.r h", "multiply z.n h", "8: expected a known name or a number, got 'z.n'"},
@@ -661,10 +607,7 @@ TEST(CellErrors, OfProductsMeansAndGivenGates) {
       {"product d.z.n", "product d.h'", "16: expected the gate of a product, got 'd.h\''"},
       {"mean d.h'\ne = product d.z.n", "product d.z.n", "15: expected a known name, got 'd.z.n'"},
   };
-  for (const auto& [from, to, error] : table) {
-    std::string text = base;
-    EXPECT_EQ(error_of(text.replace(text.find(from), from.size(), to)), error) << to;
-  }
+  expect_errors(base, table);
 }
 
 TEST(CellErrors, OfOutputsBiasesAndScalars) {
@@ -674,10 +617,8 @@ TEST(CellErrors, OfOutputsBiasesAndScalars) {
       "t = add d.h' d.c'\nd.z.a = multiply t p\nd.z.b = copy d.h'\nd.p = multiply t z.a\n"
       "d.c = copy 0\nend\n";
   EXPECT_EQ(error_of(base), "no error");
-  const std::string header =
-      "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order";
   const std::vector<Wrong> table = {
-      {"lltm-cell 2", "lltm-cell 1", "5: expected " + header + ", got 'no_bias b'"},
+      {"lltm-cell 2", "lltm-cell 1", "5: expected " + kHeaderLines + ", got 'no_bias b'"},
       {"no_bias b", "no_bias c", "5: expected a gate, got 'c'"},
       {"no_bias b", "no_bias", "5: expected 'no_bias GATES', got 'no_bias'"},
       {"no_bias b", "no_bias b b", "5: expected each gate once in no_bias, got 'b'"},
@@ -687,20 +628,14 @@ TEST(CellErrors, OfOutputsBiasesAndScalars) {
       {"p 1 scalar", "p 1 scale", "8: expected 'parameter NAME NUMBER', got 'parameter p 1 scale'"},
       {"c 0\n", "c 0 scalar\n", "7: expected 'state NAME NUMBER', got 'state c 0 scalar'"},
   };
-  for (const auto& [from, to, error] : table) {
-    std::string text = base;
-    EXPECT_EQ(error_of(text.replace(text.find(from), from.size(), to)), error) << to;
-  }
+  expect_errors(base, table);
 }
 
 TEST(CellErrors, QuoteSixtyCharacters) {
-  const std::string long_word(61, '!');
-  EXPECT_EQ(
-      error_of(replaced("name base", "name " + long_word)),
-      "2: expected a name of letters, digits and _, got '" + std::string(60, '!') + "...'");
-  EXPECT_EQ(
-      error_of(replaced("name base", "name " + std::string(60, '!'))),
-      "2: expected a name of letters, digits and _, got '" + std::string(60, '!') + "'");
+  const std::string quoted(60, '!');
+  const std::string error = "2: expected a name of letters, digits and _, got '" + quoted;
+  EXPECT_EQ(error_of(replaced("base", quoted + "!")), error + "...'");
+  EXPECT_EQ(error_of(replaced("base", quoted)), error + "'");
 }
 
 TEST(CellErrors, WithoutReadsHThereIsNoH) {
@@ -718,55 +653,38 @@ struct Limit {
 };
 
 TEST(CellErrors, NameLimits) {
-  const auto lines = [](int count, const std::string& kind) {
+  // With each of s0, s1, ... instead of each #.
+  const auto each = [](int count, const std::string& line) {
     std::string text;
-    for (int k = 0; k < count; ++k) text += kind + " s" + std::to_string(k) + " 0\n";
+    for (int k = 0; k < count; ++k) text += edited(line, {{"#", "s" + std::to_string(k)}});
     return text;
   };
   const auto states = [&](int count) {
-    std::string forward, backward;
-    for (int k = 0; k < count; ++k) {
-      const std::string name = "s" + std::to_string(k);
-      forward += name + "' = copy 0\n";
-      backward += "d." + name + " = copy 0\n";
-    }
-    std::string text = replaced("state c -1e30\n", lines(count, "state"));
-    text.replace(text.find("c' = multiply a c\n"), 18, forward);
-    text.replace(text.find("save a c"), 8, "save a");
-    text.replace(text.find("d.z.n_x = multiply c d.c'"), 25, "d.z.n_x = copy 0");
-    text.replace(text.find("d.c = copy d.c'\n"), 16, backward);
-    return text;
+    return edited(
+        kBase,
+        {{"state c -1e30\n", each(count, "state # 0\n")},
+         {"c' = multiply a c\n", each(count, "#' = copy 0\n")},
+         {"save a c", "save a"},
+         {"d.z.n_x = multiply c d.c'", "d.z.n_x = copy 0"},
+         {"d.c = copy d.c'\n", each(count, "d.# = copy 0\n")}});
   };
   const auto parameters = [&](int count) {
-    std::string backward;
-    for (int k = 0; k < count; ++k) backward += "d.s" + std::to_string(k) + " = copy 0\n";
-    std::string text = replaced("parameter q -inf\n", lines(count, "parameter"));
-    text.replace(text.find("d.q = copy d.h'\n"), 16, backward);
-    return text;
+    return edited(
+        kBase,
+        {{"parameter q -inf\n", each(count, "parameter # 0\n")},
+         {"d.q = copy d.h'\n", each(count, "d.# = copy 0\n")}});
   };
-  const auto gates = [](int count, const char* weight) {
-    std::string names, backward;
-    for (int k = 0; k < count; ++k) {
-      names += " g" + std::to_string(k);
-      backward += "d.z.g" + std::to_string(k) + " = copy 0\n";
-    }
-    const std::string from = weight == std::string("ih") ? "weight_ih i n_x" : "weight_hh n_h i";
-    std::string text = replaced(from, from + names);
-    return text.replace(text.find("end\n"), 4, backward + "end\n");
+  const auto gates = [&](int count, const std::string& weight) {
+    return edited(
+        kBase,
+        {{weight, weight + each(count, " #")},
+         {"end\n", each(count, "d.z.# = copy 0\n") + "end\n"}});
   };
-  const auto saved = [](int count) {
-    std::string assignments, names;
-    for (int k = 0; k < count; ++k) {
-      assignments += "s" + std::to_string(k) + " = exp z.i\n";
-      names += " s" + std::to_string(k);
-    }
-    std::string text = replaced("b = multiply", assignments + "b = multiply");
-    return text.replace(text.find("save a c h' z.n_h"), 17, "save a c" + names);
+  const auto assignments = [&](int count) {
+    return replaced("b = multiply", each(count, "# = exp z.i\n") + "b = multiply");
   };
-  const auto assignments = [](int count) {
-    std::string text;
-    for (int k = 0; k < count; ++k) text += "s" + std::to_string(k) + " = exp z.i\n";
-    return replaced("b = multiply", text + "b = multiply");
+  const auto saved = [&](int count) {
+    return edited(assignments(count), {{"save a c h' z.n_h", "save a c" + each(count, " #")}});
   };
   const auto name = [](int length) { return replaced("base", std::string(length, 'n')); };
   // Uses many digits, the only part without another limit.
@@ -780,11 +698,13 @@ TEST(CellErrors, NameLimits) {
        "2: expected a name of at most 64 characters, got '" + std::string(60, 'n') + "...'"},
       {states(3), states(4), "10: expected at most 3 states, got 'state s3 0'"},
       {parameters(7), parameters(8), "16: expected at most 8 parameters, got 'parameter s7 0'"},
-      {gates(5, "hh"),
-       gates(6, "hh"),
-       "4: expected at most 8 different gates in weight_ih and weight_hh, got 'weight_hh n_h i g0 "
-       "g1 g2 g3 g4 g5'"},
-      {gates(5, "ih"), gates(7, "ih"), "3: expected at most 8 gates, got 'g6'"},
+      {gates(5, "weight_hh n_h i"),
+       gates(6, "weight_hh n_h i"),
+       "4: expected at most 8 different gates in weight_ih and weight_hh, got 'weight_hh n_h i s0 "
+       "s1 s2 s3 s4 s5'"},
+      {gates(5, "weight_ih i n_x"),
+       gates(7, "weight_ih i n_x"),
+       "3: expected at most 8 gates, got 's6'"},
       {assignments(508),
        assignments(509),
        "523: expected at most 512 assignments in forward, got 'h' = add b p'"},

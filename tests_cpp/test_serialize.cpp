@@ -51,17 +51,10 @@ std::string header_of(
          "}}";
 }
 
-class Serialize : public testing::Test {
+class Serialize : public TemporaryFolder {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::path(testing::TempDir()) / "lltm-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name = "file.safetensors") const {
-    return (folder_ / name).string();
+    return TemporaryFolder::path(name);
   }
 
   // May wait for the disk.
@@ -76,23 +69,35 @@ class Serialize : public testing::Test {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
 
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
-      names.push_back(entry.path().filename().string());
-    }
-    return names;
-  }
+  auto files() const { return std::distance(fs::directory_iterator(path("")), {}); }
 
   TensorMap round_trip(const TensorMap& tensors) const {
     lltm::save_safetensors(tensors, path());
     return lltm::load_safetensors(path());
   }
 
-  fs::path folder_;
+  static void expect_save_error(const std::string& to, const std::string& reason) {
+    expect_error(
+        [&] { lltm::save_safetensors({{"x", at::ones({2})}}, to); },
+        kRuntimeError,
+        "lltm::save_safetensors: cannot write " + to + ": " + reason);
+  }
+  static void expect_load_error(
+      const std::string& from, const std::type_info& error, const std::string& reason) {
+    expect_error([&] { lltm::load_safetensors(from); }, error, "lltm::load_safetensors: " + reason);
+  }
 };
 
-using StateDict = Serialize;
+class StateDict : public Serialize {
+ protected:
+  void expect_misfit(torch::nn::Module& module, const std::string& differences) const {
+    expect_error(
+        [&] { lltm::load_state_dict(module, path()); },
+        kValueError,
+        "lltm::load_state_dict: " + path() + " does not fit module " + module.name() + ":" +
+            differences);
+  }
+};
 
 class SerializeDtype : public Serialize, public testing::WithParamInterface<at::ScalarType> {};
 
@@ -122,7 +127,7 @@ TEST_P(SerializeDtype, RoundTripKeepsDtypeShapeAndEveryBit) {
       {7, 5 * static_cast<int64_t>(c10::elementSize(GetParam()))},
       at::kByte);
   const Tensor elements = bytes.view(GetParam());
-  const TensorMap loaded = round_trip({
+  const TensorMap tensors = {
       {"matrix", elements},
       {"transposed", elements.t()},
       {"every other", elements.slice(1, 0, std::nullopt, 2)},
@@ -130,24 +135,16 @@ TEST_P(SerializeDtype, RoundTripKeepsDtypeShapeAndEveryBit) {
       {"offset", elements.flatten().slice(0, 3, 10)},
       {"scalar", elements[0][0]},
       {"empty", elements.narrow(0, 0, 0)},
-  });
-  ASSERT_EQ(loaded.size(), 7);
+  };
+  const TensorMap loaded = round_trip(tensors);
+  ASSERT_EQ(loaded.size(), tensors.size());
+  // Compares bytes: random values may be NaN.
+  const auto bytes_of = [](const Tensor& x) { return x.contiguous().flatten().view(at::kByte); };
   for (const auto& [name, tensor] : loaded) {
     EXPECT_EQ(tensor.scalar_type(), GetParam()) << name;
+    EXPECT_EQ(tensor.sizes(), tensors.at(name).sizes()) << name;
+    EXPECT_TRUE(at::equal(bytes_of(tensor), bytes_of(tensors.at(name)))) << name;
   }
-  // Compares bytes: random values may be NaN.
-  const auto same = [](const Tensor& a, const Tensor& b) {
-    return a.sizes() == b.sizes() &&
-           at::equal(
-               a.contiguous().flatten().view(at::kByte), b.contiguous().flatten().view(at::kByte));
-  };
-  EXPECT_TRUE(same(loaded.at("matrix"), elements));
-  EXPECT_TRUE(same(loaded.at("transposed"), elements.t()));
-  EXPECT_TRUE(same(loaded.at("every other"), elements.slice(1, 0, std::nullopt, 2)));
-  EXPECT_TRUE(same(loaded.at("expanded"), elements[0].expand({3, 5})));
-  EXPECT_TRUE(same(loaded.at("offset"), elements.flatten().slice(0, 3, 10)));
-  EXPECT_TRUE(same(loaded.at("scalar"), elements[0][0]));
-  EXPECT_TRUE(same(loaded.at("empty"), elements.narrow(0, 0, 0)));
 }
 
 TEST_F(Serialize, RoundTripKeepsNoTensors) {
@@ -155,18 +152,16 @@ TEST_F(Serialize, RoundTripKeepsNoTensors) {
 }
 
 TEST_F(Serialize, RoundTripKeepsAnyName) {
-  const TensorMap loaded = round_trip({
+  const TensorMap tensors = {
       {"", at::full({}, 1)},
       {"0.weights_l0", at::full({}, 2)},
       {"quote \" backslash \\ newline \n", at::full({}, 3)},
       {"größe \xe4\xb8\xad\xf0\x9f\x98\x80", at::full({}, 4)},
       {"zero \0 inside"s, at::full({}, 5)},
-  });
-  EXPECT_EQ(loaded.at("").item<int64_t>(), 1);
-  EXPECT_EQ(loaded.at("0.weights_l0").item<int64_t>(), 2);
-  EXPECT_EQ(loaded.at("quote \" backslash \\ newline \n").item<int64_t>(), 3);
-  EXPECT_EQ(loaded.at("größe \xe4\xb8\xad\xf0\x9f\x98\x80").item<int64_t>(), 4);
-  EXPECT_EQ(loaded.at("zero \0 inside"s).item<int64_t>(), 5);
+  };
+  const TensorMap loaded = round_trip(tensors);
+  ASSERT_EQ(loaded.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) EXPECT_TRUE(identical(loaded.at(name), tensor));
 }
 
 TEST_F(Serialize, RoundTripKeepsTensorsThatRequireGradients) {
@@ -251,7 +246,7 @@ TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
   write("what was there before, which is longer than nothing");
   lltm::save_safetensors({{"x", at::ones({2})}}, path());
   EXPECT_TRUE(identical(lltm::load_safetensors(path()).at("x"), at::ones({2})));
-  EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
+  EXPECT_EQ(files(), 1);
 }
 
 TEST_F(Serialize, SavingReplacesASymbolicLink) {
@@ -260,17 +255,23 @@ TEST_F(Serialize, SavingReplacesASymbolicLink) {
   lltm::save_safetensors({{"x", at::ones({2})}}, path());
   EXPECT_FALSE(fs::is_symlink(path()));
   EXPECT_EQ(fs::file_size(path("target")), 21);
-  EXPECT_EQ(files().size(), 2);
+  EXPECT_EQ(files(), 2);
 }
 
-TEST_F(Serialize, SavingToANonRegularFileNamesThePath) {
-  ASSERT_EQ(mkfifo(path().c_str(), S_IRUSR | S_IWUSR), 0);
-  expect_error(
-      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
-      typeid(c10::Error),
-      "lltm::save_safetensors: cannot write " + path() + ": it is not a regular file");
-  EXPECT_TRUE(fs::is_fifo(path()));
-  EXPECT_EQ(files().size(), 1);
+TEST_F(Serialize, OnlyRegularFilesAreWritten) {
+  fs::create_directory(path("folder"));
+  ASSERT_EQ(mkfifo(path("fifo").c_str(), S_IRUSR | S_IWUSR), 0);
+  expect_save_error(path("folder"), "it is not a regular file");
+  expect_save_error(path("fifo"), "it is not a regular file");
+  expect_save_error(path("none/file"), "No such file or directory");
+  EXPECT_TRUE(fs::is_fifo(path("fifo")));
+  EXPECT_EQ(files(), 2);
+}
+
+TEST_F(Serialize, OnlyRegularFilesAreRead) {
+  const std::string start = "cannot read " + path("");
+  expect_load_error(path("none"), kRuntimeError, start + "none: No such file or directory");
+  expect_load_error(path(""), kRuntimeError, start + ": it is not a regular file");
 }
 
 // The file size is limited. A large tensor is partly written, a small tensor not at all.
@@ -294,76 +295,40 @@ TEST_F(Serialize, FileIsUnchangedIfTheDiskIsFull) {
     std::signal(SIGXFSZ, handler);
     EXPECT_EQ(error, "lltm::save_safetensors: cannot write " + path() + ": File too large");
     EXPECT_EQ(read(), before);
-    EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
+    EXPECT_EQ(files(), 1);
   }
-}
-
-TEST_F(Serialize, SavingIntoNoFolderNamesThePath) {
-  const std::string nowhere = path("none/file");
-  expect_error(
-      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, nowhere); },
-      kRuntimeError,
-      "lltm::save_safetensors: cannot write " + nowhere + ": No such file or directory");
-}
-
-TEST_F(Serialize, SavingOverAFolderLeavesNothingElse) {
-  fs::create_directory(path());
-  expect_error(
-      [&] { lltm::save_safetensors({{"x", at::ones({2})}}, path()); },
-      kRuntimeError,
-      "lltm::save_safetensors: cannot write " + path() + ": it is not a regular file");
-  EXPECT_EQ(files(), std::vector<std::string>({"file.safetensors"}));
 }
 
 TEST_F(Serialize, SavingRejectsTensorsThatTheFormatDoesNotSupport) {
   const std::string before = "what was there before";
   write(before);
-  const auto save = [&](const std::string& name, const Tensor& tensor) {
-    return [=, this] { lltm::save_safetensors({{name, tensor}}, path()); };
+  const auto reject = [&](const std::string& name,
+                          const Tensor& tensor,
+                          const std::type_info& error,
+                          const std::string& text) {
+    expect_error(
+        [&] { lltm::save_safetensors({{name, tensor}}, path()); },
+        error,
+        "lltm::save_safetensors: " + text);
   };
-  expect_error(
-      save("x", at::zeros({2}, at::kComplexFloat)),
+  const std::string x = "expected tensor \"x\" ",
+                    strided = "to have strides and elements, got layout ";
+  reject(
+      "x",
+      at::zeros({2}, at::kComplexFloat),
       kTypeError,
-      "lltm::save_safetensors: expected tensor \"x\" of a floating-point, integer or bool dtype, "
-      "got ComplexFloat");
-  expect_error(
-      save("x", Tensor()),
-      kTypeError,
-      "lltm::save_safetensors: expected tensor \"x\" to be defined, got an undefined tensor");
-  expect_error(
-      save("x", at::zeros({2}).to_sparse()),
-      kRuntimeError,
-      "lltm::save_safetensors: expected tensor \"x\" to have strides and elements, got layout "
-      "Sparse on device cpu");
-  expect_error(
-      save("x", at::empty({2}, at::device(at::kMeta))),
-      kRuntimeError,
-      "lltm::save_safetensors: expected tensor \"x\" to have strides and elements, got layout "
-      "Strided on device meta");
-  expect_error(
-      save("__metadata__", at::zeros({2})),
+      x + "of a floating-point, integer or bool dtype, got ComplexFloat");
+  reject("x", Tensor(), kTypeError, x + "to be defined, got an undefined tensor");
+  reject("x", at::zeros({2}).to_sparse(), kRuntimeError, x + strided + "Sparse on device cpu");
+  reject("x", at::empty({2}, at::kMeta), kRuntimeError, x + strided + "Strided on device meta");
+  reject(
+      "__metadata__",
+      at::zeros({2}),
       kValueError,
-      "lltm::save_safetensors: expected tensor names, got \"__metadata__\", which the format "
-      "reserves");
-  expect_error(
-      save("\xff", at::zeros({2})),
-      kValueError,
-      "lltm::save_safetensors: " + path() + ": expected names in UTF-8, got other bytes");
+      "expected tensor names, got \"__metadata__\", which the format reserves");
+  reject(
+      "\xff", at::zeros({2}), kValueError, path() + ": expected names in UTF-8, got other bytes");
   EXPECT_EQ(read(), before);
-}
-
-TEST_F(Serialize, LoadingNoFileNamesThePath) {
-  expect_error(
-      [&] { lltm::load_safetensors(path()); },
-      kRuntimeError,
-      "lltm::load_safetensors: cannot read " + path() + ": No such file or directory");
-}
-
-TEST_F(Serialize, LoadingAFolderNamesThePath) {
-  expect_error(
-      [&] { lltm::load_safetensors(folder_.string()); },
-      kRuntimeError,
-      "lltm::load_safetensors: cannot read " + folder_.string() + ": it is not a regular file");
 }
 
 struct MalformedFile {
@@ -453,7 +418,6 @@ const MalformedFile kMalformedFiles[] = {
      "expected an array as shape in tensor \"x\", got an object"},
     {"DeepShape", of_shape("[[1]]"), kNotASize + "an array"},
 
-    {"TensorOfTrue", one_tensor("true"), kNotATensor + "a boolean"},
     {"TensorOfANumber", one_tensor("1"), kNotATensor + "the number 1"},
     {"TwoTensorsOfOneName",
      contents(R"({"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
@@ -464,8 +428,6 @@ const MalformedFile kMalformedFiles[] = {
      "expected different names in tensor \"x\", got \"dtype\" twice"},
     {"NoDtype", one_tensor(R"({"shape":[0],"data_offsets":[0,0]})"),
      "expected dtype in tensor \"x\", got none"},
-    {"NoShape", one_tensor(R"({"dtype":"U8","data_offsets":[0,0]})"),
-     "expected shape in tensor \"x\", got none"},
     {"NoOffsets", one_tensor(R"({"dtype":"U8","shape":[0]})"),
      "expected data_offsets in tensor \"x\", got none"},
     {"FieldThatIsUnknown",
@@ -482,7 +444,6 @@ const MalformedFile kMalformedFiles[] = {
     {"SizeWithAFraction", of_shape("[1.0]"), kNotASize + "the number \"1.0\""},
     {"SizeOf2ToThe64", of_shape("[18446744073709551616]"),
      kNotASize + "the number \"18446744073709551616\""},
-    {"SizeOfText", of_shape("[\"1\"]"), kNotASize + "the string \"1\""},
     {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
      "expected a shape below 2^63 of tensor \"x\", got 9223372036854775808"},
     // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0, and 4 * 2^61 is negative. The last shape is empty
@@ -512,7 +473,6 @@ const MalformedFile kMalformedFiles[] = {
     {"OffsetsBeyondTheFile", contents(header_of("U8", "[2]", "[0,2]"), "1"),
      "expected 2 bytes after the header, got 1"},
     {"TensorsThatOverlap", two_tensors("[1,3]", "123"), not_next("y", 2, 1)},
-    {"HoleBetweenTensors", two_tensors("[3,5]", "12345"), not_next("y", 2, 3)},
     {"HoleBeforeTheFirstTensor", contents(header_of("U8", "[1]", "[1,2]"), "12"),
      not_next("x", 0, 1)},
     {"BytesAfterTheLastTensor", two_tensors("[2,4]", "12345"),
@@ -555,19 +515,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(Malformed, IsRejected) {
   write(GetParam().bytes);
-  expect_error(
-      [&] { lltm::load_safetensors(path()); },
-      kValueError,
-      "lltm::load_safetensors: " + path() + ": " + GetParam().reason);
+  expect_load_error(path(), kValueError, path() + ": " + GetParam().reason);
 }
 
 TEST_F(Serialize, AHeaderLongerThanTheLimitIsRejected) {
   write(little_endian(100'000'001));
   fs::resize_file(path(), 200'000'000);  // sparse file
-  expect_error(
-      [&] { lltm::load_safetensors(path()); },
+  expect_load_error(
+      path(),
       kValueError,
-      "lltm::load_safetensors: " + path() +
+      path() +
           ": expected a safetensors file, got a file of 200000000 bytes with a header of 100000001 "
           "bytes");
 }
@@ -670,20 +627,13 @@ TEST_F(StateDict, NamesEveryDifferenceAndChangesNothing) {
   lltm::save_safetensors(
       {{"bias", at::zeros({15})}, {"weight", at::zeros({15, 8})}, {"weights", at::zeros({15, 9})}},
       path());
-  expect_error(
-      [&] { lltm::load_state_dict(*cell, path()); },
-      kValueError,
-      "lltm::load_state_dict: " + path() +
-          " does not fit module lltm::LLTMCellImpl:"
-          "\n  expected \"weights\" of shape (15, 8), got (15, 9)"
-          "\n  expected no \"weight\", got shape (15, 8)");
+  expect_misfit(
+      *cell,
+      "\n  expected \"weights\" of shape (15, 8), got (15, 9)"
+      "\n  expected no \"weight\", got shape (15, 8)");
   lltm::save_safetensors({{"weights", at::zeros({15, 8})}}, path());
-  expect_error(
-      [&] { lltm::load_state_dict(*cell, path()); },
-      kValueError,
-      "lltm::load_state_dict: " + path() +
-          " does not fit module lltm::LLTMCellImpl:"
-          "\n  expected \"bias\" of shape (15,), got nothing");
+  EXPECT_EQ(cell->name(), "lltm::LLTMCellImpl");
+  expect_misfit(*cell, "\n  expected \"bias\" of shape (15,), got nothing");
   EXPECT_TRUE(identical(values(*cell), before));
 }
 
@@ -728,12 +678,7 @@ TEST_F(StateDict, RejectsAModuleOnTheMetaDevice) {
   };
   Planned module;
   lltm::save_safetensors({{"weights", at::zeros({15, 8})}}, path());
-  expect_error(
-      [&] { lltm::load_state_dict(module, path()); },
-      kValueError,
-      "lltm::load_state_dict: " + path() +
-          " does not fit module Planned:"
-          "\n  expected \"weights\" on a device with memory, got meta");
+  expect_misfit(module, "\n  expected \"weights\" on a device with memory, got meta");
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 
 #include <array>
 #include <atomic>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -22,33 +21,24 @@
 namespace lltm_test {
 namespace {
 
-using lltm::SequenceArgs;
 using lltm::SequenceOutputs;
 
-using Pair = std::array<CellArguments, 2>;
+struct Pair : std::array<Arguments, 2> {
+  int64_t checkpoint_steps = 0;
 
-SequenceArgs args_of(const CellArguments& call) {
-  return {operator_inputs(call)};
-}
+  lltm::SequenceArgs args(size_t k) const {
+    return {operator_inputs((*this)[k], checkpoint_steps)};
+  }
+};
 
-CellArguments draw(const std::string& cell, bool reverse, bool bias) {
-  const Arguments a = requiring_grad(
-      sequence_problem({4, 3, 5, 6}, at::kDouble, /*seed=*/reverse ? 2 : 1, bias, cell));
-  return {
-      .cell = cell,
-      .input = a.input,
-      .h = a.h,
-      .c = a.c.defined() ? OptionalTensor(a.c) : std::nullopt,
-      .weight_ih = a.weights,
-      .weight_hh = a.weight_hh,
-      .bias_ih = a.bias,
-      .bias_hh = a.bias_hh,
-      .reverse = reverse};
-}
-
-Pair draw_pair(const std::string& cell) {
-  return {
-      draw(cell, /*reverse=*/false, /*bias=*/true), draw(cell, /*reverse=*/true, /*bias=*/false)};
+// The second call is in reverse, without bias.
+Pair random_pair(const char* cell) {
+  const auto call = [&](uint64_t seed, bool bias) {
+    return requiring_grad(sequence_problem({4, 3, 5, 6}, at::kDouble, seed, bias, cell));
+  };
+  Pair calls = {call(1, true), call(2, false)};
+  calls[1].reverse = true;
+  return calls;
 }
 
 // Omits the second call's c_n.
@@ -60,18 +50,18 @@ at::Tensor loss_of(const std::array<SequenceOutputs, 2>& results) {
 }
 
 std::array<SequenceOutputs, 2> together(const Pair& calls) {
-  auto [first, second] = lltm::sequences_side_by_side(args_of(calls[0]), args_of(calls[1]));
+  auto [first, second] = lltm::sequences_side_by_side(calls.args(0), calls.args(1));
   return {first, second};
 }
 std::array<SequenceOutputs, 2> alone(const Pair& calls) {
-  return {lltm::op::call(args_of(calls[0])), lltm::op::call(args_of(calls[1]))};
+  return {lltm::op::call(calls.args(0)), lltm::op::call(calls.args(1))};
 }
 
 Tensors wanted(const Pair& calls) {
   Tensors all;
-  for (const CellArguments& call : calls) {
-    for (const OptionalTensor& tensor : call.differentiable()) {
-      if (tensor && tensor->requires_grad()) all.push_back(*tensor);
+  for (const Arguments& call : calls) {
+    for (const at::Tensor& tensor : differentiable(call)) {
+      if (tensor.requires_grad()) all.push_back(tensor);
     }
   }
   return all;
@@ -90,20 +80,20 @@ class SideBySide : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Cells, SideBySide, testing::ValuesIn(kCells));
 
 TEST_P(SideBySide, GradientsEqualThoseOfSeparateCalls) {
-  const Pair calls = draw_pair(GetParam());
+  const Pair calls = random_pair(GetParam());
   expect_the_same(calls);
   const auto results = together(calls);
   EXPECT_EQ(std::get<0>(results[0]).grad_fn(), std::get<0>(results[1]).grad_fn()) << "one node";
 }
 
 TEST_P(SideBySide, GradientsWithCheckpointsEqualThoseOfSeparateCalls) {
-  Pair calls = draw_pair(GetParam());
-  for (CellArguments& call : calls) call.checkpoint_steps = 2;
+  Pair calls = random_pair(GetParam());
+  calls.checkpoint_steps = 2;
   expect_the_same(calls);
 }
 
 TEST_P(SideBySide, GradientsOfAnySubsetEqualThoseOfSeparateCalls) {
-  const Pair all = draw_pair(GetParam());
+  const Pair all = random_pair(GetParam());
   const size_t count = wanted(all).size();
   for (size_t skipped = 0; skipped < count; ++skipped) {
     SCOPED_TRACE(skipped);
@@ -112,20 +102,16 @@ TEST_P(SideBySide, GradientsOfAnySubsetEqualThoseOfSeparateCalls) {
     expect_the_same(all);
     tensors[skipped].requires_grad_(true);
   }
-  for (const CellArguments& call : all) {
-    const auto want = [&](bool wanted) {
-      for (const OptionalTensor& tensor : call.differentiable()) {
-        if (tensor) tensor->requires_grad_(wanted);
-      }
-    };
-    want(false);
+  for (const Arguments& call : all) {
+    const Tensors tensors = differentiable(call);
+    for (const at::Tensor& tensor : tensors) tensor.requires_grad_(false);
     expect_the_same(all);
-    want(true);
+    for (const at::Tensor& tensor : tensors) tensor.requires_grad_(true);
   }
 }
 
 TEST_P(SideBySide, WithoutGradientsNothingIsRecorded) {
-  const Pair calls = draw_pair(GetParam());
+  const Pair calls = random_pair(GetParam());
   const at::NoGradGuard no_grad;
   const auto results = together(calls);
   const auto expected = alone(calls);
@@ -137,7 +123,7 @@ TEST_P(SideBySide, WithoutGradientsNothingIsRecorded) {
 
 // Uses the ATen fallback, as in separate calls.
 TEST_P(SideBySide, SecondDerivativesEqualThoseOfSeparateCalls) {
-  const Pair calls = draw_pair(GetParam());
+  const Pair calls = random_pair(GetParam());
   const Tensors inputs = wanted(calls);
   const auto second = [&](const at::Tensor& loss) {
     const Tensors first = torch::autograd::grad(
@@ -153,9 +139,8 @@ TEST_P(SideBySide, SecondDerivativesEqualThoseOfSeparateCalls) {
 
 // Two calls with three threads each, or fewer.
 TEST(Crews, RunTheRegionsOfTheirCalls) {
-  const int before = at::get_num_threads();
   for (const int threads : {1, 2, 5, 6}) {
-    at::set_num_threads(threads);
+    const ThreadCount count(threads);
     for (const bool fails : {false, true}) {
       std::array<std::atomic<int>, 2> sums = {};
       const auto call = [&](int64_t k) {
@@ -180,15 +165,13 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
       EXPECT_EQ(sums[0], 50 * 3);
     }
   }
-  at::set_num_threads(before);
 }
 
 // Only the thread that calls fork() exists in the new process. libgomp supports one thread there,
 // and several in a new thread.
 TEST(ForkedProcess, RunsTheLayer) {
-  const int before = at::get_num_threads();
   const auto threads = static_cast<int>(lltm::cpu::usable_cpus() + 1);
-  at::set_num_threads(threads);
+  const ThreadCount thread_count(threads);
   const Arguments a = sequence_problem({4, 9, 5, 40}, at::kFloat, /*seed=*/1);
   const Tensors expected = sequence(a);
   std::atomic<bool> entered = false, forked = false;
@@ -214,7 +197,6 @@ TEST(ForkedProcess, RunsTheLayer) {
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  at::set_num_threads(before);
 }
 
 // Positions of a layer without sequences.

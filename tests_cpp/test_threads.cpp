@@ -33,12 +33,7 @@ std::set<std::string> threads_of_process() {
 }
 
 class Threads : public testing::TestWithParam<int> {
- protected:
-  Threads() : before_(at::get_num_threads()) { at::set_num_threads(GetParam()); }
-  ~Threads() override { at::set_num_threads(before_); }
-
- private:
-  const int before_;
+  const ThreadCount threads_{GetParam()};
 };
 INSTANTIATE_TEST_SUITE_P(Counts, Threads, testing::Values(4, 16));
 

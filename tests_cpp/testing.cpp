@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -98,33 +100,36 @@ void expect_error(
   ADD_FAILURE() << "nothing was thrown; expected: " << text;
 }
 
-double epsilon(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return std::numeric_limits<double>::epsilon();
-    case at::kFloat:
-      return std::numeric_limits<float>::epsilon();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::epsilon();
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::epsilon();
-    default:
-      TORCH_CHECK(false, "no epsilon for ", dtype);
+namespace {
+
+struct DtypeInfo {
+  at::ScalarType dtype;
+  const char* name;
+  double epsilon;
+};
+const DtypeInfo& info_of(at::ScalarType dtype) {
+  static constexpr DtypeInfo all[] = {
+      {at::kDouble, "float64", 0x1p-52},
+      {at::kFloat, "float32", 0x1p-23},
+      {at::kBFloat16, "bfloat16", 0x1p-7},
+      {at::kHalf, "float16", 0x1p-10}};
+  for (const DtypeInfo& info : all) {
+    if (info.dtype == dtype) return info;
   }
+  TORCH_CHECK(false, "no test of ", dtype);
+}
+
+}  // namespace
+
+double epsilon(at::ScalarType dtype) {
+  return info_of(dtype).epsilon;
+}
+
+std::string name(at::ScalarType dtype) {
+  return info_of(dtype).name;
 }
 
 namespace {
-
-// For cells without a function in lltm/ops.h.
-template <typename Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-using Optional = std::optional<Tensor>;
-Optional if_defined(const Tensor& tensor) {
-  return tensor.defined() ? Optional(tensor) : std::nullopt;
-}
 
 // Several states besides h are concatenated in c.
 Tensors states_of(const Arguments& a) {
@@ -189,7 +194,7 @@ Stack step_stack(const Arguments& a) {
       std::string(a.cell),
       a.input,
       a.h,
-      if_defined(a.c),
+      a.c.defined() ? c10::IValue(a.c) : c10::IValue(),
       a.weights,
       a.weight_hh,
       a.bias,
@@ -228,6 +233,21 @@ Function prepacked(std::optional<at::ScalarType> dtype) {
   return [=](const Arguments& a) { return sequence_of_packed(a, pack(a, dtype)); };
 }
 
+ThreadCount::ThreadCount(int count) : before_(at::get_num_threads()) {
+  at::set_num_threads(count);
+}
+ThreadCount::~ThreadCount() {
+  at::set_num_threads(before_);
+}
+
+TemporaryFolder::TemporaryFolder() : folder_(testing::TempDir() + "lltm-XXXXXX") {
+  TORCH_CHECK(mkdtemp(folder_.data()) != nullptr, "no temporary folder");
+  folder_ += '/';
+}
+TemporaryFolder::~TemporaryFolder() {
+  std::filesystem::remove_all(folder_);
+}
+
 PersistentSetting::PersistentSetting(bool enabled) : before_(lltm::cuda_persistent()) {
   lltm::set_cuda_persistent(enabled);
 }
@@ -259,14 +279,9 @@ Tensors eager_cell(const Arguments& a) {
   }
   if (a.cell == "gru" && a.recurrent_mask.has_value()) return eager_gru(a, read);
   if (a.cell != "lltm") {
-    const auto op = find_operator<Tensor(
-        const Tensor&,
-        const Tensor&,
-        const Tensor&,
-        const Tensor&,
-        const Optional&,
-        const Optional&)>(("aten::" + std::string(a.cell) + "_cell").c_str());
-    return {op.call(a.input, read, a.weights, *a.weight_hh, a.bias, a.bias_hh)};
+    const std::string name = "aten::" + std::string(a.cell) + "_cell";
+    return {call(name.c_str(), {a.input, read, a.weights, a.weight_hh, a.bias, a.bias_hh})[0]
+                .toTensor()};
   }
   const at::Tensor z = at::linear(at::cat({read, a.input}, 1), a.weights, a.bias);
   const Tensors gates = z.chunk(3, 1);
@@ -396,6 +411,12 @@ Arguments packed_problem(
   arguments.input = normal({rows, input_size}, dtype, generator);
   arguments.batch_sizes = at::tensor(batch_sizes, at::kLong);
   return arguments;
+}
+
+std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(longest - row * longest / rows);
+  return lengths;
 }
 
 at::Tensor random_like(const at::Tensor& like, uint64_t seed) {
@@ -535,17 +556,6 @@ struct Comparisons {
   }
 };
 
-class ThreadCount {
- public:
-  explicit ThreadCount(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~ThreadCount() { at::set_num_threads(before_); }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-
- private:
-  int before_;
-};
-
 std::string describe(const Arguments& a, uint64_t seed) {
   std::ostringstream text;
   text << a.cell << ", seeds 1 to " << seed << "; " << a.input.scalar_type() << ", input "
@@ -631,8 +641,7 @@ void check_threads(const Function& function, int count, const Arguments& argumen
   comparisons.expect_accurate(arguments);
   for (int repetition = 0; repetition < 3; ++repetition) {
     const Evaluation again = run(count);
-    EXPECT_TRUE(identical(several.outputs, again.outputs));
-    EXPECT_TRUE(identical(several.gradients, again.gradients));
+    EXPECT_TRUE(identical(several, again));
   }
 }
 
@@ -667,8 +676,7 @@ void check_uninitialised_memory(const Function& function, const Arguments& argum
   const Evaluation before = evaluate(function, arguments, grad_outputs);
   const FilledMemory filled;
   const Evaluation after = evaluate(function, arguments, grad_outputs);
-  EXPECT_TRUE(identical(after.outputs, before.outputs));
-  EXPECT_TRUE(identical(after.gradients, before.gradients));
+  EXPECT_TRUE(identical(after, before));
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(identical(function(arguments), before.outputs));
 }
@@ -768,19 +776,8 @@ bool identical(const Tensors& a, const Tensors& b) {
       });
 }
 
-std::string name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
+bool identical(const Evaluation& a, const Evaluation& b) {
+  return identical(a.outputs, b.outputs) && identical(a.gradients, b.gradients);
 }
 
 }  // namespace lltm_test

@@ -54,8 +54,7 @@ using Tensors = std::vector<at::Tensor>;
 // A step's (h', c') or a sequence's (output, h_n, c_n), without c if the cell has none.
 using Function = std::function<Tensors(const Arguments&)>;
 
-// In gradient order: of the LLTM, and of any cell.
-constexpr std::array<const char*, 5> kArgumentNames = {"input", "h", "c", "weights", "bias"};
+// In gradient order.
 std::vector<const char*> argument_names(const Arguments& arguments);
 
 // Library calls. Prepacked weights are quantized if a dtype is given.
@@ -77,6 +76,39 @@ at::Tensor random_reset(const Arguments& arguments, uint64_t seed);
 at::Tensor random_mask(const Arguments& arguments, uint64_t seed);
 
 at::Tensor pack(const Arguments& arguments, std::optional<at::ScalarType> dtype = std::nullopt);
+
+// Sets the number of threads.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int count);
+  ~ThreadCount();
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
+class TemporaryFolder : public testing::Test {
+ protected:
+  TemporaryFolder();
+  ~TemporaryFolder() override;
+
+  std::string path(const std::string& name) const { return folder_ + name; }
+
+ private:
+  std::string folder_;  // ends with /
+};
+
+// Collects warnings.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
 
 class PersistentSetting {
  public:
@@ -144,6 +176,9 @@ Arguments packed_problem(
     at::ScalarType dtype,
     uint64_t seed,
     std::string_view cell = "lltm");
+
+// From `longest` to about longest / rows.
+std::vector<int64_t> falling_lengths(int64_t rows, int64_t longest);
 
 at::Tensor random_like(const at::Tensor& like, uint64_t seed);
 Tensors random_like(const Tensors& like, uint64_t seed);
@@ -235,6 +270,7 @@ Function against_the_steps(const Function& sequence);
 // No tolerance; NaN equals NaN.
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
+bool identical(const Evaluation& a, const Evaluation& b);
 
 std::string name(at::ScalarType dtype);
 

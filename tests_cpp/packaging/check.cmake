@@ -142,34 +142,31 @@ function(test_dlopen)
   run_program("${work}/load" "${lib}/liblltm.so")
 endfunction()
 
-# With another libtorch release at run time, exactly one message.
-function(test_other_libtorch)
-  run(${compile} -shared -fPIC "${here}/other_libtorch.cpp" -o libother.so)
+# Loading the libraries, with the environment, must fail with exactly this message.
+function(expect_load_error expected environment)
   run(${compile} "${here}/load.cpp" -o load -ldl)
-  execute_process(
-    COMMAND ${CMAKE_COMMAND} -E env "LD_PRELOAD=${work}/libother.so" "${work}/load" "${lib}/liblltm.so"
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env ${environment} "${work}/load" ${ARGN}
     OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
-  set(expected "lltm: liblltm was built for libtorch ${TORCH_MINOR} and cannot run with libtorch \
-2.99.1 (${work}/libother.so): run it with libtorch ${TORCH_MINOR}, or build lltm again for this \
-libtorch\n")
   if(NOT status EQUAL 1 OR NOT output STREQUAL expected)
     message(FATAL_ERROR "expected status 1 and\n${expected}got ${status} and\n${output}")
   endif()
 endfunction()
 
-# With a second copy in the process, exactly one message.
+# With another libtorch release at run time.
+function(test_other_libtorch)
+  run(${compile} -shared -fPIC "${here}/other_libtorch.cpp" -o libother.so)
+  expect_load_error("lltm: liblltm was built for libtorch ${TORCH_MINOR} and cannot run with libtorch \
+2.99.1 (${work}/libother.so): run it with libtorch ${TORCH_MINOR}, or build lltm again for this \
+libtorch\n" "LD_PRELOAD=${work}/libother.so" "${lib}/liblltm.so")
+endfunction()
+
+# With a second copy in the process.
 function(test_second_copy)
   file(GLOB library "${lib}/liblltm.so*")
   file(COPY ${library} DESTINATION "${work}/second")
-  run(${compile} "${here}/load.cpp" -o load -ldl)
-  execute_process(
-    COMMAND "${work}/load" "${lib}/liblltm.so" "${work}/second/liblltm.so"
-    OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
-  set(expected "lltm: ${work}/second/liblltm.so cannot be loaded together with ${lib}/liblltm.so: both \
-register the operators lltm::*, and a process has one registry; load one of them\n")
-  if(NOT status EQUAL 1 OR NOT output STREQUAL expected)
-    message(FATAL_ERROR "expected status 1 and\n${expected}got ${status} and\n${output}")
-  endif()
+  expect_load_error("lltm: ${work}/second/liblltm.so cannot be loaded together with ${lib}/liblltm.so: \
+both register the operators lltm::*, and a process has one registry; load one of them\n"
+    "" "${lib}/liblltm.so" "${work}/second/liblltm.so")
 endfunction()
 
 function(test_siblings)
