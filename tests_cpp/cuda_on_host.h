@@ -1,4 +1,4 @@
-// Replaces the CUDA headers of cuBLAS, ATen and c10: host tests compile gemm.cpp and operators.cpp
+// Replaces the CUDA headers of cuBLAS, ATen and c10: host tests compile gemm.cpp and backend.cpp
 // unchanged. Enumerators combined as bits have cuBLAS's values.
 #pragma once
 

@@ -387,8 +387,9 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def ours(self) -> list[str]:
-        names = (name for name, _ in self.called)
-        return [name.removeprefix("lltm.") for name in names if name.startswith("lltm.")]
+        """Without the queries of cells, whose answers Python keeps."""
+        names = [name.removeprefix("lltm.") for name, _ in self.called if name.startswith("lltm.")]
+        return [name for name in names if not name.startswith("_")]
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def test_the_stages_before_generated_code_are_shown_by_name() -> None:
 def test_every_stage_of_one_step_is_shown_and_described() -> None:
     found = sections()
     assert list(found) == list(explain.STAGES)
-    assert "cpu/operators.cpp" in found["dispatcher"]
+    assert "cpu/backend.cpp" in found["dispatcher"]
     assert "AutogradCPU: registered at" in found["dispatcher"]
     assert "torch.ops.lltm.layer_step(" in found["dynamo"]
     assert "lltm.step_forward" in found["joint"]
