@@ -26,8 +26,6 @@ std::string state_name(const CellInfo& cell, size_t k, const char* suffix) {
   return std::string(k == 0 ? "h" : cell.modules.state_names[k - 1]) + suffix;
 }
 
-}  // namespace
-
 void check_state_count(
     const CellInfo& cell, const char* where, at::TensorList states, const char* suffix) {
   const auto count = static_cast<size_t>(1 + cell.states);
@@ -46,6 +44,8 @@ void check_state_count(
               ")"),
           states.size()));
 }
+
+}  // namespace
 
 void check_states(
     const CellInfo& cell,
@@ -68,12 +68,14 @@ void check_states(
   }
 }
 
-void check_concatenated_states(
+ConcatenatedState concatenate_checked(
     const CellInfo& cell,
     const char* where,
     const Tensor& input,
     at::TensorList states,
     const char* suffix) {
+  check_state_count(cell, where, states, suffix);
+  if (cell.states <= 1) return concatenate(cell, states);
   check_tensor(where, "input", input);
   for (size_t k = 0; k < states.size(); ++k) {
     const std::string name = state_name(cell, k, suffix);
@@ -86,6 +88,7 @@ void check_concatenated_states(
   for (size_t k = 0; k < states.size(); ++k) {
     check_shape(where, state_name(cell, k, suffix).c_str(), states[k], shape);
   }
+  return concatenate(cell, states);
 }
 
 Tensor cat_without_autocast(at::TensorList tensors, int64_t dim) {

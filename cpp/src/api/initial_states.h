@@ -30,13 +30,9 @@ using StateShape = c10::SmallVector<c10::SymInt, 3>;
 ConcatenatedState first_state(
     const CellInfo& cell, const at::Tensor& input, StateShape rows, int64_t hidden);
 
-// Messages call the states h, c, ... with the suffix.
-void check_state_count(
-    const CellInfo& cell, const char* where, at::TensorList states, const char* suffix);
-
 // Checks number and shapes: h (*rows, size_of_h), the others (*rows, hidden). States that are
 // concatenated (several in addition to h, or a projected h) must also have the input's dtype and
-// device.
+// device. Messages call the states h, c, ... with the suffix.
 void check_states(
     const CellInfo& cell,
     const char* where,
@@ -47,8 +43,9 @@ void check_states(
     int64_t size_of_h,
     int64_t hidden);
 
-// Concatenated states, at least three, must have equal shapes and the input's dtype and device.
-void check_concatenated_states(
+// Concatenates the states for an operator, which checks all that remain separate. Concatenated
+// states must have equal shapes and the input's dtype and device.
+ConcatenatedState concatenate_checked(
     const CellInfo& cell,
     const char* where,
     const at::Tensor& input,

@@ -117,6 +117,7 @@ void check_options(const CellInfo& cell, const LayerOptions& options) {
   check_probability(where, "dropout", options.dropout());
   check_probability(where, "recurrent_dropout", options.recurrent_dropout());
   check_checkpoint_steps(where, options.checkpoint_steps());
+  check_projection(cell, options.proj_size(), options.hidden_size(), options.recurrent_dropout());
 }
 
 void print_options(std::ostream& stream, const LayerOptions& options) {

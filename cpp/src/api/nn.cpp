@@ -282,7 +282,6 @@ void RecurrentLayer<Module, States>::reset() {
   const int64_t proj_size = options.proj_size();
   const int64_t count = options.bidirectional() ? 2 : 1;
   check_options(cell, options);
-  check_projection(cell, proj_size, options.hidden_size(), options.recurrent_dropout());
   TORCH_CHECK_VALUE(
       cell.given == 0 || options.num_layers() == 1,
       expected(

@@ -8,24 +8,9 @@
 #include <utility>
 
 namespace lltm {
-namespace {
 
 using at::Tensor;
 using Optional = std::optional<Tensor>;
-
-// Checks states that must be concatenated; the operators check all others.
-ConcatenatedState concatenated(
-    const CellInfo& cell,
-    const char* where,
-    const Tensor& input,
-    at::TensorList states,
-    const char* suffix) {
-  check_state_count(cell, where, states, suffix);
-  if (cell.states > 1) check_concatenated_states(cell, where, input, states, suffix);
-  return concatenate(cell, states);
-}
-
-}  // namespace
 
 std::vector<Tensor> step(
     std::string_view cell,
@@ -36,7 +21,7 @@ std::vector<Tensor> step(
     const Optional& bias_ih,
     const Optional& bias_hh) {
   const CellInfo& info = get_cell("lltm::step", cell);
-  ConcatenatedState state = concatenated(info, "step", input, states, "");
+  ConcatenatedState state = concatenate_checked(info, "step", input, states, "");
   auto [output, h, c] = op::call(
       StepArgs{
           {{info, input, state.h, std::move(state.c), weight_ih, weight_hh, bias_ih, bias_hh}}});
@@ -57,7 +42,7 @@ std::tuple<Tensor, std::vector<Tensor>> sequence(
     int64_t checkpoint_steps,
     const Optional& recurrent_mask) {
   const CellInfo& info = get_cell("lltm::sequence", cell);
-  ConcatenatedState state = concatenated(info, "sequence", input, states, "_0");
+  ConcatenatedState state = concatenate_checked(info, "sequence", input, states, "_0");
   auto [output, h_n, c_n] = op::call(
       SequenceArgs{
           {info,

@@ -68,13 +68,16 @@ std::string system_error() {
 
 // ---- reading: errors --------------------------------------------------------
 
-[[noreturn]] void malformed(
-    const std::string& path, const std::string& expected, const std::string& got) {
-  C10_THROW_ERROR(ValueError, lltm::expected("load_safetensors: " + path, expected, got));
-}
+// load_safetensors adds the path.
+struct Malformed {
+  std::string expected, got;
+};
+struct Unreadable {
+  std::string why;
+};
 
-[[noreturn]] void unreadable(const std::string& path, const std::string& why) {
-  C10_THROW_ERROR(Error, str("lltm::load_safetensors: cannot read ", path, ": ", why));
+[[noreturn]] void refuse(const std::string& expected, const std::string& got) {
+  throw Malformed{expected, got};
 }
 
 // ---- reading: the header ----------------------------------------------------
@@ -90,24 +93,21 @@ struct Entry {
   std::string text() const { return "tensor " + name_text(name); }
 };
 
-void find_dtype(Entry& entry, const std::string& path) {
+void find_dtype(Entry& entry) {
   const auto found = std::ranges::find(kDtypes, entry.dtype_name, &Dtype::name);
   if (found == kDtypes.end()) {
     std::vector<std::string_view> known;
     for (const Dtype& dtype : kDtypes) known.push_back(dtype.name);
     const std::string expected = str("a dtype of ", c10::Join(", ", known), " for ", entry.text());
-    malformed(path, expected, name_text(entry.dtype_name));
+    refuse(expected, name_text(entry.dtype_name));
   }
   entry.dtype = found->type;
 }
 
-void check_sizes(const Entry& entry, const std::string& path) {
+void check_sizes(const Entry& entry) {
   const std::vector<uint64_t>& offsets = entry.offsets;
   if (offsets.size() != 2 || offsets[0] > offsets[1]) {
-    malformed(
-        path,
-        "data_offsets [begin, end] of " + entry.text(),
-        str("[", c10::Join(", ", offsets), "]"));
+    refuse("data_offsets [begin, end] of " + entry.text(), str("[", c10::Join(", ", offsets), "]"));
   }
   // PyTorch computes strides as if no dimension were 0; they must not overflow either.
   uint64_t extent = c10::elementSize(entry.dtype);
@@ -117,22 +117,20 @@ void check_sizes(const Entry& entry, const std::string& path) {
   }
   const std::string shape = shape_text<int64_t>(entry.shape);
   if (overflows || extent > kMaxBytes) {
-    malformed(path, "a shape of less than 2^63 bytes of " + entry.text(), shape);
+    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape);
   }
   const bool empty = std::ranges::count(entry.shape, 0) > 0;
   const uint64_t bytes = empty ? 0 : extent;
   if (entry.bytes() != bytes) {
     const std::string of = entry.text() + ", " + entry.dtype_name + " of shape " + shape;
-    malformed(path, str(bytes, " bytes of ", of), str("data_offsets of ", entry.bytes()));
+    refuse(str(bytes, " bytes of ", of), str("data_offsets of ", entry.bytes()));
   }
 }
 
 // Accepts only valid headers and stores only entries: length and nesting of the text do not matter.
-// Throws c10::ValueError.
+// Throws Malformed.
 class HeaderReader final : public nlohmann::json_sax<json> {
  public:
-  explicit HeaderReader(const std::string& path) : path_(path) {}
-
   std::vector<Entry> entries() && { return std::move(entries_); }
 
   bool null() override { unexpected("null"); }
@@ -203,8 +201,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
       for (const char* field : {"dtype", "shape", "data_offsets"}) {
         if (fields_.count(field) == 0) refuse(str(field, " in ", where()), "none");
       }
-      find_dtype(entries_.back(), path_);
-      check_sizes(entries_.back(), path_);
+      find_dtype(entries_.back());
+      check_sizes(entries_.back());
     }
     place_ = place_ == Place::kHeader ? Place::kEnd : Place::kHeader;
     return true;
@@ -235,10 +233,6 @@ class HeaderReader final : public nlohmann::json_sax<json> {
  private:
   enum class Place { kStart, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
 
-  [[noreturn]] void refuse(const std::string& expected, const std::string& got) const {
-    malformed(path_, expected, got);
-  }
-
   [[noreturn]] void unexpected(const std::string& got) const {
     refuse(str(expected(), " in ", where()), got);
   }
@@ -263,7 +257,6 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     }
   }
 
-  const std::string& path_;
   Place place_ = Place::kStart;
   std::string name_;              // of the current value in the header
   std::string field_;             // of the current value inside it
@@ -275,12 +268,11 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 // ---- reading: the file ------------------------------------------------------
 
 // The most common wrong input: a zip archive or, before PyTorch 1.6, a pickle of protocol 2.
-void refuse_torch_save(const std::string& path, std::string_view start) {
+void refuse_torch_save(std::string_view start) {
   const bool zip = start.starts_with("PK\x03\x04");
   const bool pickle = start.starts_with("\x80\x02\x8a\nl\xfc\x9c");
   if (zip || pickle) {
-    malformed(
-        path,
+    refuse(
         "a safetensors file",
         str(zip ? "a zip archive" : "a pickle",
             " as torch.save writes it; save it in Python with "
@@ -288,42 +280,41 @@ void refuse_torch_save(const std::string& path, std::string_view start) {
   }
 }
 
-std::string read_header_text(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
+std::string read_header_text(std::ifstream& file, uint64_t file_bytes) {
   std::array<char, kLengthBytes> start = {};
   file.read(start.data(), static_cast<std::streamsize>(std::min(file_bytes, kLengthBytes)));
   const uint64_t header_bytes = std::bit_cast<uint64_t>(start);
   const bool too_short = file_bytes < kLengthBytes;
   const uint64_t most = too_short ? 0 : std::min(kMaxHeaderBytes, file_bytes - kLengthBytes);
   if (too_short || header_bytes > most) {
-    refuse_torch_save(path, {start.data(), start.size()});
+    refuse_torch_save({start.data(), start.size()});
     const std::string size = too_short ? "" : str(" with a header of ", header_bytes, " bytes");
-    malformed(path, "a safetensors file", str("a file of ", file_bytes, " bytes", size));
+    refuse("a safetensors file", str("a file of ", file_bytes, " bytes", size));
   }
   std::string header(header_bytes, ' ');
   if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
-    unreadable(path, "it is truncated");
+    throw Unreadable{"it is truncated"};
   }
   // The parser skips other white space and treats a zero byte as the end.
   const size_t closing = header.find_last_not_of(' ');
   if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
       header.find('\0') != std::string::npos) {
-    malformed(path, "a safetensors file, with a header from { to } and spaces", "another header");
+    refuse("a safetensors file, with a header from { to } and spaces", "another header");
   }
   return header;
 }
 
 // In data order. Each data byte must belong to exactly one entry.
-std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const std::string& path) {
-  const std::string header = read_header_text(file, file_bytes, path);
-  HeaderReader reader(path);
+std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes) {
+  const std::string header = read_header_text(file, file_bytes);
+  HeaderReader reader;
   json::sax_parse(header, &reader);
   std::vector<Entry> entries = std::move(reader).entries();
   std::ranges::sort(entries, {}, &Entry::offsets);
   uint64_t position = 0;
   for (const Entry& entry : entries) {
     if (entry.offsets[0] != position) {
-      malformed(
-          path,
+      refuse(
           str("data_offsets of ", entry.text(), " from ", position, ", without gaps or overlaps"),
           str(entry.offsets[0]));
     }
@@ -331,23 +322,23 @@ std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes, const s
   }
   const uint64_t data_bytes = file_bytes - kLengthBytes - header.size();
   if (position != data_bytes) {
-    malformed(path, str(position, " bytes after the header"), str(data_bytes));
+    refuse(str(position, " bytes after the header"), str(data_bytes));
   }
   return entries;
 }
 
-Tensor read_tensor(std::ifstream& file, const Entry& entry, const std::string& path) {
+Tensor read_tensor(std::ifstream& file, const Entry& entry) {
   const bool boolean = entry.dtype == at::kBool;
   const Tensor tensor =
       at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(boolean ? at::kByte : entry.dtype));
   char* const data = static_cast<char*>(tensor.mutable_data_ptr());
   if (entry.bytes() > 0 && !file.read(data, static_cast<std::streamsize>(entry.bytes()))) {
-    unreadable(path, "it is truncated");
+    throw Unreadable{"it is truncated"};
   }
   if (!boolean) return tensor;
   // A bool with another value is undefined behavior.
   const int largest = tensor.numel() > 0 ? tensor.max().item<uint8_t>() : 0;
-  if (largest > 1) malformed(path, "bytes of 0 and 1 in BOOL " + entry.text(), str(largest));
+  if (largest > 1) refuse("bytes of 0 and 1 in BOOL " + entry.text(), str(largest));
   return tensor.to(at::kBool);
 }
 
@@ -440,26 +431,26 @@ std::string name_text(std::string_view name) {
   return escaped;
 }
 
-std::map<std::string, Tensor> load_safetensors(const std::string& path) {
+std::map<std::string, Tensor> load_safetensors(const std::string& path) try {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::is_regular_file(status)) {
-    unreadable(path, fs::exists(status) ? "it is not a regular file" : error.message());
+    throw Unreadable{fs::exists(status) ? "it is not a regular file" : error.message()};
   }
   const uint64_t file_bytes = fs::file_size(path, error);
-  if (error) {
-    unreadable(path, error.message());
-  }
+  if (error) throw Unreadable{error.message()};
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    unreadable(path, system_error());
-  }
+  if (!file) throw Unreadable{system_error()};
   std::map<std::string, Tensor> tensors;
-  for (const Entry& entry : read_header(file, file_bytes, path)) {
-    tensors.emplace(entry.name, read_tensor(file, entry, path));
+  for (const Entry& entry : read_header(file, file_bytes)) {
+    tensors.emplace(entry.name, read_tensor(file, entry));
   }
   return tensors;
+} catch (const Malformed& error) {
+  C10_THROW_ERROR(ValueError, expected("load_safetensors: " + path, error.expected, error.got));
+} catch (const Unreadable& error) {
+  C10_THROW_ERROR(Error, str("lltm::load_safetensors: cannot read ", path, ": ", error.why));
 }
 
 void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::string& path) {
