@@ -104,7 +104,12 @@ inline void check_shape(
     const char* where, const char* name, const at::Tensor& tensor, c10::SymIntArrayRef shape) {
   const c10::SymIntArrayRef actual = tensor.sym_sizes();
   TORCH_CHECK_VALUE(
-      std::equal(actual.begin(), actual.end(), shape.begin(), shape.end(), equal),
+      std::equal(
+          actual.begin(),
+          actual.end(),
+          shape.begin(),
+          shape.end(),
+          [](const c10::SymInt& a, const c10::SymInt& b) { return equal(a, b); }),
       expected(where, c10::str(name, " of shape ", shape_text(shape)), shape_text(actual)));
 }
 
