@@ -1,3 +1,4 @@
+#include "op/backend.h"
 #include "common/device.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -5,7 +6,6 @@
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
-#include "op/backend.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>

@@ -1,4 +1,5 @@
 // The operators for CUDA tensors. prepack uses the ATen fallback.
+#include "op/backend.h"
 #include "common/device.h"
 #include "common/schedule_log.h"
 #include "common/weights.h"
@@ -6,7 +7,6 @@
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/program_launch.h"
 #include "op/aten_fallback.h"
-#include "op/backend.h"
 
 #include <c10/cuda/CUDAGuard.h>
 

@@ -191,7 +191,8 @@ def _descriptor(cell: _Cell) -> list[str]:
     members["custom_gradient"] = header.own_gradient and "true"
     members |= {"given": len(from_input), "given_blocks": from_input and blocks(from_input, 1)}
     members |= {"outputs": len(more), "output_states": more}
-    modules = {"layer_class": f'"{cell.name}"', "step_class": f'"{cell.name}Cell"'}
+    modules: dict[str, Any] = {"layer_class": f'"{cell.name}"'}
+    modules["step_class"] = f'"{cell.name}Cell"'
     modules |= {"state_names": quoted(header.states), "parameter_names": quoted(cell.parameters)}
     modules |= {"scalars": bits(header.scalars, cell.parameters)}
     modules |= {"without_bias": bits(header.no_bias, slots)}
