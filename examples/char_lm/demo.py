@@ -40,7 +40,7 @@ import lltm
 
 ROUNDS = 6  # of the comparison; each has two updates per implementation
 MOST_UPDATES = UPDATES // 2  # there are many models
-TRAINING_SECONDS = 30  # of all models together
+TRAINING_SECONDS = 22  # of all models together
 LENGTH, SEED, TEMPERATURE = 300, 20, 0.8  # of the sampled text
 # The baseline of each layer.
 PAIRS = {"lltm.LLTM": "lltm.reference.LLTM", "lltm.LSTM": "nn.LSTM", "lltm.GRU": "nn.GRU"}

@@ -115,14 +115,14 @@ void check_sizes(const Entry& entry) {
   for (const int64_t size : entry.shape) {
     overflows |= c10::mul_overflows(extent, std::max<uint64_t>(size, 1), &extent);
   }
-  const std::string shape = shape_text<int64_t>(entry.shape);
+  const auto shape = [&] { return shape_text<int64_t>(entry.shape); };
   if (overflows || extent > kMaxBytes) {
-    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape);
+    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape());
   }
   const bool empty = std::ranges::count(entry.shape, 0) > 0;
   const uint64_t bytes = empty ? 0 : extent;
   if (entry.bytes() != bytes) {
-    const std::string of = entry.text() + ", " + entry.dtype_name + " of shape " + shape;
+    const std::string of = entry.text() + ", " + entry.dtype_name + " of shape " + shape();
     refuse(str(bytes, " bytes of ", of), str("data_offsets of ", entry.bytes()));
   }
 }
