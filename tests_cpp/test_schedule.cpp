@@ -1,4 +1,5 @@
 // Schedules (cpu/schedule.h) for simulated CPUs with different L2 caches.
+#include "cpu/choose_engine.h"
 #include "cpu/schedule.h"
 
 #include "cell/lltm.h"

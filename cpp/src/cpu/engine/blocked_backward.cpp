@@ -18,8 +18,8 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
-#include "cpu/engine/plan.h"
 #include "cpu/engine/sequence_gradients.h"
+#include "cpu/engine/shares.h"
 #include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
@@ -55,7 +55,7 @@ class BlockedBackward {
         units_(hidden_ / heads_),
         blocks_(blocks_of_heads(schedule.blocks, heads_)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
-        plan_(steps_, batch_, grid_, blocks_.count),
+        shares_(steps_, batch_, grid_, blocks_.count),
         io_(args, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         between_(cell_.backward(), batch_, hidden_, grid_.workers(), args.input->options()),
@@ -208,11 +208,11 @@ class BlockedBackward {
 
   Worker worker_of(int64_t index) const {
     float* const dh = dh_.mutable_data_ptr<float>();
-    return {plan_.share_of(index), between_.count() == 1 ? dh + index * dh_.size(1) : dh, index};
+    return {shares_.share_of(index), between_.count() == 1 ? dh + index * dh_.size(1) : dh, index};
   }
 
   bool step(size_t c, size_t k, const Worker& worker) const {
-    const Range rows = plan_.rows_of_step(k, worker.group);
+    const Range rows = shares_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const Range continued = intersect(rows, {0, carried_into_next(k)});
     if (grid_.needs_barrier() && continued.size() > 0) {
@@ -226,7 +226,7 @@ class BlockedBackward {
   }
 
   bool step_block(size_t c, size_t k, const Worker& worker, int64_t block) const {
-    const Range rows = plan_.rows_of_step(k, worker.group);
+    const Range rows = shares_.rows_of_step(k, worker.group);
     const Range units = blocks_.range(block);
     io_.leave_c(k, kernel_args_.grad_c_prev.from(rows.begin, units.begin), rows, units);
     const int64_t carried = carried_into_next(k);
@@ -256,7 +256,7 @@ class BlockedBackward {
   }
 
   bool later_stage(size_t c, size_t k, int stage, const Worker& worker) const {
-    const Range rows = plan_.rows_of_step(k, worker.group);
+    const Range rows = shares_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const unsigned operands = between_.stage(stage - 1).operands;
     between_.average(stage - 1, rows, worker.index);
@@ -386,7 +386,7 @@ class BlockedBackward {
   const int64_t heads_, units_;  // units per head
   const Blocks blocks_;
   const std::vector<Step> steps_;
-  const Plan plan_;
+  const Shares shares_;
   const BackwardIO<T> io_;
   const std::vector<Chunk> chunks_;
   const BetweenStages<float> between_;

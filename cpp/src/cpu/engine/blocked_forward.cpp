@@ -19,7 +19,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
-#include "cpu/engine/plan.h"
+#include "cpu/engine/shares.h"
 #include "cpu/engine/small_batch.h"
 #include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
@@ -68,7 +68,7 @@ class BlockedForward {
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         io_(args, steps_),
         grid_(schedule.grid.within(blocks_)),
-        plan_(steps_, batch_, grid_, blocks_.count),
+        shares_(steps_, batch_, grid_, blocks_.count),
         between_(cell_.forward(), batch_, hidden_, grid_.workers(), io_.options),
         merge_projection_(schedule.merge_projection),
         output_is_operand_(
@@ -91,7 +91,7 @@ class BlockedForward {
     for (const Chunk& chunk : chunks_) {
       chunk_steps_ = std::max(chunk_steps_, static_cast<int64_t>(chunk.last - chunk.first));
     }
-    if (merge_projection_) plan_.count_rows_before(chunks_, args.reverse);
+    if (merge_projection_) shares_.count_rows_before(chunks_, args.reverse);
     allocate();
   }
 
@@ -219,10 +219,10 @@ class BlockedForward {
   bool keeps_z() const { return merge_projection_ || between_.count() > 1; }
   int64_t z_rows_of_block() const { return merge_projection_ ? group_rows() : batch_; }
 
-  int64_t group_rows() const { return plan_.most_rows_in_chunk(); }
+  int64_t group_rows() const { return shares_.most_rows_in_chunk(); }
 
   Worker worker_of(int64_t index) const {
-    return {plan_.share_of(index), z_ + index * z_size_, notes(index), index};
+    return {shares_.share_of(index), z_ + index * z_size_, notes(index), index};
   }
 
   // As z (1, S * width).
@@ -307,7 +307,7 @@ class BlockedForward {
   bool pack_input(const Chunk& chunk, int64_t index) const {
     const int64_t group = index / grid_.columns;
     for (size_t k = chunk.first; k < chunk.last; ++k) {
-      const Range rows = plan_.rows_of_step(k, group);
+      const Range rows = shares_.rows_of_step(k, group);
       const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
       const Range own = {rows.begin + part.begin, rows.begin + part.end};
       const auto x = input_rows_.of(steps_[k].offset).from(own.begin);
@@ -321,7 +321,7 @@ class BlockedForward {
     const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
     const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
     const int64_t rows =
-        plan_.rows_before(end, worker.group) + plan_.rows_of_step(end, worker.group).size();
+        shares_.rows_before(end, worker.group) + shares_.rows_of_step(end, worker.group).size();
     if (rows == 0) return;
     const auto x = input_of(chunk, begin, worker.group);
     for (int64_t block = worker.blocks.begin; block < worker.blocks.end; ++block) {
@@ -336,7 +336,7 @@ class BlockedForward {
       const auto c = c_rows_.from(worker.rows.begin, units.begin);
       io_.enter_c(k, c, worker.rows, units);
     }
-    const Range rows = plan_.rows_of_step(k, worker.group);
+    const Range rows = shares_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     if constexpr (!kSmallBatch) {
       if (grid_.needs_barrier() && k > 0) {
@@ -380,7 +380,7 @@ class BlockedForward {
   }
 
   bool later_stage(size_t k, int stage, const Worker& worker) const {
-    const Range rows = plan_.rows_of_step(k, worker.group);
+    const Range rows = shares_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const unsigned products = between_.stage(stage - 1).operands;
     between_.average(stage - 1, rows, worker.index);
@@ -486,15 +486,15 @@ class BlockedForward {
 
   // Groups have separate memory, because some are a chunk ahead.
   Matrix<Element> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
-    const int64_t first = plan_.rows_of_group(group).begin;
+    const int64_t first = shares_.rows_of_group(group).begin;
     return packed_input_.rows.from(
-        merge_projection_ ? first * chunk_steps_ + plan_.rows_before(k, group)
+        merge_projection_ ? first * chunk_steps_ + shares_.rows_before(k, group)
                           : static_cast<int64_t>(k - chunk.first) * batch_ + first);
   }
 
   Matrix<const Element> input_of(const Chunk& chunk, size_t k, int64_t group) const {
     if (!input_in_place_) return as_const(packed_input(chunk, k, group));
-    const int64_t row = steps_[k].offset + plan_.rows_of_group(group).begin;
+    const int64_t row = steps_[k].offset + shares_.rows_of_group(group).begin;
     const int64_t columns = input_.size(-1);
     return Format::in_place({input_rows_.of(0).data + row * columns, columns, 1});
   }
@@ -513,7 +513,7 @@ class BlockedForward {
   // From row 0 of the batch on.
   Matrix<float> z_of_step(size_t k, const Worker& worker, Range rows, int64_t block) const {
     return z_of(
-        worker, block, merge_projection_ ? plan_.rows_before(k, worker.group) - rows.begin : 0);
+        worker, block, merge_projection_ ? shares_.rows_before(k, worker.group) - rows.begin : 0);
   }
 
   const SequenceArgs& args_;
@@ -524,7 +524,7 @@ class BlockedForward {
   const std::vector<Step> steps_;
   const ForwardIO<T> io_;
   const Grid grid_;
-  Plan plan_;
+  Shares shares_;
   const BetweenStages<float> between_;
   bool merge_projection_, input_in_place_, output_is_operand_;
   // Steps whose input is packed or multiplied together.

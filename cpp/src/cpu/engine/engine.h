@@ -1,5 +1,5 @@
-// The CPU engines compute the same function; choose.cpp selects one per call. cuda/engine/engine.h
-// has the same interface.
+// The CPU engines compute the same function; choose_engine.cpp chooses one per call and run.cpp
+// runs it. cuda/engine/engine.h has the same interface.
 #pragma once
 
 #include "common/operator_args.h"
@@ -11,12 +11,12 @@
 
 namespace lltm::cpu {
 
-// step_forward.cpp, step_backward.cpp: the engine for steps (operator_args.h) of a single stage,
-// without an output.
+// one_step_forward.cpp, one_step_backward.cpp: the engine for steps (operator_args.h) of a single
+// stage, without an output.
 SequenceResult step_forward(const SequenceArgs& args);
 Gradients step_backward(const SequenceBackwardArgs& args);
 
-// choose.cpp: weights may be prepacked.
+// run.cpp: weights may be prepacked.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 

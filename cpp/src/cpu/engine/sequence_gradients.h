@@ -3,7 +3,7 @@
 #include "common/operator_args.h"
 #include "common/steps.h"
 #include "common/weights.h"
-#include "cpu/engine/weight_gradients.h"
+#include "cpu/engine/weight_gradient_gemm.h"
 #include "cpu/gemm/gemm.h"
 
 #include <memory>

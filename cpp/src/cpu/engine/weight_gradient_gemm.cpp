@@ -1,4 +1,4 @@
-#include "cpu/engine/weight_gradients.h"
+#include "cpu/engine/weight_gradient_gemm.h"
 
 #include "common/memory.h"
 #include "cpu/dispatch.h"

@@ -19,10 +19,10 @@ struct Share {
   Range rows, blocks;
 };
 
-class Plan {
+class Shares {
  public:
-  // `steps` must outlive the plan.
-  Plan(const std::vector<Step>& steps, int64_t batch, Grid grid, int64_t blocks)
+  // `steps` must outlive this object.
+  Shares(const std::vector<Step>& steps, int64_t batch, Grid grid, int64_t blocks)
       : steps_(steps), grid_(grid), blocks_(blocks), begin_(grid.rows + 1, batch) {
     begin_[0] = 0;
     if (grid.rows == 1) return;

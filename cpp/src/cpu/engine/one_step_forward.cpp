@@ -3,7 +3,7 @@
 #include "common/memory.h"
 #include "common/schedule_log.h"
 #include "cpu/engine/engine.h"
-#include "cpu/engine/step.h"
+#include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"
 
 #include <ATen/ops/empty.h>

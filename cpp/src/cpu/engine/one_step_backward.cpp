@@ -1,6 +1,6 @@
 // A single step, backward: by blocks with the GEMM kernels, or with ATen's GEMMs.
 #include "cpu/engine/engine.h"
-#include "cpu/engine/step.h"
+#include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"
 
 #include <ATen/ops/empty.h>

@@ -1,11 +1,12 @@
+#include "cpu/choose_engine.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 
 #include "common/schedule_log.h"
 #include "common/step_io.h"
 #include "common/steps.h"
+#include "cpu/engine/one_step.h"
 #include "cpu/engine/recompute_rows.h"
-#include "cpu/engine/step.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 

@@ -1,0 +1,89 @@
+#include "cpu/choose_engine.h"
+
+namespace lltm::cpu {
+namespace {
+
+// A step with few rows, for which packing would dominate. The per-step engine reads float32 weights
+// in place, but its ATen operations take as long as packing this many weights a row. Other engines
+// for a single step do not run stages and heads.
+bool is_faster_in_place(const Call& call) {
+  constexpr int64_t kWeightsPerRow = 3 * 256 * 256;
+  const bool one_engine = !call.stages && !call.heads;
+  if (one_engine || call.backward || call.prepacked != 0 || call.storage != Storage::kF32 ||
+      call.steps > 1 || call.shape.batch > kMostProductRows) {
+    return false;
+  }
+  return (call.heads && !call.packs_heads) || call.weights >= call.shape.batch * kWeightsPerRow;
+}
+
+// If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
+// threads and for many rows, but takes longer to set up.
+bool prefers_small_batch(
+    const Call& call, const Machine& machine, const SmallBatchSchedule& schedule) {
+  constexpr int64_t kShortCall = 64;
+  const int64_t batch = call.shape.batch;
+  const bool few_elements = has_few_elements(batch, call.shape.hidden);
+  if (!call.forgets) return few_elements;
+  const bool is_short =
+      call.prepacked != 0 && call.shape.rows <= kShortCall && (few_elements || !machine.bf16x3);
+  return batch == 1 || schedule.in_place ||
+         (schedule.grid.workers() == 1 && (batch <= kMostProductRows || is_short));
+}
+
+// True if a kernel for a single step reads the weights in place, which 16-bit dtypes may lack.
+bool has_step_kernel(const Machine& machine, const Call& call) {
+  if (call.storage == Storage::kF32 || call.backward) return true;
+  const auto& [batch, input, hidden, rows, bf16, slots] = call.shape;
+  const int64_t stride = weights_stride(call.stride_ih, call.stride_hh);
+  return schedule_step(machine, {batch, input, hidden, call.storage, stride, slots}).forward !=
+         StepGemm::kAten;
+}
+
+}  // namespace
+
+Engine choose_engine(const Machine& machine, Call call) {
+  Engine engine = {Engine::kPerStep, machine};
+  const auto has = [&](GemmFormat format) { return (call.prepacked & format_bit(format)) != 0; };
+  const bool blocks = machine.f32 && call.storage != Storage::kF64 && !call.empty;
+  if (has(GemmFormat::kInt8) && !call.empty) {
+    engine.kind = Engine::kInt8;
+    return engine;
+  }
+  if (call.prepacked != 0) {  // this CPU may have no kernel for the format
+    engine.unpack = !blocks || has(GemmFormat::kInt8) || (has(GemmFormat::kBf16) && !machine.bf16);
+    engine.machine.bf16 = has(GemmFormat::kBf16);
+    engine.machine.bf16x3 = machine.bf16x3 && has(GemmFormat::kBf16x3);
+    if (engine.unpack) {
+      engine.machine = machine;
+      call.prepacked = 0;
+      call.stride_ih = call.shape.input;
+      call.stride_hh = call.shape.hidden;
+    }
+  }
+  const bool per_step = !blocks || is_faster_in_place(call);
+  // Only its forward pass has heads of any size.
+  engine.dense = call.heads && !(call.packs_heads && blocks) && (call.backward || !per_step);
+  if (per_step) return engine;
+  if (engine.dense) {
+    call.heads = false;
+    call.stride_hh = call.shape.hidden;
+  }
+  engine.kind = Engine::kBlocked;
+  if (call.stages || call.heads) {
+    engine.machine.bf16x3 = false;
+    return engine;
+  }
+  if (!call.backward && call.storage == Storage::kF32) {
+    const bool prepacked = call.prepacked != 0;
+    engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);
+    if (prefers_small_batch(call, engine.machine, engine.small_batch)) {
+      engine.kind = Engine::kSmallBatch;
+      return engine;
+    }
+  }
+  const bool one_step = call.steps == 1 && call.prepacked == 0 && !call.segment;
+  if (one_step && has_step_kernel(machine, call)) engine.kind = Engine::kOneStep;
+  return engine;
+}
+
+}  // namespace lltm::cpu
