@@ -1,5 +1,6 @@
 // Recurrent weights with heads, (heads, Gh * H/heads, H/heads): consecutive units share a head and
-// read only its part of h.
+// read only its part of h. choose_engine.cpp chooses between products per head, which
+// packed_weights.cpp and blocked_backward.cpp pack, and a matrix with zeros.
 #pragma once
 
 #include <ATen/core/Tensor.h>

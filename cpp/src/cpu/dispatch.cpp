@@ -1,3 +1,5 @@
+// Chooses the kernels of this CPU. A new instruction set also needs its file in kernel/isa/, its
+// declaration in kernel/table.h and its flags in CMakeLists.txt.
 #include "cpu/dispatch.h"
 
 #include <ATen/Version.h>

@@ -1,4 +1,5 @@
-// Values between the stages of a step (cell/program.h): kept values, sums and means.
+// Values between the stages of a step (cell/program.h): kept values, sums and means. The kernels
+// add the terms of a mean (kernel/program_cell.h).
 #pragma once
 
 #include "cell/cell.h"
