@@ -286,8 +286,43 @@ TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
 }
 
+Problem with_resets(const Problem& problem) {
+  return [=](uint64_t seed) {
+    Arguments a = problem(seed);
+    a.reset = random_reset(a, seed + 1);
+    return a;
+  };
+}
+
+TEST_P(PersistentEngine, ResetsMatchOracle) {
+  check_persistent(with_resets(dense({6, 3, 5, 24})), 1, 3);
+  check_persistent(with_resets(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24)), 1, 3);
+  const Temporarily small(multiprocessors, int64_t{6});
+  check_persistent(with_resets(dense({3, 41, 3, 24})));
+  check_persistent(with_resets(packed(falling_lengths(80, 4), 3, 24)));
+}
+
+// Backward runs each segment as a call.
+TEST_P(PersistentEngine, CheckpointsAreStatesBetweenSteps) {
+  for (const Problem& problem :
+       {dense({7, 9, 5, 24}), packed({7, 6, 6, 3, 1}, 3, 24), with_resets(dense({7, 9, 5, 24}))}) {
+    const Arguments a = problem(1);
+    const Tensors gradients = random_gradients(a);
+    const at::Tensor output = evaluate(sequence, a, gradients).outputs[0];
+    for (const int64_t steps : {1, 3, 7, 9}) {
+      SCOPED_TRACE(testing::Message() << "checkpoint_steps " << steps);
+      Evaluation ours;
+      const int64_t segments = (7 + steps - 1) / steps;
+      EXPECT_EQ(
+          launches([&] { ours = evaluate(checkpointed(steps), a, gradients); }), 1 + 2 * segments);
+      EXPECT_TRUE(identical(ours.outputs[0], output));
+      lltm_test::check(checkpointed(steps), eager_sequence, problem);
+    }
+  }
+}
+
 TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
-  const Arguments arguments = packed(falling_lengths(36, 5), 3, 24)(1);
+  const Arguments arguments = with_resets(packed(falling_lengths(36, 5), 3, 24))(1);
   const Tensors gradients = random_gradients(arguments);
   const Evaluation all = evaluate(sequence, arguments, gradients);
   const Temporarily small(multiprocessors, int64_t{2});
@@ -297,7 +332,8 @@ TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
 }
 
 TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
-  for (const Arguments& a : {dense({9, 11, 3, 24})(1), packed({9, 7, 7, 3, 1}, 3, 24)(1)}) {
+  for (const Arguments& a :
+       {dense({9, 11, 3, 24})(1), with_resets(packed({9, 7, 7, 3, 1}, 3, 24))(1)}) {
     const Tensors all = forward(a);
     for (const int64_t rows : {0, 4, 5, 22, 23}) {
       Tensors chunks;
@@ -413,11 +449,10 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "checkpoint_steps is given");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "");
   Arguments a = problem({2, 3, 4, 16});
   a.reset = random_reset(a, 1);
-  EXPECT_EQ(why_not(a), "reset is given");
-  a.reset = std::nullopt;
+  EXPECT_EQ(why_not(a), "");
   a.recurrent_mask = random_mask(a, 1);
   EXPECT_EQ(why_not(a), "recurrent_mask is given");
   const Temporarily small(multiprocessors, int64_t{3});
@@ -670,19 +705,12 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   check_one(a, /*expected_launches=*/4);
 }
 
-// Forward uses the per-step engine; each segment of backward is a call.
-TEST(Persistent, ResetsMasksAndCheckpointsUseThePerStepEngine) {
+TEST(Persistent, MasksUseThePerStepEngine) {
   Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
   a.weights = a.weights * 0.5;
   check_one(a, /*expected_launches=*/2);
-  Arguments masked = a, reset = a;
-  reset.reset = random_reset(a, 1);
-  check_one(reset, /*expected_launches=*/0);
-  masked.recurrent_mask = random_mask(masked, 1);
-  check_one(masked, /*expected_launches=*/0);
-  const PersistentSetting persistent(true);
-  const Tensors gradients = random_gradients(a);
-  EXPECT_EQ(launches([&] { evaluate(checkpointed(5), a, gradients); }), 2 * 4);
+  a.recurrent_mask = random_mask(a, 1);
+  check_one(a, /*expected_launches=*/0);
 }
 
 }  // namespace

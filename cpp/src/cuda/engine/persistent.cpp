@@ -50,9 +50,7 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
   if (!has_persistent_kernels(cell)) return "no kernels for this cell";
   if (dtype != at::kHalf && dtype != at::kBFloat16) return "dtype is float32 or float64";
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
-  // The kernels carry the state between steps.
-  if (const char* const argument = changes_states(args)) return argument;
-  if (args.checkpoint_steps > 0) return "checkpoint_steps is given";
+  if (args.recurrent_mask.defined()) return "recurrent_mask is given";
   if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
   if (hidden > most_hidden) return "H is too large";
 
@@ -134,26 +132,29 @@ Tensor aligned(const Tensor& tensor) {
 
 template <typename T>
 const T* data(const Tensor& tensor) {
-  return static_cast<const T*>(tensor.const_data_ptr());
+  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 template <typename T>
 T* mutable_data(const Tensor& tensor) {
   return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
-struct PersistentTensors {
-  Tensor output, h, c, activations;
-};
+// The mask of all rows, which must outlive the kernels' launches, or undefined.
+Tensor reset_rows(const SequenceInputs& args) {
+  return args.reset.defined() ? args.reset->reshape(-1).contiguous() : Tensor();
+}
 
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
+    const std::vector<Step>& steps,
     const RowPlan& plan,
     int64_t workspace_bytes,
-    const PersistentTensors& tensors) {
+    const ForwardResults& results,
+    const Tensor& h,
+    const Tensor& c) {
   const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0->size(1), columns = cell.x.count() * hidden;
-  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const std::vector<Chunk> chunks =
       plan_chunks(steps, workspace_bytes / (columns * static_cast<int64_t>(sizeof(float))));
   const Tensor gates = at::empty({most_rows(chunks), columns}, compute_options(args.input));
@@ -162,7 +163,8 @@ bool launch_forward_steps(
   const Tensor weights_x =
       as_padded_operand(x_slots(weights.ih, cell), columns, args.input->size(-1));
   const Tensor weights_h = aligned(h_slots(weights.hh, cell));
-  const Tensor h_0 = aligned(args.h_0), output = flat_rows(tensors.output);
+  const Tensor h_0 = aligned(args.h_0), output = flat_rows(results.output);
+  const Tensor reset = reset_rows(args);
   const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
   const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
@@ -175,10 +177,14 @@ bool launch_forward_steps(
   launch.bias_hh = read_row<T>(args.bias_hh);
   launch.gates = data<float>(gates);
   launch.h_0 = data<T>(h_0);
-  launch.h = mutable_data<T>(tensors.h);
-  launch.c = mutable_data<T>(tensors.c);
-  launch.output = mutable_data<T>(tensors.output);
-  launch.activations = mutable_data<T>(tensors.activations);
+  launch.h = mutable_data<T>(h);
+  launch.c = mutable_data<T>(c);
+  launch.output = mutable_data<T>(results.output);
+  launch.activations = mutable_data<T>(results.activations);
+  launch.reset = data<bool>(reset);
+  launch.checkpoints = mutable_data<T>(results.checkpoints);
+  launch.checkpoint_steps = results.every;
+  launch.last_time = static_cast<int64_t>(steps.size()) - 1;
   launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
   for (const Chunk& chunk : chunks) {
     gemm(
@@ -214,7 +220,7 @@ bool launch_backward_steps(
   const CellInfo& cell = *args.cell;
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
   const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
-  const Tensor activations = aligned(args.saved);
+  const Tensor activations = aligned(args.saved), reset = reset_rows(args);
   const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
   const Stream stream = current_stream();
   const std::vector<Chunk> chunks =
@@ -225,6 +231,7 @@ bool launch_backward_steps(
   launch.batch = args.h_0->size(0);
   launch.weights = data<T>(weights);
   launch.activations = data<T>(activations);
+  launch.reset = data<bool>(reset);
   launch.grad_output = step_matrix<T>(args.grad_output);
   launch.dz = mutable_data<T>(tensors.dz);
   launch.dh = mutable_data<float>(tensors.dh);
@@ -248,20 +255,16 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   const auto planned = plan_rows<PersistentForwardArgs>(args, most_hidden_forward(*args.cell));
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
-  const int64_t hidden = args.h_0->size(1);
   const auto options = args.input->options();
-  const PersistentTensors tensors = {
-      at::empty(output_sizes(args.input, hidden), options),
-      copy_or_zeros(args.h_0, args.h_0->sizes(), options),
-      copy_or_zeros(args.c_0, args.h_0->sizes(), options),
-      args.save ? at::empty({flat_size(args.input), args.cell->saved * hidden}, options)
-                : Tensor()};
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  const ForwardResults results(args, steps.size());
+  const Tensor h = copy_or_zeros(args.h_0, args.h_0->sizes(), options);
+  const Tensor c = copy_or_zeros(args.c_0, args.h_0->sizes(), options);
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
-    return launch_forward_steps<T>(args, plan, workspace_bytes, tensors);
+    return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
   if (!launched) return {{}, rejected()};
-  const auto& [output, h, c, activations] = tensors;
-  return {SequenceResult(output, h, c, activations), nullptr, plan.tiles, plan.groups};
+  return {SequenceResult(results.output, h, c, results.saved()), nullptr, plan.tiles, plan.groups};
 }
 
 Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {

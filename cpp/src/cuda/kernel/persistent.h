@@ -95,6 +95,10 @@ struct PersistentForwardArgs {
   T* c = nullptr;                 // (B, H), updated in place
   T* output = nullptr;            // (N, H); before the launch, its steps are absent (16)
   T* activations = nullptr;       // (N, A * H), or null
+  const bool* reset = nullptr;    // (N): true before steps from initial states; or null
+  // (ceil(T / checkpoint_steps), B, H): c before every checkpoint_steps-th step; or null.
+  T* checkpoints = nullptr;
+  std::int64_t checkpoint_steps = 0, last_time = 0;
   LaunchWords words;
   LaunchSteps steps;
 };
@@ -109,9 +113,10 @@ struct PersistentBackwardArgs {
   const T* weights = nullptr;      // (H, Sh * H), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
-  T* dz = nullptr;      // (N, S * H); before the launch, its steps are absent (16)
-  float* dh = nullptr;  // (B, H), updated in place
-  float* dc = nullptr;  // (B, H), updated in place
+  const bool* reset = nullptr;  // as in forward
+  T* dz = nullptr;              // (N, S * H); before the launch, its steps are absent (16)
+  float* dh = nullptr;          // (B, H), updated in place
+  float* dc = nullptr;          // (B, H), updated in place
   LaunchWords words;
   LaunchSteps steps;
 };

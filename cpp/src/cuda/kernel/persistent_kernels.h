@@ -363,6 +363,27 @@ LLTM_CELL_INLINE void load_bias(
   });
 }
 
+// A reset state is zero: the initial value of every state of a built-in cell.
+LLTM_CELL_INLINE bool is_reset(const bool* reset, std::int64_t row) {
+  return reset != nullptr && reset[row];
+}
+
+template <int kTiles, typename T>
+LLTM_CELL_INLINE void save_checkpoint(
+    const PersistentForwardArgs<T>& a,
+    const ThreadPosition& p,
+    const StepCursor& step,
+    const float (&c)[kRowsOfThread<kTiles>]) {
+  if (a.checkpoints == nullptr) return;
+  const std::int64_t k = step.ascending ? step.time : a.last_time - step.time;
+  if (k % a.checkpoint_steps != 0) return;
+  T* const checkpoint = a.checkpoints + k / a.checkpoint_steps * a.batch * a.hidden + p.unit;
+  LLTM_UNROLL
+  for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
+    if (p.is_in(a.batch, n)) checkpoint[p.row(n) * a.hidden] = static_cast<T>(c[n]);
+  }
+}
+
 template <typename Definition, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
@@ -435,11 +456,13 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
+    save_checkpoint<kTiles>(a, p, step, c);
     if (step.rows <= first_row) return;
     float z[kRows][kSlots] = {};
     LLTM_UNROLL
     for (int n = 0; n < kRows; ++n) {
       if (!p.is_in(step.rows, n)) continue;
+      if (is_reset(a.reset, step.offset + p.row(n))) c[n] = 0;
       constexpr int kOfX = Definition::kCell.x.end;
       const float* const gates =
           a.gates + (step.offset + p.row(n) - a.gates_offset) * kOfX * hidden + p.unit;
@@ -447,13 +470,12 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
       for (int k = 0; k < kOfX; ++k) z[n][k] = gates[k * hidden];
     }
 
-    // The previous step's row, or h_0 if the row is new.
+    // The previous step's row, h_0 if the row is new, or zeros.
     const auto source = [&](int tile) -> StateRow<T> {
       const std::int64_t row = first_row + tile * kTileRows + lane / 4;
-      if (row < step.previous_rows && row < step.rows) {
-        return {a.output + (step.previous_offset + row) * hidden, /*polled=*/true};
-      }
-      return {row < step.rows ? a.h_0 + row * hidden : nullptr, /*polled=*/false};
+      if (row >= step.rows || is_reset(a.reset, step.offset + row)) return {nullptr, false};
+      if (row >= step.previous_rows) return {a.h_0 + row * hidden, /*polled=*/false};
+      return {a.output + (step.previous_offset + row) * hidden, /*polled=*/true};
     };
     Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, kOutputs>() / 2);
     multiply<kTiles, kUnitsK, kOutputs, T>(
@@ -520,7 +542,7 @@ LLTM_CELL_INLINE void finish_backward(
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
-    dc[n] = dc_before[n];
+    dc[n] = is_reset(a.reset, step.offset + p.row(n)) ? 0 : dc_before[n];
     if (!p.has_word()) continue;
     T* const dz = a.dz + (step.offset + p.row(n)) * kSlots * a.hidden + p.unit;
     LLTM_UNROLL
@@ -565,10 +587,10 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
     if (step.previous_rows > first_row) {
       const auto source = [&](int tile) -> StateRow<T> {
         const std::int64_t row = first_row + tile * kTileRows + lane / 4;
-        if (row >= step.previous_rows) return {nullptr, /*polled=*/false};
-        const std::int64_t offset =
-            (step.previous_offset + row) * kSlots + Definition::kCell.h.begin;
-        return {a.dz + offset * hidden, /*polled=*/true};
+        const std::int64_t previous = step.previous_offset + row;
+        if (row >= step.previous_rows || is_reset(a.reset, previous)) return {nullptr, false};
+        const T* const dz = a.dz + (previous * kSlots + Definition::kCell.h.begin) * hidden;
+        return {dz, /*polled=*/true};
       };
       Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, 1>() / 2);
       multiply<kTiles, kUnitsK, 1, T>(
