@@ -1,8 +1,7 @@
 # Checks liblltm's GPU code: every kernel for every architecture, without spilled registers, and PTX
-# for newer GPUs. Wide kernels have 16-byte accesses; persistent kernels have matrix instructions,
-# strong accesses, one wait for all words of a tile, and a timeout report. ctest runs
+# for newer GPUs. Wide kernels have 16-byte accesses. ctest runs
 #   cmake -DCUOBJDUMP=... -DLIBRARY=... -DARCHITECTURES="80-real;..." -DDEFINITIONS="Lltm;..."
-#     -DPERSISTENT_DEFINITIONS="Lltm;..." -P check_cuda.cmake
+#     -P check_cuda.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(output_of result)
@@ -31,32 +30,7 @@ foreach(definition IN LISTS DEFINITIONS)
     list(APPEND kernels "lltm_backwardI${definition}ELi${width_and_types}")
   endforeach()
 endforeach()
-# lltm_persistent_forward<definition, units of K, tiles, T> and lltm_persistent_backward. In the LSTM, four
-# pre-activations read h.
-set(forward_units 1 2 3 4 5 6)
-set(backward_units 2 3 6 9 12)
-set(forward_units_Lstm 1 2 3 4)
-set(backward_units_Lstm 2 4 8 12)
-set(persistent_kernels "")
-foreach(definition IN LISTS PERSISTENT_DEFINITIONS)
-  foreach(direction forward backward)
-    set(all_units ${${direction}_units})
-    if(DEFINED ${direction}_units_${definition})
-      set(all_units ${${direction}_units_${definition}})
-    endif()
-    foreach(units IN LISTS all_units)
-      foreach(type "N3c104HalfE" "N3c108BFloat16E")
-        foreach(tiles 1 2 4)
-          list(APPEND persistent_kernels
-            "lltm_persistent_${direction}I${definition}ELi${units}ELi${tiles}E${type}E")
-        endforeach()
-      endforeach()
-    endforeach()
-  endforeach()
-endforeach()
 list(LENGTH kernels expected)
-list(LENGTH persistent_kernels expected_persistent)
-math(EXPR expected "${expected} + ${expected_persistent}")
 
 function(instructions_of result kernel)
   string(FIND "${code}" "${kernel}" begin)
@@ -71,7 +45,7 @@ foreach(architecture IN LISTS ARCHITECTURES)
   if(NOT architecture MATCHES "-virtual$")
     # Per function, a line with its name and a line with its resources.
     output_of(usage COMMAND ${CUOBJDUMP} --dump-resource-usage --gpu-architecture sm_${sm} "${LIBRARY}")
-    foreach(kernel IN LISTS kernels persistent_kernels)
+    foreach(kernel IN LISTS kernels)
       if(NOT usage MATCHES "Function [A-Za-z0-9_]*${kernel}[A-Za-z0-9_]*:[^\n]*\n([^\n]*)")
         message(SEND_ERROR "sm_${sm}: no kernel ${kernel}")
       elseif(NOT CMAKE_MATCH_1 MATCHES "STACK:0 .*LOCAL:0 ")
@@ -80,33 +54,13 @@ foreach(architecture IN LISTS ARCHITECTURES)
     endforeach()
     # Reduces 100 MB to the checked instructions.
     output_of(code COMMAND ${CUOBJDUMP} --dump-sass --gpu-architecture sm_${sm} "${LIBRARY}"
-      COMMAND grep -oE "Function : [A-Za-z0-9_]*|(LDG|STG|LDL|STL|HMMA|SHFL)[.A-Z0-9]*")
+      COMMAND grep -oE "Function : [A-Za-z0-9_]*|(LDG|STG)[.A-Z0-9]*")
     string(APPEND code "Function : ")
     foreach(kernel IN LISTS kernels)
       instructions_of(body "${kernel}E")
       if(NOT kernel MATCHES "ELi1E"
           AND (NOT body MATCHES "LDG[.A-Z]*[.]128" OR NOT body MATCHES "STG[.A-Z]*[.]128"))
         message(SEND_ERROR "sm_${sm}: ${kernel} has no 16-byte accesses")
-      endif()
-    endforeach()
-    foreach(kernel IN LISTS persistent_kernels)
-      instructions_of(body "${kernel}")
-      # A word has two hidden units, which two lanes combine.
-      foreach(instruction "HMMA[.]16816[.]F32" "SHFL[.]BFLY" "LDG[.]E[.]128[.]STRONG[.]GPU"
-          "STG[.]E[.]STRONG[.]GPU")
-        if(NOT body MATCHES "${instruction}")
-          message(SEND_ERROR "sm_${sm}: ${kernel} has no ${instruction}")
-        endif()
-      endforeach()
-      if(body MATCHES "LDL|STL")
-        message(SEND_ERROR "sm_${sm}: ${kernel} accesses local memory")
-      endif()
-      # Each wait reports its timeout; more would wait for words one after another.
-      string(REGEX MATCHALL "STG[.]E[.]STRONG[.]SYS" waits "${body}")
-      list(LENGTH waits waits)
-      string(REGEX MATCH "ELi([0-9])EN" matched "${kernel}")
-      if(waits EQUAL 0 OR waits GREATER CMAKE_MATCH_1)
-        message(SEND_ERROR "sm_${sm}: ${kernel} waits in ${waits} places")
       endif()
     endforeach()
     string(REGEX MATCHALL "Function [^\n]*" functions "${usage}")

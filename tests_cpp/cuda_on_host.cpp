@@ -3,9 +3,9 @@
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
+#include "cuda/kernel/compiled.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "cuda/kernel/program_launch.h"
 #include "custom_definitions.h"
 
 #include <c10/util/BFloat16.h>
@@ -217,7 +217,7 @@ Stream current_stream() {
   return {nullptr};
 }
 
-const char* why_no_programs() {
+const char* why_no_compiled_kernels() {
   return lltm_test::has_nvrtc ? nullptr : "NVRTC was not found: as the test says";
 }
 

@@ -103,8 +103,10 @@ inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
 // GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
 inline bool sums_in_order = false;
 
-// Concurrent thread blocks of a persistent kernel.
-inline int64_t multiprocessors = 132;
+// Concurrent thread blocks of a persistent kernel, and their shared memory.
+inline int64_t multiprocessors = 132, shared_bytes = 227 << 10;
+// Only one unit of K has its weights in registers.
+inline bool prefers_shared = false;
 // Of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
 inline int64_t persistent_launches = 0;

@@ -1,12 +1,13 @@
 #include "persistent_on_host.h"
 
-#include "cuda/kernel/persistent_launch.h"
+#include "cuda/kernel/persistent_kernels.h"
 #include "cuda_on_host.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace lltm::cuda {
@@ -16,13 +17,8 @@ std::uint32_t failure = 0;
 
 }  // namespace
 
-bool has_persistent_kernels(const CellInfo& cell) {
-  return visit_persistent_cell(cell, [](auto) {});
-}
-
-template <typename Args>
-std::int64_t resident_blocks(const CellInfo&, std::int64_t, int) {
-  return lltm_test::multiprocessors;
+PersistentLimits persistent_limits() {
+  return {lltm_test::multiprocessors, lltm_test::shared_bytes};
 }
 
 std::uint32_t* failure_word() {
@@ -38,24 +34,70 @@ void mark_absent(void* data, std::int64_t bytes, Stream) {
   lltm_test::filled.emplace_back(lltm_test::persistent_launches, bytes);
 }
 
+// Units of K in registers and in shared memory.
+template <int kUnits, int kShared = 0>
+struct Units {};
+
+// The GPU's kernels have exactly the units; these suffice, and compile faster.
+template <typename Body, int... kUnits, int... kShared>
+void visit_units(const PersistentKernel& kernel, const Body& body, Units<kUnits, kShared>...) {
+  const int needed = kernel.units + kernel.shared_units;
+  const bool in_shared = kernel.shared_units > 0 || (lltm_test::prefers_shared && needed > 1);
+  bool found = false;
+  ((found || needed > kUnits + kShared || in_shared != (kShared > 0)
+        ? void()
+        : (found = true,
+           body(std::integral_constant<int, kUnits>(), std::integral_constant<int, kShared>()))),
+   ...);
+  TORCH_CHECK(found, "no kernel for ", needed, " units");
+}
+
+template <typename Args, typename Body>
+void visit_kernel(const PersistentKernel& kernel, const Body& body) {
+  const auto with_tiles = [&](auto tiles) {
+    if (kernel.tiles != tiles) return;
+    const auto with_units = [&](auto units, auto shared) {
+      if constexpr (std::is_same_v<typename Args::Element, float>) {
+        if (kernel.tf32) return body(units, shared, tiles, std::true_type());
+      }
+      body(units, shared, tiles, std::false_type());
+    };
+    visit_units(
+        kernel,
+        with_units,
+        Units<1>(),
+        Units<2>(),
+        Units<6>(),
+        Units<12>(),
+        Units<1, 4>(),
+        Units<4, 20>());
+  };
+  with_tiles(std::integral_constant<int, 1>());
+  with_tiles(std::integral_constant<int, 2>());
+  with_tiles(std::integral_constant<int, 4>());
+}
+
 template <typename Args>
 bool launch_persistent(
-    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream) {
+    const PersistentKernel& kernel, const Args& args, std::int64_t groups, Stream) {
   const std::int64_t slices = slices_of(args.hidden);
   TORCH_CHECK(slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
+  TORCH_CHECK(
+      shared_bytes<Args>(kernel) <= lltm_test::shared_bytes, "more shared memory than the GPU has");
   TORCH_CHECK(lltm_test::persistent_fault != lltm_test::Fault::fails, "an illegal instruction");
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
-  visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
-    visit_kernel<Definition, Args>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+  visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
+    visit_kernel<Args>(kernel, [&](auto units, auto shared, auto tiles, auto tf32) {
+      const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
       lltm_test::run_grid(
           {static_cast<int>(slices),
            static_cast<int>(groups),
-           shared_sums<tile_count, kOutputsOf<Definition, Args>>()},
+           static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums)},
           [&](lltm_test::HostBlock::Lane& lane) {
             lane.use(args.words);
-            run_steps<Definition, units_k, tile_count>(args, lane);
+            run_steps<Definition, units, shared, tiles, tf32>(args, lane);
           },
           lltm_test::schedule_seed++);
     });
@@ -66,13 +108,14 @@ bool launch_persistent(
   return true;
 }
 
-#define LLTM_PERSISTENT_OF(Args)                                                   \
-  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int); \
-  template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
-LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
-LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::BFloat16>)
+#define LLTM_PERSISTENT_OF(T)                                                          \
+  template bool launch_persistent(                                                     \
+      const PersistentKernel&, const PersistentForwardArgs<T>&, std::int64_t, Stream); \
+  template bool launch_persistent(                                                     \
+      const PersistentKernel&, const PersistentBackwardArgs<T>&, std::int64_t, Stream);
+LLTM_PERSISTENT_OF(float)
+LLTM_PERSISTENT_OF(c10::Half)
+LLTM_PERSISTENT_OF(c10::BFloat16)
 #undef LLTM_PERSISTENT_OF
 
 }  // namespace lltm::cuda

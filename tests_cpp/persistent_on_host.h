@@ -34,37 +34,49 @@ namespace {
 // A lane's operands, in PTX's layout.
 struct Fragments {
   float* d;
-  std::uint32_t a[4], b[2];
+  lltm::cuda::Words a;
+  std::uint32_t b[2];
 };
 
-// D (16, 8) += A (16, 16) B (16, 8).
-template <typename T>
-void emulate_mma(const Fragments (&lanes)[lltm::cuda::kWarpLanes]) {
-  struct Pair {
-    T values[2];
+// The first 11 of 24 bits, and rounded to 11 bits, as cvt.rna.tf32.
+inline float big_part(float x) {
+  return lltm::math::bit_cast<float>(lltm::math::bit_cast<std::uint32_t>(x) & 0xFFFFE000U);
+}
+inline float nearest_tf32(float x) {
+  const float rounded =
+      lltm::math::bit_cast<float>(lltm::math::bit_cast<std::uint32_t>(x) + 0x1000U);
+  return x == x ? big_part(rounded) : x;
+}
+
+// D (16, 8) += of_a(A (16, kK)) of_b(B (kK, 8)).
+template <typename T, int kK, typename OfA, typename OfB>
+void emulate_mma(
+    const Fragments (&lanes)[lltm::cuda::kWarpLanes], const OfA& of_a, const OfB& of_b) {
+  constexpr int kPerWord = 4 / sizeof(T);
+  struct Word {
+    T values[kPerWord];
   };
   const auto element = [](std::uint32_t word, int n) {
-    return static_cast<float>(lltm::math::bit_cast<Pair>(word).values[n]);
+    return lltm::math::bit_cast<Word>(word).values[n];
   };
-  float a[16][16], b[16][8];
+  float a[16][kK], b[kK][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane / 4, within = lane % 4;
-    for (int e = 0; e < 2; ++e) {
+    for (int e = 0; e < kPerWord; ++e) {
       for (int n = 0; n < 4; ++n) {
-        a[group + 8 * (n % 2)][2 * (within + 4 * (n / 2)) + e] = element(lanes[lane].a[n], e);
+        const int k = kPerWord * (within + 4 * (n / 2)) + e;
+        a[group + 8 * (n % 2)][k] = of_a(element(lanes[lane].a.w[n], e));
       }
       for (int n = 0; n < 2; ++n) {
-        b[2 * (within + 4 * n) + e][group] = element(lanes[lane].b[n], e);
+        b[kPerWord * (within + 4 * n) + e][group] = of_b(element(lanes[lane].b[n], e));
       }
     }
   }
-  float d[16][8];
   for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 8; ++j) d[i][j] = lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2];
-    for (int k = 0; k < 16; ++k) {
-      for (int j = 0; j < 8; ++j) d[i][j] += a[i][k] * b[k][j];
+    for (int j = 0; j < 8; ++j) {
+      float& d = lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2];
+      for (int k = 0; k < kK; ++k) d += a[i][k] * b[k][j];
     }
-    for (int j = 0; j < 8; ++j) lanes[4 * (i % 8) + j / 2].d[2 * (i / 8) + j % 2] = d[i][j];
   }
 }
 
@@ -150,14 +162,16 @@ class HostBlock {
       meet(block_->block_meeting_, kThreads, [] {});
     }
 
+    bool any(bool condition) {
+      return exchange(condition ? 1 : 0, [](auto& words) {
+               std::fill(std::begin(words), std::end(words), *std::max_element(words, words + 32));
+             }) != 0;
+    }
+
     std::uint32_t neighbor(std::uint32_t word) {
-      auto& words = block_->words_[thread_ / lltm::cuda::kWarpLanes];
-      std::uint32_t& mine = words[thread_ % lltm::cuda::kWarpLanes];
-      mine = word;
-      meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] {
+      return exchange(word, [](auto& words) {
         for (int n = 0; n < lltm::cuda::kWarpLanes; n += 2) std::swap(words[n], words[n + 1]);
       });
-      return mine;
     }
 
     // 16 bytes need not become visible together.
@@ -205,15 +219,38 @@ class HostBlock {
 
     void use(const lltm::cuda::LaunchWords& words) { words_ = words; }
 
-    template <typename T>
-    void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    template <typename T, bool kTf32>
+    void mma(float (&d)[4], const lltm::cuda::Words& a, std::uint32_t b0, std::uint32_t b1) {
       auto& lanes = block_->fragments_[thread_ / lltm::cuda::kWarpLanes];
-      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
-      meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] { emulate_mma<T>(lanes); });
+      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, {b0, b1}};
+      meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] {
+        if constexpr (sizeof(T) == 2) {
+          const auto wide = [](T x) { return static_cast<float>(x); };
+          emulate_mma<T, 16>(lanes, wide, wide);
+        } else if constexpr (kTf32) {
+          emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
+        } else {
+          // In the order of persistent_gpu.h.
+          const auto small = [](float x) { return big_part(x - big_part(x)); };
+          emulate_mma<float, 8>(lanes, small, big_part);
+          emulate_mma<float, 8>(lanes, big_part, small);
+          emulate_mma<float, 8>(lanes, big_part, big_part);
+        }
+      });
     }
 
    private:
     friend HostBlock;
+
+    // Changes the words of a warp when all its lanes have given one.
+    template <typename Change>
+    std::uint32_t exchange(std::uint32_t word, const Change& change) {
+      auto& words = block_->words_[thread_ / lltm::cuda::kWarpLanes];
+      std::uint32_t& mine = words[thread_ % lltm::cuda::kWarpLanes];
+      mine = word;
+      meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] { change(words); });
+      return mine;
+    }
 
     Meeting& warp_meeting() { return block_->warp_meetings_[thread_ / lltm::cuda::kWarpLanes]; }
 

@@ -15,8 +15,10 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -31,7 +33,7 @@ namespace {
 // A row of K units whose words appear during waits.
 template <int kUnitsK>
 struct PolledRow {
-  static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits / 2;
+  static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits<float>;
   alignas(16) std::uint32_t words[kWords];
   std::function<void(int)> appear;  // in wait(n)
   int waits = 0, reads = 0;
@@ -53,14 +55,14 @@ struct PolledRow {
 
   // As a lane of the second warp.
   void poll() {
-    const auto* const row = reinterpret_cast<const c10::Half*>(words);
+    const auto* const row = reinterpret_cast<const float*>(words);
     constexpr int kWarp = 1, kLane = 6;
-    lltm::cuda::States<kUnitsK> states;
-    states.load(*this, row, kWords * 2, kWarp, kLane);
+    lltm::cuda::States<float, kUnitsK> states;
+    states.load(*this, {row, /*polled=*/true}, kWords, kWarp, kLane, 0);
     EXPECT_EQ(std::exchange(reads, 0), kUnitsK);
-    states.poll(*this, row, kWarp, kLane);
+    lltm::cuda::poll<1>(*this, &states, kWarp, kLane);
     for (int j = 0; j < kUnitsK; ++j) {
-      const auto first = lltm::cuda::k_of(kWarp, kLane, j) / 2;
+      const auto first = lltm::cuda::k_of<float>(kWarp, kLane, j);
       for (int n = 0; n < 4; ++n) EXPECT_EQ(states.x[j].w[n], words[first + n]) << j;
     }
   }
@@ -228,7 +230,6 @@ Tensors backward(const Arguments& a, const Tensors& results) {
 std::vector<Form> persistent_forms() {
   std::vector<Form> forms;
   for (const char* cell : kCells) {
-    if (!lltm::cuda::has_persistent_kernels(*lltm::find_cell(cell))) continue;
     forms.push_back(
         {.name = cell,
          .run = sequence,
@@ -257,7 +258,9 @@ class PersistentEngine : public FormTest {
   }
 };
 
-LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kSixteenBits);
+// float16 has the kernels of bfloat16, and is in the tests below.
+constexpr std::array<at::ScalarType, 2> kTypes = {at::kBFloat16, at::kFloat};
+LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kTypes);
 
 // Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
@@ -293,6 +296,13 @@ Problem with_resets(const Problem& problem) {
     return a;
   };
 }
+Problem with_masks(const Problem& problem) {
+  return [=](uint64_t seed) {
+    Arguments a = problem(seed);
+    a.recurrent_mask = random_mask(a, seed + 2);
+    return a;
+  };
+}
 
 TEST_P(PersistentEngine, ResetsMatchOracle) {
   check_persistent(with_resets(dense({6, 3, 5, 24})), 1, 3);
@@ -300,6 +310,21 @@ TEST_P(PersistentEngine, ResetsMatchOracle) {
   const Temporarily small(multiprocessors, int64_t{6});
   check_persistent(with_resets(dense({3, 41, 3, 24})));
   check_persistent(with_resets(packed(falling_lengths(80, 4), 3, 24)));
+}
+
+TEST_P(PersistentEngine, MasksMatchOracle) {
+  check_persistent(with_masks(dense({6, 3, 5, 24})), 1, 3);
+  check_persistent(with_resets(with_masks(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24))), 1, 3);
+  const Temporarily small(multiprocessors, int64_t{6});
+  check_persistent(with_masks(packed(falling_lengths(80, 4), 3, 24)));
+}
+
+// As of layers with a large H.
+TEST_P(PersistentEngine, WeightsInSharedMemoryMatchOracle) {
+  const Temporarily shared(prefers_shared, true);
+  check_persistent(with_resets(dense({4, 9, 5, 200})));
+  const Temporarily small(multiprocessors, int64_t{13});
+  check_persistent(dense({3, 33, 3, 200}), /*each=*/2);
 }
 
 // Backward runs each segment as a call.
@@ -385,7 +410,7 @@ TEST(PersistentRounds, AStepNeedsOne) {
 // NaNs with all bits set, like an absent word.
 at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
   at::Tensor copy = tensor.clone();
-  copy.view(at::kShort).view(-1).slice(0, position, position + 2).fill_(-1);
+  copy.view(-1).slice(0, position, position + 2).view(at::kByte).fill_(0xFF);
   return copy;
 }
 
@@ -424,12 +449,6 @@ TEST_P(PersistentEngine, NaNsPropagate) {
   }
 }
 
-TEST_P(PersistentEngine, TheLimitsOfHDependOnTheCell) {
-  const lltm::CellInfo& cell = *lltm::find_cell(form_.cell);
-  EXPECT_EQ(lltm::cuda::most_hidden_forward(cell), form_.cell == "lstm" ? 1024 : 1536);
-  EXPECT_EQ(lltm::cuda::most_hidden_backward(cell), form_.cell == "lstm" ? 768 : 1024);
-}
-
 TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
     const auto attempt =
@@ -441,20 +460,23 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
     return sequence_problem(sizes, dtype, 1);
   };
   EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float32 or float64");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "dtype is float32 or float64");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float64");
   for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
     EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
   }
   EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
-  EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
+  {
+    const Temporarily little(shared_bytes, int64_t{99} << 10);
+    EXPECT_EQ(why_not(problem({1, 1, 4, 2056})), "H is too large");
+  }
   EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "");
   Arguments a = problem({2, 3, 4, 16});
   a.reset = random_reset(a, 1);
   EXPECT_EQ(why_not(a), "");
   a.recurrent_mask = random_mask(a, 1);
-  EXPECT_EQ(why_not(a), "recurrent_mask is given");
+  EXPECT_EQ(why_not(a), "");
   const Temporarily small(multiprocessors, int64_t{3});
   EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
   EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
@@ -497,6 +519,9 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   const auto data = [](const at::Tensor& tensor) {
     return static_cast<T*>(tensor.mutable_data_ptr());
   };
+  const auto kernel_of = []<typename Args>(const Args& args) {
+    return lltm::cuda::persistent_kernel<Args>(lltm::Lltm::kCell, args.hidden, /*tiles=*/1);
+  };
   const lltm::cuda::Stream stream = lltm::cuda::current_stream();
   lltm::cuda::LaunchSteps steps = {};
   steps.ascending = true;
@@ -530,12 +555,12 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   first.gates = gates.const_data_ptr<float>();
   first.gates_offset = 1;
   first.h_0 = first.h = first.c = data(state);
-  first.output = data(output);
+  first.output = first.operand = data(output);
   std::uint32_t begun = 0;
   first.words = {&begun, 3, lltm::cuda::failure_word()};
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, first, 1, 1, stream));
+  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(first), first, 1, stream));
   expect_nan_of_the_first_row(output);
   expect_an_error_once([&] { sequence(a); });
 
@@ -550,7 +575,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   second.words = {&begun, 6, lltm::cuda::failure_word()};
   second.steps = steps;
   lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, second, 1, 1, stream));
+  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(second), second, 1, stream));
   expect_nan_of_the_first_row(dz);
   expect_an_error_once([&] { backward(a, results); });
 }
@@ -705,12 +730,62 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   check_one(a, /*expected_launches=*/4);
 }
 
-TEST(Persistent, MasksUseThePerStepEngine) {
-  Arguments a = sequence_problem({20, 9, 16, 40}, at::kHalf, 1);
-  a.weights = a.weights * 0.5;
-  check_one(a, /*expected_launches=*/2);
-  a.recurrent_mask = random_mask(a, 1);
-  check_one(a, /*expected_launches=*/0);
+// Positions and signs of infinities and NaN are as in the per-step engine.
+TEST(PersistentFloat32, InfinitiesPropagate) {
+  for (const char* cell : {"lltm", "lstm", "rnn_relu"}) {
+    const Arguments clean = sequence_problem({4, 9, 4, 136}, at::kFloat, 1, /*bias=*/true, cell);
+    const Tensors tensors = differentiable(clean), clean_gradients = random_gradients(clean);
+    const auto compare = [](const Arguments& a, const Tensors& gradients) {
+      const auto run = [&](bool persistent) {
+        const PersistentSetting setting(persistent);
+        const Evaluation results = evaluate(sequence, a, gradients);
+        Tensors all = results.outputs;
+        all.insert(all.end(), results.gradients.begin(), results.gradients.end());
+        return all;
+      };
+      const Tensors ours = run(true), theirs = run(false);
+      for (size_t k = 0; k < ours.size(); ++k) {
+        EXPECT_TRUE(at::allclose(ours[k], theirs[k], 1e-4, 1e-4, /*equal_nan=*/true)) << k;
+      }
+    };
+    for (const bool shared : {false, true}) {
+      const Temporarily in_shared(prefers_shared, shared);
+      for (size_t k = 0; k < tensors.size(); ++k) {
+        SCOPED_TRACE(testing::Message() << cell << ": " << argument_names(clean)[k]);
+        Tensors replaced = tensors;
+        replaced[k] = tensors[k].clone();
+        replaced[k].view(-1)[7] = -std::numeric_limits<float>::infinity();
+        compare(with(clean, replaced), clean_gradients);
+      }
+      Tensors gradients = clean_gradients;
+      gradients[0] = gradients[0].clone();
+      gradients[0].view(-1)[11] = std::numeric_limits<float>::infinity();
+      compare(clean, gradients);
+    }
+  }
+}
+
+// TF32 has a thousand times the error. The per-step engine is more exact than on a GPU: GEMMs here
+// sum in float64.
+TEST(PersistentFloat32, ThePrecisionFollowsTheSettings) {
+  const Arguments a = sequence_problem({20, 3, 4, 136}, at::kFloat, 1);
+  const Tensors gradients = random_gradients(a);
+  const at::Tensor exact = expect(a, gradients).outputs[0];
+  const auto error = [&](std::optional<std::string> precision, int64_t expected_launches = 2) {
+    lltm::set_cuda_float32(precision);
+    Evaluation ours;
+    EXPECT_EQ(launches([&] { ours = evaluate(sequence, a, gradients); }), expected_launches);
+    lltm::set_cuda_float32(std::nullopt);
+    return (ours.outputs[0].to(at::kDouble) - exact).abs().max().item<double>();
+  };
+  const double ieee = error("ieee", /*expected_launches=*/0);
+  EXPECT_LT(error({}), 8 * ieee);
+  EXPECT_LT(error("tf32x3"), 8 * ieee);
+  EXPECT_GT(error("tf32"), 30 * ieee);
+  const Temporarily allowed(allow_tf32, true);
+  EXPECT_GT(error({}), 30 * ieee);
+  EXPECT_LT(error("tf32x3"), 8 * ieee);
+  EXPECT_LT(error("ieee", 0), 8 * ieee);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
-// Compiles the kernels of custom cells with NVRTC, without a GPU. test_cuda_elementwise.cpp tests
-// their results.
+// Compiles the kernels of custom cells and the persistent kernels with NVRTC, without a GPU.
+// test_cuda_elementwise.cpp and test_cuda_persistent.cpp test their results.
+#include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/nvrtc.h"
+#include "cuda/kernel/persistent.h"
 #include "cuda/kernel/program_source.h"
 
 #include <c10/util/Half.h>
@@ -11,9 +13,11 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lltm::cuda {
@@ -27,18 +31,24 @@ const bool kLoaded = [] {
   return true;
 }();
 
+// Of the persistent kernels; .ci/nightly compiles them for all.
+const std::vector<int> kArchitectures = [] {
+  const char* const all = std::getenv("LLTM_ALL_ARCHITECTURES");
+  return all == nullptr ? std::vector<int>{90} : std::vector<int>{80, 86, 89, 90, 100, 120};
+}();
+
 struct Kind {
   const char* name;
-  ProgramTypes types;
+  KernelType tensor, state;
   int width;  // of the wide kernel
 };
 const Kind kKinds[] = {
-    {"float64", {"double", "double"}, 2},
-    {"float32", {"float", "float"}, 4},
-    {"float16", {"lltm::cuda::Half", "float"}, 8},
-    {"float16_step", {"lltm::cuda::Half", "lltm::cuda::Half"}, 8},
-    {"bfloat16", {"lltm::cuda::BFloat16", "float"}, 8},
-    {"bfloat16_step", {"lltm::cuda::BFloat16", "lltm::cuda::BFloat16"}, 8}};
+    {"float64", KernelType::kDouble, KernelType::kDouble, 2},
+    {"float32", KernelType::kFloat, KernelType::kFloat, 4},
+    {"float16", KernelType::kHalf, KernelType::kFloat, 8},
+    {"float16_step", KernelType::kHalf, KernelType::kHalf, 8},
+    {"bfloat16", KernelType::kBFloat16, KernelType::kFloat, 8},
+    {"bfloat16_step", KernelType::kBFloat16, KernelType::kBFloat16, 8}};
 void PrintTo(const Kind& kind, std::ostream* stream) {
   *stream << kind.name;
 }
@@ -47,6 +57,9 @@ class ProgramKernels : public testing::TestWithParam<std::tuple<std::string, Kin
  protected:
   const CellInfo& cell() const { return *find_cell(std::get<0>(GetParam())); }
   const Kind& kind() const { return std::get<1>(GetParam()); }
+  KernelForm form(bool backward, int width) const {
+    return {&cell(), backward, kind().tensor, kind().state, width};
+  }
   std::vector<int> widths() const {
     const int hidden = 64;  // any size whose rows consist of full accesses
     const bool fits = kind().width == 2   ? fits_wide<double>(cell(), hidden)
@@ -64,57 +77,136 @@ INSTANTIATE_TEST_SUITE_P(
              std::get<1>(info.param).name;
     });
 
-// Static assertions that the host and NVRTC use the same argument layout, for any tensors:
-// signatures do not contain sizes.
-std::string layouts_of(const Kind& kind) {
-  const auto same = [](const std::string& type, size_t size) {
-    return "static_assert(sizeof(lltm::cuda::" + type + ") == " + std::to_string(size) + ");\n";
-  };
-  const std::string& t = kind.types.tensor;
-  return same("ForwardArgs<" + t + ">", sizeof(ForwardArgs<float>)) +
-         same(
-             "BackwardArgs<" + t + ", " + kind.types.state + ">",
-             sizeof(BackwardArgs<float, float>)) +
-         same("ForwardAccess", sizeof(ForwardAccess)) +
-         same("BackwardAccess", sizeof(BackwardAccess));
-}
-
 int count(const std::string& log, const std::string& text) {
   int count = 0;
   for (size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++count;
   return count;
 }
 
+// `sizes`: types whose layout the host and NVRTC share; signatures do not contain sizes.
+void expect_no_spills(
+    const KernelForm& form,
+    const std::vector<std::pair<std::string, size_t>>& sizes,
+    const std::vector<int>& capabilities) {
+  std::string source = print_kernel(form);
+  for (const auto& [type, size] : sizes) {
+    source += "static_assert(sizeof(lltm::cuda::" + type + ") == " + std::to_string(size) + ");\n";
+  }
+  for (const int capability : capabilities) {
+    SCOPED_TRACE(testing::Message() << "sm_" << capability);
+    std::string log;
+    const std::string code = compile(source, capability, &log);
+    EXPECT_EQ(
+        code.substr(0, 4),
+        "\x7f"
+        "ELF");
+    EXPECT_NE(code.find(kernel_name(form)), std::string::npos);
+    // Also of CUDA's function for large arguments of sin and cos in float64.
+    const int functions = count(log, "Function properties for ");
+    EXPECT_GE(functions, 1) << log;
+    EXPECT_EQ(count(log, " 0 bytes spill stores, 0 bytes spill loads"), functions) << log;
+  }
+}
+
 TEST_P(ProgramKernels, CompileForEachGpuWithoutSpills) {
-  for (const int capability : {80, 90}) {
-    for (const int width : widths()) {
-      SCOPED_TRACE(testing::Message() << "sm_" << capability << ", width " << width);
-      std::string log;
-      const std::string code = compile(
-          print_kernels(cell(), kind().types, width) + layouts_of(kind()), capability, &log);
-      EXPECT_EQ(
-          code.substr(0, 4),
-          "\x7f"
-          "ELF");
-      for (const char* kernel : {"lltm_forward", "lltm_backward"}) {
-        EXPECT_NE(code.find(kernel), std::string::npos) << kernel;
-      }
-      // Of each kernel, and of CUDA's function for large arguments of sin and cos in float64.
-      const int functions = count(log, "Function properties for ");
-      EXPECT_GE(functions, 2) << log;
-      EXPECT_EQ(count(log, " 0 bytes spill stores, 0 bytes spill loads"), functions) << log;
-    }
+  for (const int width : widths()) {
+    SCOPED_TRACE(testing::Message() << "width " << width);
+    expect_no_spills(
+        form(/*backward=*/false, width),
+        {{"Args", sizeof(ForwardArgs<float>)}, {"ForwardAccess", sizeof(ForwardAccess)}},
+        {80, 90});
+    expect_no_spills(
+        form(/*backward=*/true, width),
+        {{"Args", sizeof(BackwardArgs<float, float>)}, {"BackwardAccess", sizeof(BackwardAccess)}},
+        {80, 90});
   }
 }
 
 // The driver compiles this form, with 16-byte accesses.
 TEST_P(ProgramKernels, CompileToPtxForFutureGpus) {
   const int width = widths().back();
-  const std::string ptx = compile(print_kernels(cell(), kind().types, width), 999);
+  const std::string ptx = compile(print_kernel(form(/*backward=*/false, width)), 999);
   EXPECT_NE(ptx.find(".target sm_"), std::string::npos);
   EXPECT_NE(ptx.find(".entry lltm_forward"), std::string::npos);
   const char* const access = width == 2 ? "ld.global.v2.f64" : "ld.global.v4.";
   EXPECT_EQ(ptx.find(access) != std::string::npos, width > 1);
+}
+
+struct PersistentType {
+  const char* name;
+  KernelType type;
+  bool tf32;
+};
+const PersistentType kPersistentTypes[] = {
+    {"float16", KernelType::kHalf, false},
+    {"bfloat16", KernelType::kBFloat16, false},
+    {"float32", KernelType::kFloat, false},
+    {"tf32", KernelType::kFloat, true}};
+class PersistentKernels
+    : public testing::TestWithParam<std::tuple<const CellInfo*, PersistentType, bool>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Cells,
+    PersistentKernels,
+    testing::Combine(
+        testing::ValuesIn(kCells), testing::ValuesIn(kPersistentTypes), testing::Bool()),
+    [](const auto& info) {
+      const char* const direction = std::get<2>(info.param) ? "backward_" : "forward_";
+      return std::string(direction) + std::get<0>(info.param)->name + "_" +
+             std::get<1>(info.param).name;
+    });
+
+template <typename Args>
+void check_persistent(const CellInfo& cell, const PersistentType& type) {
+  const int outputs = outputs_of<Args>(cell);
+  const std::int64_t piece = kWarps * kWarpUnits<typename Args::Element>;
+  const auto kernel_of = [&](std::int64_t units, int tiles) {
+    const std::int64_t hidden = units * piece / (Args::kIsForward ? 1 : cell.h.count());
+    return persistent_kernel<Args>(cell, hidden, tiles, type.tf32);
+  };
+  int most = 1;
+  while (kernel_of(most + 1, 1).shared_units == 0) ++most;
+  // The largest weights in registers, and several chunks in shared memory; all with one and two
+  // chunks, and with all tiles, for all architectures.
+  const int chunk = shared_chunk(outputs);
+  for (const int units : {most, most + 3 * chunk, most - 1, most + 1, most + chunk + 1}) {
+    for (const int tiles : {1, 4, 2}) {
+      if (kArchitectures.size() == 1 &&
+          (tiles == 2 || (units != most && units <= most + chunk + 1))) {
+        continue;
+      }
+      const PersistentKernel kernel = kernel_of(units, tiles);
+      SCOPED_TRACE(
+          testing::Message() << kernel.units << " + " << kernel.shared_units << " units, " << tiles
+                             << " tiles");
+      KernelForm form = {&cell, !Args::kIsForward, type.type, type.type};
+      form.units = kernel.units;
+      form.shared_units = kernel.shared_units;
+      form.tiles = tiles;
+      form.tf32 = type.tf32;
+      expect_no_spills(form, {{"Args", sizeof(Args)}}, kArchitectures);
+      if (tiles != 1) continue;
+      const std::string ptx = compile(print_kernel(form), 999);
+      const char* const mma = type.tf32 || type.type == KernelType::kFloat ? "m16n8k8" : "m16n8k16";
+      for (const char* instruction : {mma, "ld.relaxed.gpu.global.v4", "st.relaxed.gpu.global"}) {
+        EXPECT_NE(ptx.find(instruction), std::string::npos) << instruction;
+      }
+      // Each wait reports its timeout; more would wait for words one after another.
+      const int waits = count(ptx, "st.relaxed.sys.global");
+      EXPECT_GE(waits, 1);
+      EXPECT_LE(waits, kernel.shared_units > 0 ? 3 : 2);
+    }
+  }
+}
+
+TEST_P(PersistentKernels, CompileForEachGpuWithoutSpills) {
+  const auto& [cell, type, backward] = GetParam();
+  if (type.type == KernelType::kFloat) {
+    backward ? check_persistent<PersistentBackwardArgs<float>>(*cell, type)
+             : check_persistent<PersistentForwardArgs<float>>(*cell, type);
+  } else {
+    backward ? check_persistent<PersistentBackwardArgs<c10::Half>>(*cell, type)
+             : check_persistent<PersistentForwardArgs<c10::Half>>(*cell, type);
+  }
 }
 
 TEST(Nvrtc, ReportsErrors) {
@@ -130,12 +222,18 @@ TEST(Nvrtc, ReportsErrors) {
 }
 
 TEST(Nvrtc, SourceDependsOnTheCellAndTypes) {
-  const std::string source = print_kernels(*find_cell(lltm_test::kDuoText), {"double", "float"}, 2);
+  const std::string source = print_kernel(
+      {find_cell(lltm_test::kDuoText),
+       /*backward=*/true,
+       KernelType::kDouble,
+       KernelType::kFloat,
+       /*width=*/2});
   for (const char* part :
        {"#include \"cuda/kernel/program_gpu.h\"\n",
         "const V v3 = math::multiply_add(in[7], in[5], v2);\n",
         "math::multiply_add(V(0.25), in[4], v3);\n",
-        "LLTM_PROGRAM_KERNELS(Definition, double, float, 2)\n"}) {
+        "using Args = BackwardArgs<double, float>;\n",
+        "LLTM_ELEMENTWISE_KERNEL(lltm_backward, BackwardAccess, backward_at, 2)\n"}) {
     EXPECT_NE(source.find(part), std::string::npos) << part;
   }
 }

@@ -42,6 +42,7 @@ class Values {
 constexpr std::int64_t kHidden = 24, kBatch = 11;
 constexpr cuda::StepRun kRuns[] = {{2, 11}, {1, 9}, {2, 3}};
 constexpr std::int64_t kRows = 2 * 11 + 9 + 2 * 3;
+constexpr bool kReset[kRows] = {false, true, false, false, true};
 constexpr int kSlices = 2, kGroups = 2, kTiles = 1;
 
 cuda::LaunchSteps steps(bool ascending) {
@@ -72,16 +73,17 @@ struct Forward {
     args.h_0 = h_0.data();
     args.h = h.data();
     args.c = c.data();
-    args.output = output.data();
+    args.output = args.operand = output.data();
+    args.reset = kReset;
     args.activations = activations.data();
     std::uint32_t begun = 0;
     args.words = {&begun, kSlices * kGroups, nullptr};
     args.steps = steps(ascending);
     run_on(
-        {kSlices, kGroups, cuda::shared_sums<kTiles, cuda::kRecurrent<Definition>>()},
+        {kSlices, kGroups, cuda::shared_sums(kTiles, cuda::kRecurrent<Definition>)},
         [&](HostBlock::Lane& lane) {
           lane.use(args.words);
-          cuda::run_steps<Definition, 1, kTiles>(args, lane);
+          cuda::run_steps<Definition, 1, 0, kTiles, false>(args, lane);
         },
         seed);
   }
@@ -103,6 +105,7 @@ struct Backward {
     args.activations = activations.data();
     args.grad_output = {grad_output.data(), 0, kHidden, kHidden, 1};
     args.dz = dz.data();
+    args.reset = kReset;
     args.dh = dh.data();
     args.dc = dc.data();
     std::uint32_t begun = 0;
@@ -110,10 +113,10 @@ struct Backward {
     args.steps = steps(ascending);
     args.steps.run[args.steps.runs++] = {1, 0};
     run_on(
-        {kSlices, kGroups, cuda::shared_sums<kTiles, 1>()},
+        {kSlices, kGroups, cuda::shared_sums(kTiles, 1)},
         [&](HostBlock::Lane& lane) {
           lane.use(args.words);
-          cuda::run_steps<Definition, 2, kTiles>(args, lane);
+          cuda::run_steps<Definition, 2, 0, kTiles, false>(args, lane);
         },
         seed);
   }
@@ -130,6 +133,7 @@ using Types = testing::Types<
     Kernels<lltm::Lltm, c10::BFloat16>,
     Kernels<lltm::Lltm, c10::Half>,
     Kernels<lltm::Lstm, c10::Half>,
+    Kernels<lltm::Lstm, float>,
     Kernels<lltm::Gru, c10::Half>>;
 TYPED_TEST_SUITE(PersistentThreads, Types);
 

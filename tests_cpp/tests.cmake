@@ -161,7 +161,7 @@ if(LLTM_CUOBJDUMP)
   add_test(NAME cuda_kernels COMMAND ${CMAKE_COMMAND}
     "-DCUOBJDUMP=${LLTM_CUOBJDUMP}" "-DLIBRARY=$<TARGET_FILE:lltm>"
     "-DARCHITECTURES=${CMAKE_CUDA_ARCHITECTURES}" "-DDEFINITIONS=${LLTM_DEFINITIONS}"
-    "-DPERSISTENT_DEFINITIONS=${LLTM_PERSISTENT_DEFINITIONS}" -P "${CMAKE_CURRENT_SOURCE_DIR}/check_cuda.cmake")
+    -P "${CMAKE_CURRENT_SOURCE_DIR}/check_cuda.cmake")
 elseif(LLTM_CUDA)
   message(STATUS "lltm: cuobjdump not found; the kernels in the library are not tested")
 endif()

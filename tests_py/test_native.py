@@ -204,3 +204,18 @@ def test_a_setting_is_read_and_changed_in_any_mode() -> None:
 def test_a_setting_of_another_type_is_rejected(value: Any) -> None:
     with pytest.raises(TypeError, match="expected enabled to be a bool"):
         lltm._C.set_cuda_persistent(value)
+
+
+def test_the_precision_of_float32_is_a_setting() -> None:
+    cuda = lltm.backends.cuda
+    assert cuda.float32 is None
+    with cuda.flags(float32="tf32"):
+        assert cuda.float32 == "tf32" and cuda.persistent
+        with cuda.flags(persistent=False, float32=None):
+            assert cuda.float32 is None and not cuda.persistent
+        assert cuda.float32 == "tf32" and cuda.persistent
+        with pytest.raises(ValueError, match="expected 'ieee', 'tf32x3', 'tf32' or None, got 'b'"):
+            cuda.float32 = "b"
+    with pytest.raises(TypeError, match="expected float32 to be a str or None, got bool"):
+        cuda.float32 = True  # type: ignore[assignment]
+    assert cuda.float32 is None

@@ -19,8 +19,10 @@ __all__ = [
     "backward",
     "build_info",
     "cpu_kernels",
+    "cuda_float32",
     "cuda_persistent",
     "forward",
+    "set_cuda_float32",
     "set_cuda_persistent",
     "version",
 ]
@@ -90,6 +92,19 @@ def set_cuda_persistent(enabled: bool) -> None:
     if not isinstance(enabled, bool):
         raise TypeError(f"expected enabled to be a bool, got {type(enabled).__name__}")
     _untraced(_ops._set_cuda_persistent, enabled)
+
+
+def cuda_float32() -> str | None:
+    """Returns how float32 sequences on a GPU multiply matrices; None: as PyTorch's matmul."""
+    precision: str | None = _untraced(_ops._cuda_float32)
+    return precision
+
+
+def set_cuda_float32(precision: str | None) -> None:
+    """Sets how float32 sequences on a GPU multiply matrices, for the whole process."""
+    if not isinstance(precision, str | None):
+        raise TypeError(f"expected float32 to be a str or None, got {type(precision).__name__}")
+    _untraced(_ops._set_cuda_float32, precision)
 
 
 def forward(

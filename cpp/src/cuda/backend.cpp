@@ -5,7 +5,7 @@
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
-#include "cuda/kernel/program_launch.h"
+#include "cuda/kernel/compiled.h"
 #include "op/aten_fallback.h"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -16,7 +16,7 @@ namespace lltm::cuda {
 namespace {
 
 const char* why_no_nvrtc_for(const CellInfo& cell) {
-  const char* const why_not = cell.programs == nullptr ? nullptr : why_no_programs();
+  const char* const why_not = cell.programs == nullptr ? nullptr : why_no_compiled_kernels();
   if (why_not != nullptr) {
     TORCH_WARN_ONCE("lltm: custom cells use slower ATen operations on CUDA devices: ", why_not);
   }

@@ -108,6 +108,8 @@ TORCH_LIBRARY(lltm, m) {
   m.def("_cpu_kernels() -> str");
   m.def("_cuda_persistent() -> bool");
   m.def("_set_cuda_persistent(bool enabled) -> ()");
+  m.def("_cuda_float32() -> str?");
+  m.def("_set_cuda_float32(str? precision) -> ()");
   m.def(
       "_pair_forward(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell)"
       " -> Tensor[]");

@@ -12,6 +12,8 @@
 #include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
 
+#include <lltm/backends.h>
+
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -30,41 +32,53 @@ using at::Tensor;
 
 // Successive launches with at most `groups` groups each.
 struct RowPlan {
-  int tiles;  // per group
+  PersistentKernel kernel;
   int64_t groups;
 
-  int64_t rows() const { return groups * tiles * kTileRows; }
+  int64_t rows() const { return groups * kernel.tiles * kTileRows; }
 };
 
 // A launch takes about as long with one row as with all that fit. On an H100, four launches take
 // half the time of a GEMM per step with H = 256, and as long with H = 512.
 constexpr int64_t kMostRowLaunches = 4;
 
-// How this engine runs a call, or why it cannot. Args selects the kernels, up to `most_hidden`
-// units.
+template <typename Body>
+decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
+  return dtype == at::kFloat  ? body(static_cast<float*>(nullptr))
+         : dtype == at::kHalf ? body(static_cast<c10::Half*>(nullptr))
+                              : body(static_cast<c10::BFloat16*>(nullptr));
+}
+
+// How this engine runs a call, or why it cannot. Args selects the kernels.
 template <template <typename> typename Args>
-std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
+std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
-  if (!has_persistent_kernels(cell)) return "no kernels for this cell";
-  if (dtype != at::kHalf && dtype != at::kBFloat16) return "dtype is float32 or float64";
+  if (cell.programs != nullptr) return "no kernels for this cell";
+  if (dtype == at::kDouble) return "dtype is float64";
+  if (dtype == at::kFloat && cuda_float32() == "ieee") {
+    return "lltm.backends.cuda.float32 is 'ieee'";
+  }
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
-  if (args.recurrent_mask.defined()) return "recurrent_mask is given";
   if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
-  if (hidden > most_hidden) return "H is too large";
+  const PersistentLimits limits = persistent_limits();
+  const int64_t groups = limits.multiprocessors / slices_of(hidden);
+  if (groups == 0) return "too few thread blocks run concurrently on this device";
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
+  const bool tf32 = Gemm(dtype).uses_tf32();
   RowPlan plan = {};
   for (const int tiles : kTileCounts) {
-    const int64_t blocks = dtype == at::kHalf
-                               ? resident_blocks<Args<c10::Half>>(cell, hidden, tiles)
-                               : resident_blocks<Args<c10::BFloat16>>(cell, hidden, tiles);
-    const int64_t groups = blocks / slices_of(hidden);
-    if (groups > 0) plan = {tiles, groups};
-    if (plan.rows() >= batch) break;
+    const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
+      const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
+      if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
+      plan = {kernel, groups};
+      return true;
+    });
+    if (!fits || plan.rows() >= batch) break;
   }
-  if (plan.groups == 0) return "too few thread blocks run concurrently on this device";
+  if (plan.groups == 0) return "H is too large";
   if (batch > kMostRowLaunches * plan.rows()) return "B is too large";
   return plan;
 }
@@ -101,13 +115,13 @@ size_t take_steps(
 }
 
 template <typename Args>
-bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
+bool launch_rows(Args& launch, const RowPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
     launch.first_row = row;
-    const int64_t groups =
-        std::min(plan.groups, at::ceil_div<int64_t>(launch.batch - row, plan.tiles * kTileRows));
+    const int64_t groups = std::min(
+        plan.groups, at::ceil_div<int64_t>(launch.batch - row, plan.kernel.tiles * kTileRows));
     launch.words.blocks += static_cast<uint32_t>(groups * slices_of(launch.hidden));
-    if (!launch_persistent(cell, launch, groups, plan.tiles, stream)) return false;
+    if (!launch_persistent(plan.kernel, launch, groups, stream)) return false;
   }
   return true;
 }
@@ -116,12 +130,6 @@ void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
   const GemmResult rows = result_rows(tensor, chunk.begin, chunk.rows);
   const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
   mark_absent(rows.data, chunk.rows * row_bytes, stream);
-}
-
-template <typename Body>
-decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
-  return dtype == at::kHalf ? body(static_cast<c10::Half*>(nullptr))
-                            : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
 Tensor aligned(const Tensor& tensor) {
@@ -144,6 +152,10 @@ Tensor reset_rows(const SequenceInputs& args) {
   return args.reset.defined() ? args.reset->reshape(-1).contiguous() : Tensor();
 }
 
+Tensor mask_rows(const SequenceInputs& args) {
+  return args.recurrent_mask.defined() ? args.recurrent_mask->contiguous() : Tensor();
+}
+
 template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
@@ -163,8 +175,9 @@ bool launch_forward_steps(
   const Tensor weights_x =
       as_padded_operand(x_slots(weights.ih, cell), columns, args.input->size(-1));
   const Tensor weights_h = aligned(h_slots(weights.hh, cell));
-  const Tensor h_0 = aligned(args.h_0), output = flat_rows(results.output);
-  const Tensor reset = reset_rows(args);
+  const Tensor h_0 = aligned(masked_h(args.h_0, args.recurrent_mask)), reset = reset_rows(args);
+  const Tensor mask = mask_rows(args), output = flat_rows(results.output);
+  const Tensor exchanged = mask.defined() ? at::empty_like(output) : output;
   const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
   const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
@@ -180,6 +193,8 @@ bool launch_forward_steps(
   launch.h = mutable_data<T>(h);
   launch.c = mutable_data<T>(c);
   launch.output = mutable_data<T>(results.output);
+  launch.recurrent_mask = data<T>(mask);
+  launch.operand = mutable_data<T>(exchanged);
   launch.activations = mutable_data<T>(results.activations);
   launch.reset = data<bool>(reset);
   launch.checkpoints = mutable_data<T>(results.checkpoints);
@@ -192,11 +207,11 @@ bool launch_forward_steps(
         transposed(operand(weights_x)),
         result_rows(gates, 0, chunk.rows),
         /*accumulate=*/false);
-    mark_rows_absent(output, chunk, stream);
+    mark_rows_absent(exchanged, chunk, stream);
     launch.gates_offset = chunk.begin;
     for (size_t k = chunk.first; k < chunk.last;) {
       k = take_steps(steps, k, chunk.last, !args.reverse, launch.steps);
-      if (!launch_rows(cell, launch, plan, stream)) return false;
+      if (!launch_rows(launch, plan, stream)) return false;
     }
   }
   return true;
@@ -221,6 +236,7 @@ bool launch_backward_steps(
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
   const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
   const Tensor activations = aligned(args.saved), reset = reset_rows(args);
+  const Tensor mask = mask_rows(args);
   const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
   const Stream stream = current_stream();
   const std::vector<Chunk> chunks =
@@ -232,6 +248,7 @@ bool launch_backward_steps(
   launch.weights = data<T>(weights);
   launch.activations = data<T>(activations);
   launch.reset = data<bool>(reset);
+  launch.recurrent_mask = data<T>(mask);
   launch.grad_output = step_matrix<T>(args.grad_output);
   launch.dz = mutable_data<T>(tensors.dz);
   launch.dh = mutable_data<float>(tensors.dh);
@@ -243,7 +260,7 @@ bool launch_backward_steps(
       k = take_steps(order, k, chunk.last, args.reverse, launch.steps);
       const bool wants_h_0 = args.output_mask[1];
       if (k == order.size() && wants_h_0) launch.steps.run[launch.steps.runs++] = {1, 0};
-      if (!launch_rows(cell, launch, plan, stream)) return false;
+      if (!launch_rows(launch, plan, stream)) return false;
     }
   }
   return true;
@@ -252,7 +269,7 @@ bool launch_backward_steps(
 }  // namespace
 
 Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentForwardArgs>(args, most_hidden_forward(*args.cell));
+  const auto planned = plan_rows<PersistentForwardArgs>(args);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const auto options = args.input->options();
@@ -264,11 +281,15 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
     return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
   if (!launched) return {{}, rejected()};
-  return {SequenceResult(results.output, h, c, results.saved()), nullptr, plan.tiles, plan.groups};
+  return {
+      SequenceResult(results.output, h, c, results.saved()),
+      nullptr,
+      plan.kernel.tiles,
+      plan.groups};
 }
 
 Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell));
+  const auto planned = plan_rows<PersistentBackwardArgs>(args);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const at::ScalarType dtype = args.input->scalar_type();
@@ -283,7 +304,11 @@ Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t
   });
   if (!launched) return {{}, rejected()};
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  return {sequence_gradients(args, steps, Gemm(dtype), tensors), nullptr, plan.tiles, plan.groups};
+  return {
+      sequence_gradients(args, steps, Gemm(dtype), tensors),
+      nullptr,
+      plan.kernel.tiles,
+      plan.groups};
 }
 
 }  // namespace lltm::cuda

@@ -1,5 +1,7 @@
 #include "cuda/gemm/gemm.h"
 
+#include <lltm/backends.h>
+
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/Exceptions.h>
 #include <ATen/ops/zeros.h>
@@ -140,6 +142,11 @@ Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCU
         static_cast<cublasHandle_t>(handle_),
         static_cast<cublasMath_t>(
             CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+  }
+  if (const auto precision = cuda_float32(); dtype_ == at::kFloat && precision.has_value()) {
+    TORCH_CUDABLAS_CHECK(cublasSetMathMode(
+        static_cast<cublasHandle_t>(handle_),
+        precision == "tf32" ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH));
   }
 }
 

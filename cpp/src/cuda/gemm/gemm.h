@@ -49,7 +49,7 @@ GemmResult result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_
 void zero(const GemmResult& c);
 
 // On the device and stream at construction, which must stay current. Accumulates in float64 for
-// float64, otherwise in float32. float32 follows PyTorch's allow_tf32.
+// float64, otherwise in float32. float32 follows cuda_float32(), then PyTorch's allow_tf32.
 class Gemm {
  public:
   explicit Gemm(at::ScalarType dtype);

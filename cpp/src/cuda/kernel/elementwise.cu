@@ -1,17 +1,15 @@
-// The element-wise kernels and all their launches; program_launch.h compiles the kernels of custom
-// cells. Only c10 headers, to compile faster.
+// The element-wise kernels and all their launches; compiled.h has those of custom cells. Only c10
+// headers, to compile faster.
 #include "cuda/kernel/elementwise.h"
 
 #include "cell/cells.h"
+#include "cuda/kernel/compiled.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "cuda/kernel/program_launch.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-
-#include <type_traits>
 
 namespace lltm::cuda {
 namespace {
@@ -39,12 +37,6 @@ auto kernel_of(const BackwardArgs<T, D>& /*args*/) {
   return lltm_backward<Definition, kWidth, T, D>;
 }
 
-template <typename T>
-constexpr ProgramType kProgramType = std::is_same_v<T, double>      ? ProgramType::kDouble
-                                     : std::is_same_v<T, float>     ? ProgramType::kFloat
-                                     : std::is_same_v<T, c10::Half> ? ProgramType::kHalf
-                                                                    : ProgramType::kBFloat16;
-
 // From here on, every multiprocessor gets several warps in the wide form. Below, more threads with
 // one unit each are faster.
 constexpr std::int64_t kWideElements = 1 << 17;
@@ -59,12 +51,10 @@ void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream
   auto access = access_of(args);
   if (cell.programs != nullptr) {
     void* parameters[] = {const_cast<Args*>(&args), &access, &count};
-    return launch_program(
-        {cell, kProgramType<T>, kProgramType<D>, backward, width},
-        blocks_for(count),
-        kThreads,
-        parameters,
-        stream);
+    const KernelForm form = {&cell, backward, kKernelType<T>, kKernelType<D>, width};
+    const Grid grid = {blocks_for(count), 1, kThreads, 0, /*cooperative=*/false};
+    launch_compiled(form, grid, parameters, stream);
+    return;
   }
   visit_cell(cell, [&]<typename Definition>(Definition) {
     const auto kernel =

@@ -5,9 +5,7 @@
 // 1 ("absent"); a consumer polls each 32-bit word until it changes. Every NaN is stored as the same
 // value, so published words are never absent.
 //
-// T is a 16-bit type.
-//
-// No ATen header, for nvcc.
+// No ATen header: also compiled by NVRTC.
 #pragma once
 
 #include "cell/cell.h"
@@ -22,26 +20,77 @@ constexpr int kSliceUnits = 16;  // hidden units per thread block: M in an mma i
 constexpr int kTileRows = 8;     // rows per tile: N in an mma instruction
 constexpr int kWarps = 8;        // per thread block; they split K
 constexpr int kWarpLanes = 32;
+constexpr int kBlockThreads = kWarps * kWarpLanes;
 constexpr std::int64_t slices_of(std::int64_t hidden) {
   return (hidden + kSliceUnits - 1) / kSliceUnits;
 }
 
 constexpr int kTileCounts[] = {1, 2, 4};
 
-// Limits on H. A multiple of kHiddenMultiple makes 16 bytes in a state belong to one row and gate.
-// Registers for weights limit H: with three pre-activations that depend on h, to 1536 in forward
-// and 1024 in backward; with four, to 1024 and 768.
+// 16 adjacent bytes in a row of a state are a lane's operands, in four lanes a unit of K. A
+// multiple of kHiddenMultiple units makes them belong to one row and gate.
+template <typename T>
+constexpr int kLaneUnits = 16 / static_cast<int>(sizeof(T));
+template <typename T>
+constexpr int kWarpUnits = 4 * kLaneUnits<T>;
 constexpr std::int64_t kHiddenMultiple = 8;
-constexpr int kWarpUnits = 32;  // a warp's K is a multiple of this value
-constexpr int kMostUnitsBackward = 12;
-constexpr int most_units_forward(const CellInfo& cell) {
-  return 18 / cell.h.count();
+
+// Partial sums for two adjacent units, over a warp's K.
+struct alignas(8) Sums {
+  float values[2];
+};
+constexpr int kTileSums = kTileRows * kSliceUnits / 2;
+
+// A step's element-wise part reads one half while warps that are ahead write the other.
+constexpr int shared_sums(int tiles, int outputs) {
+  return 2 * kWarps * tiles * outputs * kTileSums;
 }
-constexpr std::int64_t most_hidden_forward(const CellInfo& cell) {
-  return most_units_forward(cell) * kWarps * kWarpUnits;
+
+// Outputs of a thread block's GEMM: pre-activations that depend on h, in backward dh.
+template <typename Args>
+constexpr int outputs_of(const CellInfo& cell) {
+  return Args::kIsForward ? cell.h.count() : 1;
 }
-constexpr std::int64_t most_hidden_backward(const CellInfo& cell) {
-  return kMostUnitsBackward * kWarps * kWarpUnits / cell.h.count();
+
+// A kernel for a direction and T: Args.
+struct PersistentKernel {
+  const CellInfo* cell;
+  int tiles;
+  bool tf32;         // float32: products in TF32, otherwise 3xTF32
+  int units;         // of K per warp, with weights in registers
+  int shared_units;  // further units, with weights in shared memory, in chunks
+};
+
+// Of 255 registers, a unit's weights occupy 8 per output and its states 4. 3xTF32 and addresses of
+// shared memory need more. `make check-cuda-build` compiles the largest kernels without spills.
+constexpr int most_register_units(int outputs, bool shares) {
+  if (shares) return outputs == 1 ? 10 : 13 / outputs;
+  return outputs == 1 ? 12 : 16 / outputs;
+}
+constexpr int shared_chunk(int outputs) {
+  return outputs == 1 ? 4 : 2;
+}
+
+template <typename Args>
+PersistentKernel persistent_kernel(
+    const CellInfo& cell, std::int64_t hidden, int tiles, bool tf32 = false) {
+  const int outputs = outputs_of<Args>(cell), chunk = shared_chunk(outputs);
+  const std::int64_t k = Args::kIsForward ? hidden : cell.h.count() * hidden;
+  const int piece = kWarps * kWarpUnits<typename Args::Element>;
+  const auto units = static_cast<int>((k + piece - 1) / piece);
+  if (units <= most_register_units(outputs, /*shares=*/false))
+    return {&cell, tiles, tf32, units, 0};
+  const int most = most_register_units(outputs, /*shares=*/true);
+  return {&cell, tiles, tf32, most, (units - most + chunk - 1) / chunk * chunk};
+}
+
+// Shared memory of a thread block.
+template <typename Args>
+constexpr std::int64_t shared_bytes(const PersistentKernel& kernel) {
+  const int outputs = outputs_of<Args>(*kernel.cell);
+  const std::int64_t fragments = std::int64_t{kWarps} * outputs * kernel.shared_units * 2;
+  return std::int64_t{shared_sums(kernel.tiles, outputs)} * static_cast<int>(sizeof(Sums)) +
+         fragments * kWarpLanes * 16;
 }
 
 struct StepRun {
@@ -81,21 +130,26 @@ struct LaunchWords {
 // kTileRows) in the state.
 template <typename T>
 struct PersistentForwardArgs {
+  using Element = T;
   static constexpr bool kIsForward = true;
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;     // (Sh * H, H), in pre-activation order (16)
-  Matrix<const T> bias_ih;        // (G * H), row stride 0; or null
-  Matrix<const T> bias_hh;        // (G * H), row stride 0; or null
-  const float* gates = nullptr;   // (rows in the launch's steps, Sx * H): x W_x^T
-  std::int64_t gates_offset = 0;  // the sequence's row at which `gates` begins
-  const T* h_0 = nullptr;         // (B, H) (16)
-  T* h = nullptr;                 // (B, H), updated in place; not h_0
-  T* c = nullptr;                 // (B, H), updated in place
-  T* output = nullptr;            // (N, H); before the launch, its steps are absent (16)
-  T* activations = nullptr;       // (N, A * H), or null
-  const bool* reset = nullptr;    // (N): true before steps from initial states; or null
+  const T* weights = nullptr;         // (Sh * H, H), in pre-activation order (16)
+  Matrix<const T> bias_ih;            // (G * H), row stride 0; or null
+  Matrix<const T> bias_hh;            // (G * H), row stride 0; or null
+  const float* gates = nullptr;       // (rows in the launch's steps, Sx * H): x W_x^T
+  std::int64_t gates_offset = 0;      // the sequence's row at which `gates` begins
+  const T* h_0 = nullptr;             // (B, H), with the mask (16)
+  T* h = nullptr;                     // (B, H), updated in place; not h_0
+  T* c = nullptr;                     // (B, H), updated in place
+  T* output = nullptr;                // (N, H)
+  const T* recurrent_mask = nullptr;  // (B, H), or null
+  // (N, H): h with the mask, as other thread blocks read it; without a mask, output. Before the
+  // launch, its steps are absent (16).
+  T* operand = nullptr;
+  T* activations = nullptr;     // (N, A * H), or null
+  const bool* reset = nullptr;  // (N): true before steps from initial states; or null
   // (ceil(T / checkpoint_steps), B, H): c before every checkpoint_steps-th step; or null.
   T* checkpoints = nullptr;
   std::int64_t checkpoint_steps = 0, last_time = 0;
@@ -106,6 +160,7 @@ struct PersistentForwardArgs {
 // In backward order. A last step without rows propagates the h gradient to the initial state.
 template <typename T>
 struct PersistentBackwardArgs {
+  using Element = T;
   static constexpr bool kIsForward = false;
   std::int64_t hidden = 0;
   std::int64_t batch = 0;
@@ -113,10 +168,11 @@ struct PersistentBackwardArgs {
   const T* weights = nullptr;      // (H, Sh * H), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
-  const bool* reset = nullptr;  // as in forward
-  T* dz = nullptr;              // (N, S * H); before the launch, its steps are absent (16)
-  float* dh = nullptr;          // (B, H), updated in place
-  float* dc = nullptr;          // (B, H), updated in place
+  const bool* reset = nullptr;        // as in forward
+  const T* recurrent_mask = nullptr;  // as in forward
+  T* dz = nullptr;                    // (N, S * H); before the launch, its steps are absent (16)
+  float* dh = nullptr;                // (B, H), updated in place
+  float* dc = nullptr;                // (B, H), updated in place
   LaunchWords words;
   LaunchSteps steps;
 };
@@ -131,18 +187,19 @@ std::uint32_t* failure_word();
 // Since the last call. Does not wait.
 bool take_failure();
 
-bool has_persistent_kernels(const CellInfo& cell);
+// Limits of the current device. Zero if it cannot run the kernels.
+struct PersistentLimits {
+  std::int64_t multiprocessors = 0;  // each runs a thread block
+  std::int64_t shared_bytes = 0;     // for a thread block
+};
+PersistentLimits persistent_limits();
 
-// Thread blocks that the current device can run concurrently; 0 if it cannot run the kernel. A
-// larger launch would never end and is rejected.
-template <typename Args>
-std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles);
-
-// Queues the kernel. Returns false if too few multiprocessors are available, perhaps fewer than the
-// device reports.
+// Queues the kernel, after its compilation at the first use. A grid larger than the limits would
+// never end and is rejected. Returns false if too few multiprocessors are available, perhaps fewer
+// than the device reports.
 template <typename Args>
 bool launch_persistent(
-    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);
+    const PersistentKernel& kernel, const Args& args, std::int64_t groups, Stream stream);
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 

@@ -1,21 +1,19 @@
-// The persistent kernels on a GPU, compiled by nvcc once per cell and dtype. Only c10 headers, to
-// compile faster.
+// The persistent kernels on a GPU, compiled by NVRTC.
 #pragma once
 
 #include "cuda/kernel/persistent_kernels.h"
-#include "cuda/kernel/persistent_launch.h"
+#include "cuda/kernel/program_gpu.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
-#if !defined(LLTM_MOST_POLLS)
-#define LLTM_MOST_POLLS (1 << 21)
-#endif
+#define LLTM_MMA(form, d, a, b0, b1)                                              \
+  asm volatile("mma.sync.aligned." form                                           \
+               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                   \
+               : "r"(a.w[0]), "r"(a.w[1]), "r"(a.w[2]), "r"(a.w[3]), "r"(b0), "r"(b1))
 
 namespace lltm::cuda {
 namespace {
 
-extern __shared__ Sums shared_memory[];
+extern __shared__ Words shared_memory[];
 
 // The `Machine` of persistent_kernels.h.
 //
@@ -23,7 +21,7 @@ extern __shared__ Sums shared_memory[];
 // own flag: no other ordering is needed.
 struct Gpu {
   // About a second, at half a microsecond per poll; far longer than any word needs.
-  static constexpr int kMostPolls = LLTM_MOST_POLLS;
+  static constexpr int kMostPolls = 1 << 21;
 
   const LaunchWords& words;
   Patience patience = {};
@@ -31,9 +29,10 @@ struct Gpu {
   __device__ int slice() const { return static_cast<int>(blockIdx.x); }
   __device__ int group() const { return static_cast<int>(blockIdx.y); }
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
-  __device__ Sums* shared() const { return shared_memory; }
+  __device__ Sums* shared() const { return reinterpret_cast<Sums*>(shared_memory); }
   __device__ void sync_warp() const { __syncwarp(); }
   __device__ void sync_block() const { __syncthreads(); }
+  __device__ bool any(bool condition) const { return __any_sync(0xFFFFFFFF, condition) != 0; }
   __device__ std::uint32_t neighbor(std::uint32_t word) const {
     return __shfl_xor_sync(0xFFFFFFFF, word, 1);
   }
@@ -67,53 +66,52 @@ struct Gpu {
     return false;
   }
 
-  // Compute capabilities below 8.0 lack this instruction and never run the kernels.
-  template <typename T>
-  __device__ void mma(
-      float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) const {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    if constexpr (std::is_same_v<T, c10::BFloat16>) {
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  template <typename T, bool kTf32>
+  __device__ void mma(float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) const {
+    if constexpr (kIsWord<T> && kTf32) {
+      mma_tf32(
+          d,
+          {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}},
+          to_tf32(b0),
+          to_tf32(b1));
+    } else if constexpr (kIsWord<T>) {
+      // Three of the four products of two parts, each of 11 bits; the smallest sums first.
+      Words big, small;
+      LLTM_UNROLL
+      for (int k = 0; k < 4; ++k) split(a.w[k], big.w[k], small.w[k]);
+      std::uint32_t big0, small0, big1, small1;
+      split(b0, big0, small0);
+      split(b1, big1, small1);
+      mma_tf32(d, small, big0, big1);
+      mma_tf32(d, big, small0, small1);
+      mma_tf32(d, big, big0, big1);
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1);
     } else {
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      LLTM_MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b0, b1);
     }
-#endif
+  }
+
+ private:
+  __device__ static void mma_tf32(
+      float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) {
+    LLTM_MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b0, b1);
+  }
+  __device__ static std::uint32_t to_tf32(std::uint32_t x) {
+    std::uint32_t rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
+    return rounded;
+  }
+  // Volatile: both parts of all weights would not fit into the registers.
+  __device__ static void split(std::uint32_t x, std::uint32_t& big, std::uint32_t& small) {
+    asm volatile("and.b32 %0, %2, 0xFFFFE000;\n\tsub.rn.f32 %1, %2, %0;"
+                 : "=&r"(big), "=&r"(small)
+                 : "r"(x));
   }
 };
 
-template <typename Definition, int kUnitsK, int kTiles, typename T>
-__global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
-  Gpu gpu{args.words};
-  run_steps<Definition, kUnitsK, kTiles>(args, gpu);
-}
-
-template <typename Definition, int kUnitsK, int kTiles, typename T>
-__global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
-  Gpu gpu{args.words};
-  run_steps<Definition, kUnitsK, kTiles>(args, gpu);
-}
-
-template <typename Definition, int kUnitsK, int kTiles, typename T>
-const void* kernel_of(const PersistentForwardArgs<T>* /*args*/) {
-  return reinterpret_cast<const void*>(lltm_persistent_forward<Definition, kUnitsK, kTiles, T>);
-}
-template <typename Definition, int kUnitsK, int kTiles, typename T>
-const void* kernel_of(const PersistentBackwardArgs<T>* /*args*/) {
-  return reinterpret_cast<const void*>(lltm_persistent_backward<Definition, kUnitsK, kTiles, T>);
-}
-
 template <int kId, typename Definition, typename... Others>
-auto definition_of(CellList<Definition, Others...>) {
+__device__ auto definition_of(CellList<Definition, Others...>) {
   if constexpr (kId == Definition::kCell.id) {
     return Definition{};
   } else {
@@ -121,33 +119,13 @@ auto definition_of(CellList<Definition, Others...>) {
   }
 }
 
-template <int kId, typename Args, typename Run>
-auto with_kernel(std::int64_t hidden, int tiles, const Run& run) {
-  using Definition = decltype(definition_of<kId>(PersistentCells()));
-  decltype(run(nullptr, 0)) result = {};
-  visit_kernel<Definition, Args>(hidden, tiles, [&](auto units_k, auto tile_count) {
-    constexpr int kSums = shared_sums<tile_count, kOutputsOf<Definition, Args>>();
-    const void* const kernel =
-        kernel_of<Definition, units_k, tile_count>(static_cast<Args*>(nullptr));
-    result = run(kernel, kSums * sizeof(Sums));
-  });
-  return result;
-}
-
 }  // namespace
-
-template <int kId, typename Args>
-std::int64_t PersistentKernels<kId, Args>::resident(std::int64_t hidden, int tiles) {
-  return with_kernel<kId, Args>(hidden, tiles, resident_blocks_of);
-}
-
-template <int kId, typename Args>
-bool PersistentKernels<kId, Args>::launch(
-    const Args& args, std::int64_t groups, int tiles, Stream stream) {
-  const auto run = [&](const void* kernel, std::size_t bytes) {
-    return launch_cooperatively(kernel, &args, slices_of(args.hidden), groups, bytes, stream);
-  };
-  return with_kernel<kId, Args>(args.hidden, tiles, run);
-}
-
 }  // namespace lltm::cuda
+
+#define LLTM_PERSISTENT_KERNEL(name, kId, kUnitsK, kSharedK, kTiles, kTf32) \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)            \
+      name(const __grid_constant__ Args args) {                             \
+    using Definition = decltype(definition_of<kId>(Cells()));               \
+    Gpu gpu{args.words};                                                    \
+    run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu);     \
+  }

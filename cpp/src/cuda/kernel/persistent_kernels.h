@@ -3,6 +3,7 @@
 //     int slice() const, group() const, thread() const
 //     Sums* shared() const                       shared_sums() elements
 //     void sync_warp(), sync_block()
+//     bool any(bool)                             true in a lane of the warp
 //     std::uint32_t neighbor(std::uint32_t)      argument of lane ^ 1
 //     Words read(const void*)                    16 bytes that may be written concurrently
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
@@ -10,10 +11,11 @@
 //     bool all_have_begun()                      all blocks in the launch
 //     bool wait(int& polls)                      between polls; false if the lane times out
 //                                                (Patience)
-//     void mma<T>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t, std::uint32_t)
-//                                                d += a b (mma.m16n8k16)
+//     void mma<T, kTf32>(float (&d)[4], const Words& a, std::uint32_t, std::uint32_t)
+//                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
+//                                                3xTF32, which makes NaN of infinity)
 //
-// mma, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block:
+// mma, any, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block:
 // conditions around their calls are uniform.
 #pragma once
 
@@ -21,9 +23,7 @@
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/persistent.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -33,11 +33,18 @@ namespace {
 // Pre-activations that depend on h: outputs of forward's recurrent GEMM, blocks in backward's K.
 template <typename Definition>
 constexpr int kRecurrent = Definition::kCell.h.count();
-template <typename Definition, typename Args>
-constexpr int kOutputsOf = Args::kIsForward ? kRecurrent<Definition> : 1;
 
-// An absent word; a word holds two adjacent units.
+// An absent word; a word holds two adjacent units, or one in float32.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
+template <typename T>
+constexpr bool kIsWord = sizeof(T) == sizeof(std::uint32_t);
+
+#if defined(__CUDACC__)
+#define LLTM_PRAGMA(text) _Pragma(#text)
+#define LLTM_UNROLL_BY(n) LLTM_PRAGMA(unroll(n))
+#else
+#define LLTM_UNROLL_BY(n)
+#endif
 
 struct alignas(16) Words {
   std::uint32_t w[4];
@@ -47,22 +54,29 @@ LLTM_CELL_INLINE bool is_there(const Words& x) {
   return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
 }
 
-// The only stored NaN, in both formats.
-constexpr std::uint16_t kNaN = 0x7FFF;
-constexpr std::uint32_t kNaNs = std::uint32_t{kNaN} << 16 | kNaN;
+// The only stored NaN. Two units never form an absent word.
+template <typename T>
+using Bits = std::conditional_t<kIsWord<T>, std::uint32_t, std::uint16_t>;
+template <typename T>
+constexpr auto kNaN = static_cast<Bits<T>>(kIsWord<T> ? 0x7FFFFFFF : 0x7FFF);
+constexpr std::uint32_t kNaNs = 0x7FFF7FFF;  // in every dtype
 constexpr Words kNaNWords = {{kNaNs, kNaNs, kNaNs, kNaNs}};
 
-// Two units never form an absent word.
 template <typename T>
 LLTM_CELL_INLINE T narrow(float x) {
-  return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN);
+  return x == x ? static_cast<T>(x) : math::bit_cast<T>(kNaN<T>);
 }
 
-// This lane's and the next lane's units; valid in even lanes. Called by full warps.
+// This lane's unit, in 16 bits with the next lane's; valid in lanes that have a word. Called by
+// full warps.
 template <typename T, typename Machine>
 LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
-  const std::uint32_t bits = math::bit_cast<std::uint16_t>(narrow<T>(value));
-  return bits | m.neighbor(bits) << 16;
+  const std::uint32_t bits = math::bit_cast<Bits<T>>(narrow<T>(value));
+  if constexpr (kIsWord<T>) {
+    return bits;
+  } else {
+    return bits | m.neighbor(bits) << 16;
+  }
 }
 
 struct StepCursor {
@@ -99,19 +113,6 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
       body(cursor);
     }
   }
-}
-
-// Partial sums for two adjacent units, over a warp's K.
-struct alignas(8) Sums {
-  float values[2];
-};
-
-constexpr int kTileSums = kTileRows * kSliceUnits / 2;
-
-// A step's element-wise part reads one while warps that are ahead write the other.
-template <int kTiles, int kOutputs>
-LLTM_CELL_INLINE constexpr int shared_sums() {
-  return 2 * kWarps * kTiles * kOutputs * kTileSums;
 }
 
 // Index in a tile for a row and the unit pair that contains `unit`. Without bank conflicts: a half
@@ -160,7 +161,10 @@ struct ThreadPosition {
   LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
     return takes_part && warp_row < rows;
   }
-  LLTM_CELL_INLINE bool has_word() const { return odd == 0; }
+  template <typename T>
+  LLTM_CELL_INLINE bool has_word() const {
+    return kIsWord<T> || odd == 0;
+  }
 };
 
 template <int kTiles, typename Machine>
@@ -192,141 +196,284 @@ struct Patience {
 };
 
 // Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
-// B: lane % 4 = q has elements 8q to 8q + 7. So 16 bytes in a row of B are operands for two mma.
+// B: lane % 4 has 16 adjacent bytes in a row of B, operands for two mma.
+template <typename T>
 LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
-  return std::int64_t{kWarpUnits} * (warp + kWarps * j) + 8 * (lane % 4);
+  return std::int64_t{kWarpUnits<T>} * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
 }
 
-// A (kSliceUnits, K) has hidden units as rows. Row r in its tile is unit 2r, row r + 8 unit 2r + 1:
-// a lane gets two adjacent units of the result.
-template <int kUnitsK>
+// Of a float.
+LLTM_CELL_INLINE bool is_finite(std::uint32_t word) {
+  return (word & 0x7F800000u) != 0x7F800000u;
+}
+LLTM_CELL_INLINE bool is_finite(const Words& x) {
+  return is_finite(x.w[0]) && is_finite(x.w[1]) && is_finite(x.w[2]) && is_finite(x.w[3]);
+}
+
+// A (kSliceUnits, K), hidden units as rows; zero outside (units, k_size).
+template <typename T>
+struct WeightRows {
+  const T* rows;
+  std::int64_t units, k_size;
+
+  LLTM_CELL_INLINE Words read(int unit, std::int64_t k) const {
+    if (k >= k_size || unit >= units) return {};
+    return math::bit_cast<Words>(*reinterpret_cast<const Access<T>*>(rows + unit * k_size + k));
+  }
+
+  // Row r in a fragment is unit 2r, row r + 8 unit 2r + 1: a lane gets two adjacent units of the
+  // result. Returns whether all words are finite.
+  LLTM_CELL_INLINE bool load(Words (&fragments)[2], int j, int warp, int lane) const {
+    bool finite = true;
+    LLTM_UNROLL
+    for (int odd = 0; odd < 2; ++odd) {
+      const Words x = read(2 * (lane / 4) + odd, k_of<T>(warp, lane, j));
+      finite = finite && is_finite(x);
+      LLTM_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        fragments[part].w[odd] = x.w[2 * part];
+        fragments[part].w[2 + odd] = x.w[2 * part + 1];
+      }
+    }
+    return finite;
+  }
+};
+
+// Of a warp. Units of K after kUnitsK are in shared memory, of which a lane reads only its words.
+template <int kUnitsK, int kSharedK, int kOutputs>
 struct WeightFragments {
-  std::uint32_t a[kUnitsK][2][4];
+  Words a[kOutputs][kUnitsK][2];
+  bool finite = true;
 
-  // The remaining rows are zero.
-  template <typename T>
-  LLTM_CELL_INLINE void load(
-      const T* rows, std::int64_t units, std::int64_t k_size, int warp, int lane) {
+  // rows(n) has the weights of an output.
+  template <typename T, typename Rows>
+  LLTM_CELL_INLINE void load(const Rows& rows, Words* shared, int warp, int lane) {
     LLTM_UNROLL
-    for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of(warp, lane, j);
+    for (int n = 0; n < kOutputs; ++n) {
+      const WeightRows<T> of = rows(n);
       LLTM_UNROLL
-      for (int odd = 0; odd < 2; ++odd) {
-        const std::int64_t unit = 2 * (lane / 4) + odd;
-        Words x = {};
-        if (k < k_size && unit < units) {
-          x = math::bit_cast<Words>(*reinterpret_cast<const Access<T>*>(rows + unit * k_size + k));
-        }
+      for (int j = 0; j < kUnitsK; ++j) finite &= of.load(a[n][j], j, warp, lane);
+      LLTM_UNROLL_BY(1)
+      for (int j = 0; j < kSharedK; ++j) {
+        Words fragments[2];
+        finite &= of.load(fragments, kUnitsK + j, warp, lane);
         LLTM_UNROLL
-        for (int part = 0; part < 2; ++part) {
-          a[j][part][odd] = x.w[2 * part];
-          a[j][part][2 + odd] = x.w[2 * part + 1];
-        }
+        for (int part = 0; part < 2; ++part)
+          shared[place(n, j, part, warp, lane)] = fragments[part];
       }
     }
   }
-};
 
-// B: lane / 4 is a row in the tile.
-template <int kUnitsK>
-struct States {
-  Words x[kUnitsK];
-
-  template <typename T, typename Machine>
-  LLTM_CELL_INLINE void load(Machine& m, const T* row, std::int64_t k_size, int warp, int lane) {
-    LLTM_UNROLL
-    for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of(warp, lane, j);
-      x[j] = row != nullptr && k < k_size ? m.read(row + k) : Words{};
-    }
-  }
-
-  // Polls until all words are present. Absent words are read again together, to share a round trip.
-  // After a timeout, missing words become NaN and the lane continues, so that the grid ends.
-  template <typename T, typename Machine>
-  LLTM_CELL_INLINE void poll(Machine& m, const T* row, int warp, int lane) {
-    for (int polls = 1;; ++polls) {
-      bool absent[kUnitsK], any = false;
-      LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) any |= absent[j] = !is_there(x[j]);
-      if (!any) return;
-      const bool goes_on = m.wait(polls);
-      LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) {
-        if (absent[j]) x[j] = goes_on ? m.read(row + k_of(warp, lane, j)) : kNaNWords;
-      }
-    }
+  static LLTM_CELL_INLINE int place(int n, int j, int part, int warp, int lane) {
+    return (((warp * kOutputs + n) * kSharedK + j) * 2 + part) * kWarpLanes + lane;
   }
 };
 
-// `polled`: other thread blocks may still be writing the row.
+// `polled`: other thread blocks may still be writing the row. Null is a row of zeros.
 template <typename T>
 struct StateRow {
   const T* row;
   bool polled;
 };
 
-// Reading the next tile ahead hides latency but needs free registers.
-template <int kUnitsK, int kTiles, int kOutputs>
-constexpr bool kReadsAhead = kTiles > 1 && (kOutputs + 1) * kUnitsK <= 22;
+// B: lane / 4 is a row in the tile. Units [first, first + kUnitsK) of the warp.
+template <typename T, int kUnitsK>
+struct States {
+  StateRow<T> from;
+  Words x[kUnitsK];
+
+  template <typename Machine>
+  LLTM_CELL_INLINE void load(
+      Machine& m, const StateRow<T>& source, std::int64_t k_size, int warp, int lane, int first) {
+    from = source;
+    LLTM_UNROLL
+    for (int j = 0; j < kUnitsK; ++j) {
+      const std::int64_t k = k_of<T>(warp, lane, first + j);
+      x[j] = from.row != nullptr && k < k_size ? m.read(from.row + k) : Words{};
+    }
+  }
+};
+
+// Polls until all words are present. Absent words are read again together, to share a round trip.
+// After a timeout, missing words become NaN and the lane continues, so that the grid ends.
+template <int kCount, int kUnitsK, typename T, typename Machine>
+LLTM_CELL_INLINE void poll(
+    Machine& m, States<T, kUnitsK>* states, int warp, int lane, int first = 0) {
+  for (int polls = 1;; ++polls) {
+    bool absent[kCount][kUnitsK], any = false;
+    LLTM_UNROLL
+    for (int n = 0; n < kCount; ++n) {
+      LLTM_UNROLL
+      for (int j = 0; j < kUnitsK; ++j) {
+        any |= absent[n][j] = states[n].from.polled && !is_there(states[n].x[j]);
+      }
+    }
+    if (!any) return;
+    const bool goes_on = m.wait(polls);
+    LLTM_UNROLL
+    for (int n = 0; n < kCount; ++n) {
+      LLTM_UNROLL
+      for (int j = 0; j < kUnitsK; ++j) {
+        if (!absent[n][j]) continue;
+        states[n].x[j] =
+            goes_on ? m.read(states[n].from.row + k_of<T>(warp, lane, first + j)) : kNaNWords;
+      }
+    }
+  }
+}
+
+// The thread block's, after the sums.
+template <int kTiles, int kOutputs, typename Machine>
+LLTM_CELL_INLINE Words* shared_weights(Machine& m) {
+  return reinterpret_cast<Words*>(m.shared() + shared_sums(kTiles, kOutputs));
+}
+
+// Two tiles in flight share the round trip of the first poll but need free registers.
+template <int kUnitsK, int kSharedK, int kTiles, int kOutputs, bool kSplits>
+constexpr bool kReadsAhead =
+    kTiles > 1 && kSharedK == 0 && !kSplits && kUnitsK < 10 && (kOutputs + 1) * kUnitsK <= 20;
 
 // Independent mma chains, in which each mma waits for the previous. A single output is split into
 // chains to fill the tensor cores, as far as registers allow.
 template <int kUnitsK, int kOutputs>
 constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
-                        : kUnitsK < 12               ? 4
+                        : kUnitsK < 10               ? 4
                                                      : 2;
 
-// `tiles` is the same for all threads. source(tile) is this lane's row in the state.
-template <int kTiles, int kUnitsK, int kOutputs, typename T, typename Machine, typename Rows>
+// A tile's sums in float32 arithmetic, for operands that are not finite: infinity times the second
+// part of the other factor, zero or of any sign, would be NaN.
+template <int kUnits, int kOutputs, typename T, typename Machine, typename Weights, typename Rows>
+LLTM_CELL_INLINE void multiply_exactly(
+    Machine& m, const Weights& weights, const Rows& source, int tile, float (&d)[kOutputs][4]) {
+  const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
+  LLTM_UNROLL_BY(1)
+  for (int row = 0; row < 2; ++row) {
+    const T* const state = source(tile, 2 * (lane % 4) + row).row;
+    LLTM_UNROLL
+    for (int n = 0; n < kOutputs; ++n) {
+      LLTM_UNROLL
+      for (int odd = 0; odd < 2; ++odd) {
+        const WeightRows<T> of = weights(n);
+        float sum = 0;
+        LLTM_UNROLL_BY(1)
+        for (int j = 0; j < 4 * kUnits; ++j) {
+          const std::int64_t k = k_of<T>(warp, j % 4, j / 4);
+          const Words h = state == nullptr || k >= of.k_size ? Words{} : m.read(state + k);
+          const Words a = of.read(2 * (lane / 4) + odd, k);
+          LLTM_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            sum = __builtin_fmaf(math::bit_cast<float>(a.w[e]), math::bit_cast<float>(h.w[e]), sum);
+          }
+        }
+        (row == 0 ? d[n][2 * odd] : d[n][2 * odd + 1]) = sum;
+      }
+    }
+  }
+}
+
+// `tiles` is the same for all threads. weights(n) has an output's, source(tile, row) is a row of
+// the state.
+template <
+    int kTiles,
+    bool kTf32,
+    int kUnitsK,
+    int kSharedK,
+    int kOutputs,
+    typename T,
+    typename Machine,
+    typename Weights,
+    typename Rows>
 LLTM_CELL_INLINE void multiply(
     Machine& m,
-    const WeightFragments<kUnitsK> (&weights)[kOutputs],
+    const WeightFragments<kUnitsK, kSharedK, kOutputs>& fragments,
+    const Weights& weights,
     std::int64_t tiles,
-    std::int64_t k_size,
     const Rows& source,
     Sums* sums) {
-  constexpr bool kAhead = kReadsAhead<kUnitsK, kTiles, kOutputs>;
-  constexpr int kParts = kChains<kUnitsK, kOutputs>;
+  constexpr bool kSplits = kIsWord<T> && !kTf32;
+  constexpr bool kAhead = kReadsAhead<kUnitsK, kSharedK, kTiles, kOutputs, kSplits>;
+  constexpr int kInFlight = kAhead ? 2 : 1, kParts = kChains<kUnitsK, kOutputs>;
+  constexpr int kChunk = shared_chunk(kOutputs);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
-  States<kUnitsK> states[kAhead ? 2 : 1];
-  if (kAhead) states[0].load(m, source(0).row, k_size, warp, lane);
+  const std::int64_t k_size = weights(0).k_size;
+  const Words* const shared = shared_weights<kTiles, kOutputs>(m);
+  States<T, kUnitsK> states[kInFlight];
+  const auto load = [&](int tile) {
+    const bool exists = tile < kTiles && tile < tiles;
+    const StateRow<T> from = exists ? source(tile, lane / 4) : StateRow<T>{nullptr, false};
+    states[tile % kInFlight].load(m, from, k_size, warp, lane, 0);
+  };
   LLTM_UNROLL
+  for (int tile = 0; tile < kInFlight; ++tile) load(tile);
+  LLTM_UNROLL_BY(kAhead ? kTiles : 1)  // constant indices of `states`
   for (int tile = 0; tile < kTiles; ++tile) {
-    if (tile < tiles) {
-      States<kUnitsK>& now = states[kAhead ? tile % 2 : 0];
-      const StateRow<T> from = source(tile);
-      if (!kAhead) now.load(m, from.row, k_size, warp, lane);
-      if (kAhead && tile + 1 < kTiles && tile + 1 < tiles) {
-        states[(tile + 1) % 2].load(m, source(tile + 1).row, k_size, warp, lane);
-      }
-      if (from.polled) now.poll(m, from.row, warp, lane);
-      m.sync_warp();
-      float d[kOutputs][kParts][4] = {};
+    if (tile >= tiles) continue;
+    States<T, kUnitsK>& now = states[tile % kInFlight];
+    if (tile == 0) poll<kInFlight>(m, states, warp, lane);
+    if (tile >= kInFlight) poll<1>(m, &now, warp, lane);
+    [[maybe_unused]] States<T, kChunk> next;
+    if constexpr (kSharedK > 0) next.load(m, now.from, k_size, warp, lane, kUnitsK);
+    m.sync_warp();
+    float d[kOutputs][kParts][4] = {};
+    [[maybe_unused]] bool finite = true;
+    LLTM_UNROLL
+    for (int j = 0; j < kUnitsK; ++j) {
+      if (kSplits) finite = finite && is_finite(now.x[j]);
       LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) {
+      for (int part = 0; part < 2; ++part) {
+        const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
         LLTM_UNROLL
-        for (int part = 0; part < 2; ++part) {
-          const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
+        for (int n = 0; n < kOutputs; ++n) {
+          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b0, b1);
+        }
+      }
+    }
+    if constexpr (kSharedK > 0) {
+      LLTM_UNROLL_BY(1)
+      for (int first = 0; first < kSharedK; first += kChunk) {
+        poll<1>(m, &next, warp, lane, kUnitsK + first);
+        const States<T, kChunk> chunk = next;
+        if (first + kChunk < kSharedK) {
+          next.load(m, now.from, k_size, warp, lane, kUnitsK + first + kChunk);
+        }
+        m.sync_warp();
+        LLTM_UNROLL
+        for (int j = 0; j < kChunk; ++j) {
+          if (kSplits) finite = finite && is_finite(chunk.x[j]);
           LLTM_UNROLL
-          for (int n = 0; n < kOutputs; ++n) {
-            m.template mma<T>(d[n][(2 * j + part) % kParts], weights[n].a[j][part], b0, b1);
+          for (int part = 0; part < 2; ++part) {
+            const std::uint32_t b0 = chunk.x[j].w[2 * part], b1 = chunk.x[j].w[2 * part + 1];
+            LLTM_UNROLL
+            for (int n = 0; n < kOutputs; ++n) {
+              const Words a = shared[fragments.place(n, first + j, part, warp, lane)];
+              m.template mma<T, kTf32>(d[n][part % kParts], a, b0, b1);
+            }
           }
         }
       }
-      Sums* const mine = sums + (warp * kTiles + tile) * kOutputs * kTileSums;
+    }
+    if (tile + kInFlight < kTiles) load(tile + kInFlight);
+    float sum[kOutputs][4];
+    LLTM_UNROLL
+    for (int n = 0; n < kOutputs; ++n) {
       LLTM_UNROLL
-      for (int n = 0; n < kOutputs; ++n) {
-        float (&sum)[4] = d[n][0];
+      for (int k = 0; k < 4; ++k) {
+        sum[n][k] = d[n][0][k];
         LLTM_UNROLL
-        for (int chain = 1; chain < kParts; ++chain) {
-          LLTM_UNROLL
-          for (int k = 0; k < 4; ++k) sum[k] += d[n][chain][k];
-        }
-        const int row = 2 * (lane % 4), unit = 2 * (lane / 4);
-        mine[n * kTileSums + place_of_sums(row, unit)] = {{sum[0], sum[2]}};
-        mine[n * kTileSums + place_of_sums(row + 1, unit)] = {{sum[1], sum[3]}};
+        for (int chain = 1; chain < kParts; ++chain) sum[n][k] += d[n][chain][k];
       }
+    }
+    if constexpr (kSplits) {
+      if (m.any(!finite || !fragments.finite)) {
+        multiply_exactly<kUnitsK + kSharedK, kOutputs, T>(m, weights, source, tile, sum);
+      }
+    }
+    Sums* const mine = sums + (warp * kTiles + tile) * kOutputs * kTileSums;
+    LLTM_UNROLL
+    for (int n = 0; n < kOutputs; ++n) {
+      const int row = 2 * (lane % 4), unit = 2 * (lane / 4);
+      mine[n * kTileSums + place_of_sums(row, unit)] = {{sum[n][0], sum[n][2]}};
+      mine[n * kTileSums + place_of_sums(row + 1, unit)] = {{sum[n][1], sum[n][3]}};
     }
   }
 }
@@ -363,6 +510,21 @@ LLTM_CELL_INLINE void load_bias(
   });
 }
 
+// Of a thread's rows; 1 without a mask.
+template <int kTiles, typename T>
+LLTM_CELL_INLINE void load_mask(
+    const T* mask,
+    std::int64_t batch,
+    std::int64_t hidden,
+    const ThreadPosition& p,
+    float (&to)[kRowsOfThread<kTiles>]) {
+  LLTM_UNROLL
+  for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
+    const bool given = mask != nullptr && p.is_in(batch, n);
+    to[n] = given ? static_cast<float>(mask[p.row(n) * hidden + p.unit]) : 1.0F;
+  }
+}
+
 // A reset state is zero: the initial value of every state of a built-in cell.
 LLTM_CELL_INLINE bool is_reset(const bool* reset, std::int64_t row) {
   return reset != nullptr && reset[row];
@@ -392,6 +554,7 @@ LLTM_CELL_INLINE void finish_forward(
     const StepCursor& step,
     const Sums* sums,
     const float (&bias)[Definition::kSlots],
+    const float (&mask)[kRowsOfThread<kTiles>],
     float (&z)[kRowsOfThread<kTiles>][Definition::kSlots],
     float (&c)[kRowsOfThread<kTiles>],
     float (&h)[kRowsOfThread<kTiles>]) {
@@ -409,13 +572,14 @@ LLTM_CELL_INLINE void finish_forward(
       }
     });
     y[n] = Definition::forward(z[n], c[n]);
-    words[n] = word_of<T>(m, y[n].h);
+    words[n] = word_of<T>(m, static_cast<float>(static_cast<T>(y[n].h)) * mask[n]);
   }
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
     const std::int64_t row = step.offset + p.row(n);
-    if (p.has_word()) m.publish(a.output + row * a.hidden + p.unit, words[n]);
+    if (p.has_word<T>()) m.publish(a.operand + row * a.hidden + p.unit, words[n]);
+    if (a.operand != a.output) a.output[row * a.hidden + p.unit] = narrow<T>(y[n].h);
     h[n] = y[n].h;
     // Rounded as at a launch's end: results do not depend on the chunks.
     c[n] = static_cast<float>(static_cast<T>(y[n].c));
@@ -427,25 +591,32 @@ LLTM_CELL_INLINE void finish_forward(
   }
 }
 
-template <typename Definition, int kUnitsK, int kTiles, typename T, typename Machine>
+template <
+    typename Definition,
+    int kUnitsK,
+    int kSharedK,
+    int kTiles,
+    bool kTf32,
+    typename T,
+    typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Definition::kSlots, kOutputs = kRecurrent<Definition>;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
-  const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
   m.begin();
 
-  WeightFragments<kUnitsK> weights[kOutputs];
-  LLTM_UNROLL
-  for (int k = 0; k < kOutputs; ++k) {
-    const T* const rows = a.weights + (k * hidden + slice) * hidden;
-    weights[k].load(rows, hidden - slice, hidden, warp, lane);
-  }
+  const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
+  const auto weights = [&](int n) -> WeightRows<T> {
+    return {a.weights + (n * a.hidden + slice) * a.hidden, a.hidden - slice, a.hidden};
+  };
+  WeightFragments<kUnitsK, kSharedK, kOutputs> fragments;
+  fragments.template load<T>(weights, shared_weights<kTiles, kOutputs>(m), warp, lane);
 
   const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
-  float bias[kSlots] = {}, c[kRows] = {}, h[kRows] = {};
+  float bias[kSlots] = {}, mask[kRows], c[kRows] = {}, h[kRows] = {};
+  load_mask<kTiles>(a.recurrent_mask, a.batch, hidden, p, mask);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(a.batch, n)) continue;
@@ -471,19 +642,19 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     }
 
     // The previous step's row, h_0 if the row is new, or zeros.
-    const auto source = [&](int tile) -> StateRow<T> {
-      const std::int64_t row = first_row + tile * kTileRows + lane / 4;
+    const auto source = [&](int tile, int row_in_tile) -> StateRow<T> {
+      const std::int64_t row = first_row + tile * kTileRows + row_in_tile;
       if (row >= step.rows || is_reset(a.reset, step.offset + row)) return {nullptr, false};
       if (row >= step.previous_rows) return {a.h_0 + row * hidden, /*polled=*/false};
-      return {a.output + (step.previous_offset + row) * hidden, /*polled=*/true};
+      return {a.operand + (step.previous_offset + row) * hidden, /*polled=*/true};
     };
-    Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, kOutputs>() / 2);
-    multiply<kTiles, kUnitsK, kOutputs, T>(
-        m, weights, tiles_of(step.rows, first_row), hidden, source, sums);
+    Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, kOutputs) / 2);
+    multiply<kTiles, kTf32, kUnitsK, kSharedK, kOutputs, T>(
+        m, fragments, weights, tiles_of(step.rows, first_row), source, sums);
     m.sync_block();
 
     if (p.warp_is_in(step.rows)) {
-      finish_forward<Definition, kTiles>(a, m, p, step, sums, bias, z, c, h);
+      finish_forward<Definition, kTiles>(a, m, p, step, sums, bias, mask, z, c, h);
     }
     // One barrier per step is enough: a warp passes the next before it writes this buffer again.
     buffer = 1 - buffer;
@@ -543,29 +714,40 @@ LLTM_CELL_INLINE void finish_backward(
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
     dc[n] = is_reset(a.reset, step.offset + p.row(n)) ? 0 : dc_before[n];
-    if (!p.has_word()) continue;
+    if (!p.has_word<T>()) continue;
     T* const dz = a.dz + (step.offset + p.row(n)) * kSlots * a.hidden + p.unit;
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) m.publish(dz + k * a.hidden, words[n][k]);
   }
 }
 
-template <typename Definition, int kUnitsK, int kTiles, typename T, typename Machine>
+template <
+    typename Definition,
+    int kUnitsK,
+    int kSharedK,
+    int kTiles,
+    bool kTf32,
+    typename T,
+    typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
-  const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
   m.begin();
-  const std::int64_t k_size = kRecurrent<Definition> * hidden;
 
-  WeightFragments<kUnitsK> weights[1];
-  weights[0].load(a.weights + slice * k_size, hidden - slice, k_size, warp, lane);
+  const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
+  const auto weights = [&](int) -> WeightRows<T> {
+    const std::int64_t k_size = kRecurrent<Definition> * a.hidden;
+    return {a.weights + slice * k_size, a.hidden - slice, k_size};
+  };
+  WeightFragments<kUnitsK, kSharedK, 1> fragments;
+  fragments.template load<T>(weights, shared_weights<kTiles, 1>(m), warp, lane);
 
   const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
-  float dh[kRows] = {}, dc[kRows] = {};
+  float mask[kRows], dh[kRows] = {}, dc[kRows] = {};
+  load_mask<kTiles>(a.recurrent_mask, a.batch, hidden, p, mask);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(a.batch, n)) continue;
@@ -585,22 +767,23 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
     // The gradient through h for the rows in the step that backward processed before.
     if (step.previous_rows > first_row) {
-      const auto source = [&](int tile) -> StateRow<T> {
-        const std::int64_t row = first_row + tile * kTileRows + lane / 4;
+      const auto source = [&](int tile, int row_in_tile) -> StateRow<T> {
+        const std::int64_t row = first_row + tile * kTileRows + row_in_tile;
         const std::int64_t previous = step.previous_offset + row;
         if (row >= step.previous_rows || is_reset(a.reset, previous)) return {nullptr, false};
         const T* const dz = a.dz + (previous * kSlots + Definition::kCell.h.begin) * hidden;
         return {dz, /*polled=*/true};
       };
-      Sums* const sums = m.shared() + buffer * (shared_sums<kTiles, 1>() / 2);
-      multiply<kTiles, kUnitsK, 1, T>(
-          m, weights, tiles_of(step.previous_rows, first_row), k_size, source, sums);
+      Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, 1) / 2);
+      multiply<kTiles, kTf32, kUnitsK, kSharedK, 1, T>(
+          m, fragments, weights, tiles_of(step.previous_rows, first_row), source, sums);
       m.sync_block();
       LLTM_UNROLL
       for (int n = 0; n < kRows; ++n) {
         if (!p.is_in(step.previous_rows, n)) continue;
         dh[n] = 0;
         add_sums<kTiles, 1>(sums, p, n, 0, dh[n]);
+        dh[n] *= mask[n];
       }
       buffer = 1 - buffer;  // as in forward
     }
@@ -616,44 +799,6 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
     a.dh[p.row(n) * hidden + p.unit] = dh[n];
     a.dc[p.row(n) * hidden + p.unit] = dc[n];
   }
-}
-
-// Supported K per warp, in units of kWarpUnits. Backward's K is a multiple of H.
-template <int... n>
-std::integer_sequence<int, 1 + n...> counted_from_1(std::integer_sequence<int, n...>);
-template <typename Definition>
-using ForwardUnitsK = decltype(counted_from_1(
-    std::make_integer_sequence<int, most_units_forward(Definition::kCell)>()));
-template <typename Definition>
-using BackwardUnitsK = std::conditional_t<
-    kRecurrent<Definition> == 4,
-    std::integer_sequence<int, 2, 4, 8, kMostUnitsBackward>,
-    std::integer_sequence<int, 2, 3, 6, 9, kMostUnitsBackward>>;
-
-// The smallest sufficient number.
-template <int... kUnitsK, typename Body>
-void visit_units_k(std::integer_sequence<int, kUnitsK...>, std::int64_t k_size, const Body& body) {
-  const std::int64_t needed = (k_size + kWarps * kWarpUnits - 1) / (kWarps * kWarpUnits);
-  bool found = false;
-  ((!found && needed <= kUnitsK ? (found = true, body(std::integral_constant<int, kUnitsK>()))
-                                : void()),
-   ...);
-}
-
-template <typename Body>
-void visit_tiles(int tiles, const Body& body) {
-  [&]<std::size_t... n>(std::index_sequence<n...>) {
-    ((tiles == kTileCounts[n] ? body(std::integral_constant<int, kTileCounts[n]>()) : void()), ...);
-  }(std::make_index_sequence<std::size(kTileCounts)>());
-}
-
-template <typename Definition, typename Args, typename Body>
-void visit_kernel(std::int64_t hidden, int tiles, const Body& body) {
-  using UnitsK =
-      std::conditional_t<Args::kIsForward, ForwardUnitsK<Definition>, BackwardUnitsK<Definition>>;
-  const std::int64_t k_size = Args::kIsForward ? hidden : kRecurrent<Definition> * hidden;
-  visit_units_k(
-      UnitsK(), k_size, [&](auto units) { visit_tiles(tiles, [&](auto t) { body(units, t); }); });
 }
 
 }  // namespace

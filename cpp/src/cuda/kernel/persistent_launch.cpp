@@ -1,11 +1,15 @@
-#include "cuda/kernel/persistent_launch.h"
+#include "cuda/kernel/compiled.h"
+#include "cuda/kernel/persistent.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <new>
 
 namespace lltm::cuda {
@@ -45,48 +49,19 @@ bool take_failure() {
   return word != nullptr && std::atomic_ref(*word).exchange(0) != 0;
 }
 
-// More than 48 KiB of shared memory must be requested.
-std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes) {
-  const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
-  const auto bytes = static_cast<int>(shared_bytes);
-  if (attribute(cudaDevAttrComputeCapabilityMajor) < 8 ||
-      attribute(cudaDevAttrCooperativeLaunch) == 0 ||
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) < bytes) {
-    return 0;
+// Device attributes cost a call each; they never change.
+PersistentLimits persistent_limits() {
+  static auto& mutex = *new std::mutex;
+  static auto& known = *new std::map<c10::DeviceIndex, PersistentLimits>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [found, is_new] = known.try_emplace(c10::cuda::current_device());
+  PersistentLimits& limits = found->second;
+  if (is_new && attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
+      attribute(cudaDevAttrCooperativeLaunch) != 0 && why_no_compiled_kernels() == nullptr) {
+    limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    limits.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   }
-  int blocks = 0;
-  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  C10_CUDA_CHECK(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kBlockThreads, shared_bytes));
-  return std::int64_t{blocks} * attribute(cudaDevAttrMultiProcessorCount);
-}
-
-bool launch_cooperatively(
-    const void* kernel,
-    const void* args,
-    std::int64_t slices,
-    std::int64_t groups,
-    std::size_t shared_bytes,
-    Stream stream) {
-  cudaLaunchAttribute cooperative = {};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim.x = static_cast<unsigned>(slices);
-  config.gridDim.y = static_cast<unsigned>(groups);
-  config.blockDim.x = kBlockThreads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
-  void* parameters[] = {const_cast<void*>(args)};
-  const cudaError_t status = cudaLaunchKernelExC(&config, kernel, parameters);
-  if (status == cudaErrorCooperativeLaunchTooLarge || status == cudaErrorLaunchOutOfResources) {
-    (void)cudaGetLastError();  // clears the error
-    return false;
-  }
-  C10_CUDA_CHECK(status);
-  return true;
+  return limits;
 }
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream) {
@@ -94,36 +69,33 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
       data, 0xFF, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.handle)));
 }
 
-bool has_persistent_kernels(const CellInfo& cell) {
-  return visit_persistent_cell(cell, [](auto) {});
-}
-
-template <typename Args>
-std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tiles) {
-  std::int64_t blocks = 0;
-  visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
-    blocks = PersistentKernels<Definition::kCell.id, Args>::resident(hidden, tiles);
-  });
-  return blocks;
-}
-
 template <typename Args>
 bool launch_persistent(
-    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream) {
-  bool launched = false;
-  visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
-    launched = PersistentKernels<Definition::kCell.id, Args>::launch(args, groups, tiles, stream);
-  });
-  return launched;
+    const PersistentKernel& kernel, const Args& args, std::int64_t groups, Stream stream) {
+  using T = typename Args::Element;
+  KernelForm form = {kernel.cell, !Args::kIsForward, kKernelType<T>, kKernelType<T>};
+  form.units = kernel.units;
+  form.shared_units = kernel.shared_units;
+  form.tiles = kernel.tiles;
+  form.tf32 = kernel.tf32 ? 1 : 0;
+  void* parameters[] = {const_cast<Args*>(&args)};
+  const Grid grid = {
+      slices_of(args.hidden),
+      groups,
+      kBlockThreads,
+      shared_bytes<Args>(kernel),
+      /*cooperative=*/true};
+  return launch_compiled(form, grid, parameters, stream);
 }
 
-#define LLTM_PERSISTENT_OF(Args)                                                   \
-  template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int); \
-  template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
-LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
-LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::BFloat16>)
+#define LLTM_PERSISTENT_OF(T)                                                          \
+  template bool launch_persistent(                                                     \
+      const PersistentKernel&, const PersistentForwardArgs<T>&, std::int64_t, Stream); \
+  template bool launch_persistent(                                                     \
+      const PersistentKernel&, const PersistentBackwardArgs<T>&, std::int64_t, Stream);
+LLTM_PERSISTENT_OF(float)
+LLTM_PERSISTENT_OF(c10::Half)
+LLTM_PERSISTENT_OF(c10::BFloat16)
 #undef LLTM_PERSISTENT_OF
 
 }  // namespace lltm::cuda

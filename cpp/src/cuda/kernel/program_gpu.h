@@ -38,23 +38,10 @@ struct BFloat16 {
 }  // namespace
 }  // namespace lltm::cuda
 
-// T of the tensors, D of the state gradients.
-#define LLTM_PROGRAM_KERNELS(Definition, T, D, kWidth)                                            \
-  extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
-      lltm_forward(                                                                               \
-          const lltm::cuda::ForwardArgs<T> args,                                                  \
-          const lltm::cuda::ForwardAccess wide,                                                   \
-          const std::int64_t count) {                                                             \
-    using namespace lltm::cuda;                                                                   \
-    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                                     \
-    if (n < count) forward_at<lltm::Definition, kWidth>(args, wide, n);                           \
-  }                                                                                               \
-  extern "C" __global__ void __launch_bounds__(lltm::cuda::kThreads, lltm::cuda::kResidentBlocks) \
-      lltm_backward(                                                                              \
-          const lltm::cuda::BackwardArgs<T, D> args,                                              \
-          const lltm::cuda::BackwardAccess wide,                                                  \
-          const std::int64_t count) {                                                             \
-    using namespace lltm::cuda;                                                                   \
-    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                                     \
-    if (n < count) backward_at<lltm::Definition, kWidth>(args, wide, n);                          \
+// Of Definition, in this namespace.
+#define LLTM_ELEMENTWISE_KERNEL(name, Access, compute_at, kWidth)          \
+  extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)  \
+      name(const Args args, const Access wide, const std::int64_t count) { \
+    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);              \
+    if (n < count) compute_at<Definition, kWidth>(args, wide, n);          \
   }

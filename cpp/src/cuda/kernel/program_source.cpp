@@ -88,11 +88,33 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   return to.str();
 }
 
-std::string print_kernels(const CellInfo& cell, const ProgramTypes& types, int width) {
+const char* kernel_name(const KernelForm& form) {
+  if (form.is_persistent()) {
+    return form.backward ? "lltm_persistent_backward" : "lltm_persistent_forward";
+  }
+  return form.backward ? "lltm_backward" : "lltm_forward";
+}
+
+std::string print_kernel(const KernelForm& form) {
+  constexpr const char* kTypes[] = {"double", "float", "Half", "BFloat16"};
+  const char* const direction = form.backward ? "Backward" : "Forward";
   std::ostringstream to = new_stream();
-  to << "#include \"cuda/kernel/program_gpu.h\"\n\n"
-     << print_definition(cell, "Definition") << "\nLLTM_PROGRAM_KERNELS(Definition, "
-     << types.tensor << ", " << types.state << ", " << width << ")\n";
+  to << "#include \"cuda/kernel/" << (form.is_persistent() ? "persistent" : "program")
+     << "_gpu.h\"\n\n";
+  if (!form.is_persistent()) to << print_definition(*form.cell, "Definition") << '\n';
+  to << "namespace lltm::cuda {\nusing Args = " << (form.is_persistent() ? "Persistent" : "")
+     << direction << "Args<" << kTypes[static_cast<int>(form.tensor)];
+  if (form.backward && !form.is_persistent()) to << ", " << kTypes[static_cast<int>(form.state)];
+  to << ">;\nLLTM_" << (form.is_persistent() ? "PERSISTENT" : "ELEMENTWISE") << "_KERNEL("
+     << kernel_name(form) << ", ";
+  if (form.is_persistent()) {
+    to << form.cell->id << ", " << form.units << ", " << form.shared_units << ", " << form.tiles
+       << ", " << form.tf32;
+  } else {
+    to << direction << "Access, " << (form.backward ? "backward" : "forward") << "_at, "
+       << form.width;
+  }
+  to << ")\n}\n";
   return to.str();
 }
 

@@ -1,27 +1,35 @@
-// Generates the CUDA source for a custom cell's element-wise kernels, which NVRTC compiles
-// (program_launch.cpp).
+// Generates the CUDA sources that NVRTC compiles (compiled.cpp).
 //
 // No torch or CUDA header.
 #pragma once
 
 #include "cell/cell.h"
 
+#include <compare>
 #include <string>
 #include <vector>
 
 namespace lltm::cuda {
 
+enum class KernelType : unsigned char { kDouble, kFloat, kHalf, kBFloat16 };
+
+// A kernel of a custom cell (`width`) or a persistent kernel (the last line).
+struct KernelForm {
+  const CellInfo* cell;
+  bool backward;
+  KernelType tensor, state;                              // T and D of elementwise.h
+  int width = 0;                                         // units per thread
+  int units = 0, shared_units = 0, tiles = 0, tf32 = 0;  // PersistentKernel
+
+  bool is_persistent() const { return tiles > 0; }
+  auto operator<=>(const KernelForm&) const = default;
+};
+
 // A cell definition for elementwise_kernels.h: struct `name`, in C++ for host and device.
 std::string print_definition(const CellInfo& cell, const std::string& name);
 
-struct ProgramTypes {
-  std::string tensor;  // as in ForwardArgs and BackwardArgs
-  std::string state;   // as in BackwardArgs
-};
-
-// The cell definition and two kernels, lltm_forward and lltm_backward. Each thread computes `width`
-// units.
-std::string print_kernels(const CellInfo& cell, const ProgramTypes& types, int width);
+const char* kernel_name(const KernelForm& form);
+std::string print_kernel(const KernelForm& form);
 
 // The source's headers: our own, and replacements for standard headers, which NVRTC lacks.
 // CMakeLists.txt generates this list.

@@ -1,0 +1,35 @@
+// Kernels that NVRTC compiles at their first use on a GPU, kept by the process: the element-wise
+// kernels of custom cells, and all persistent kernels.
+#pragma once
+
+#include "cuda/kernel/elementwise.h"
+#include "cuda/kernel/program_source.h"
+
+#include <c10/util/Half.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace lltm::cuda {
+
+// Null if kernels can be compiled and launched, otherwise the reason.
+const char* why_no_compiled_kernels();
+
+template <typename T>
+constexpr KernelType kKernelType = std::is_same_v<T, double>      ? KernelType::kDouble
+                                   : std::is_same_v<T, float>     ? KernelType::kFloat
+                                   : std::is_same_v<T, c10::Half> ? KernelType::kHalf
+                                                                  : KernelType::kBFloat16;
+
+struct Grid {
+  std::int64_t x, y;
+  int threads;
+  std::int64_t shared_bytes;
+  bool cooperative;  // all blocks run concurrently
+};
+
+// Throws if NVRTC cannot compile the kernel. Returns false if too few multiprocessors are
+// available for a cooperative launch.
+bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream stream);
+
+}  // namespace lltm::cuda
