@@ -29,6 +29,8 @@ pytestmark = [
     pytest.mark.skipif(
         "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
     ),
+    # Some cells of the gallery have no kernels.
+    pytest.mark.filterwarnings("ignore:lltm. on CUDA, the cell .*products, means:UserWarning"),
 ]
 
 ops = torch.ops.lltm
