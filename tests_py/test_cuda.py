@@ -444,6 +444,16 @@ def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
     assert output.decode().split() == ["True"]
 
 
+@has_tf32
+def test_replace_uses_the_persistent_engine_on_a_gpu() -> None:
+    x = torch.randn(5, 3, 8, device="cuda", dtype=torch.float16)
+    model = nn.GRU(8, 256, device="cuda", dtype=torch.float16)
+    expected = model(x)[0]
+    assert lltm.replace_(model).replaced == [""]
+    torch.testing.assert_close(model(x)[0], expected, rtol=0, atol=4e-3)
+    assert any("lltm_persistent" in name for name in kernels_of(lambda: model(x)))
+
+
 def test_explain_reports_the_engine_of_a_sequence() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
     schedule = " ".join(explain.schedule(call).split())
