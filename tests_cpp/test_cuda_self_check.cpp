@@ -174,5 +174,28 @@ TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   EXPECT_TRUE(warnings.texts.empty());
 }
 
+TEST(CudaSelfChecks, EachCellWithoutKernelsWarnsOnce) {
+  const at::NoGradGuard no_grad;
+  Arguments a = problem("gru");
+  a.weights = at::ones({16, 4}), a.weight_hh = at::ones({16, 16});
+  a.bias = a.bias_hh = at::ones({16});
+  Warnings warnings;
+  for (const std::string name : {"averaged", "other"}) {
+    const std::string text =
+        "lltm-cell 2\nname " + name +
+        "\nweight_ih n\nweight_hh n\nforward\nm = mean z.n\nh' = tanh m\nsave h'\nbackward\n"
+        "s = multiply h' h'\ng = subtract 1.0 s\ndm = multiply d.h' g\nd.z.n = mean dm\nend\n";
+    a.cell = text;
+    sequence(a);
+    sequence(a);
+  }
+  ASSERT_EQ(warnings.texts.size(), 2);
+  EXPECT_EQ(
+      warnings.texts[0],
+      "lltm: on CPU, the cell averaged runs as PyTorch's operations, many times slower than "
+      "kernels (products, means, given gates, heads or states as output); see the page \"On a "
+      "GPU\" in lltm's documentation");
+}
+
 }  // namespace
 }  // namespace lltm_test

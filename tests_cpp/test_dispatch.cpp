@@ -63,6 +63,24 @@ TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
   }
 }
 
+// Without storage, so that the first ATen operation fails.
+TEST(Dispatch, ADeviceWithoutKernelsWarnsOnce) {
+  const auto on_xpu = [](const at::Tensor& like) {
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+        c10::DispatchKeySet(DispatchKey::XPU), like.dtype(), c10::Device(c10::kXPU, 0));
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
+    return tensor;
+  };
+  Arguments a = sequence_problem({2, 4, 3, 5}, at::kFloat, 1, /*bias=*/false, "lstm");
+  for (at::Tensor* tensor : {&a.input, &a.h, &a.c, &a.weights}) *tensor = on_xpu(*tensor);
+  a.weight_hh = on_xpu(*a.weight_hh);
+  Warnings warnings;
+  for (int call = 0; call < 2; ++call) EXPECT_THROW(sequence(a), c10::Error);
+  ASSERT_EQ(warnings.texts.size(), 1);
+  EXPECT_NE(warnings.texts[0].find("on XPU, the cell lstm runs as"), std::string::npos);
+  EXPECT_NE(warnings.texts[0].find("(this build has no kernels for the"), std::string::npos);
+}
+
 enum class Op { kCell, kSequence, kPacked };
 
 // Only C++ can pass an undefined tensor.

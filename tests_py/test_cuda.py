@@ -29,6 +29,8 @@ pytestmark = [
     pytest.mark.skipif(
         "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
     ),
+    # Some cells of the gallery have no kernels.
+    pytest.mark.filterwarnings("ignore:lltm. on CUDA, the cell .*products, means:UserWarning"),
 ]
 
 ops = torch.ops.lltm
@@ -440,6 +442,16 @@ with torch.no_grad():
 def test_the_first_call_of_a_process_may_be_captured(engine: str) -> None:
     output = subprocess.check_output([sys.executable, "-c", CAPTURED_FIRST, engine])
     assert output.decode().split() == ["True"]
+
+
+@has_tf32
+def test_replace_uses_the_persistent_engine_on_a_gpu() -> None:
+    x = torch.randn(5, 3, 8, device="cuda", dtype=torch.float16)
+    model = nn.GRU(8, 256, device="cuda", dtype=torch.float16)
+    expected = model(x)[0]
+    assert lltm.replace_(model).replaced == [""]
+    torch.testing.assert_close(model(x)[0], expected, rtol=0, atol=4e-3)
+    assert any("lltm_persistent" in name for name in kernels_of(lambda: model(x)))
 
 
 def test_explain_reports_the_engine_of_a_sequence() -> None:

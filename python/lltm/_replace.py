@@ -37,6 +37,15 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # With these names, a subclass changes or computes torch.nn's forward itself.
 _INTERNALS = {"_VF", "_flat_weights", "_flat_weights_names", "_update_flat_weights"}
 _INTERNALS |= {"_init_flat_weights", "check_forward_args", "permute_hidden"}
+# Modules that are replaced on a GPU. Their stored results (benchmarks/results/*/gpu.json) are at
+# most 5 % slower than cuDNN in any case and faster in the median: tests_py/test_replace_on_gpu.py.
+# Rows may be added for new results.
+_Kind = tuple[str, torch.dtype, int, int, int]  # cell, dtype, num_layers, directions, H
+_HALF = (torch.float16, torch.bfloat16)
+_FAST_ON_GPU: tuple[tuple[Any, ...], ...] = (
+    (("LSTM",), _HALF, range(1, 2), range(1, 2), range(256, 769, 8)),
+    (("GRU",), _HALF, range(1, 2), range(1, 2), range(128, 1025, 8)),
+)
 
 
 @dataclass
@@ -74,7 +83,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False, subclasses: bool = F
 
     Returns:
         Names of the replaced modules, and of the modules left with the reason. It leaves modules on
-        devices other than the CPU (in float32, cuDNN is faster), classes made by
+        a GPU unless lltm was measured to be fast there (in 16 bits), classes made by
         parametrizations, fully_shard and PyTorch's quantization, and other subclasses unless
         ``subclasses`` is True.
 
@@ -119,15 +128,57 @@ def _reason_to_leave(module: nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward is replaced on the instance"
     classes = type(module).__mro__
-    if base := next((each for each in classes if each in _CLASSES), None):
+    base = next((each for each in classes if each in _CLASSES), None)
+    if base is not None:
         defined = set(vars(module)).union(*map(vars, classes[: classes.index(base)]))
         if same := _names_added_to(base) & defined:
             return f"it has an attribute {min(same)}, a name that lltm uses"
     for parameter in module.parameters():
-        if parameter.device.type not in ("cpu", "meta"):
-            return f"it is on device {parameter.device}; only modules on the CPU are replaced"
-        if parameter.dtype not in _DTYPES:
-            return f"its dtype is {str(parameter.dtype).removeprefix('torch.')}"
+        device, dtype = parameter.device, parameter.dtype
+        if dtype not in _DTYPES:
+            return f"its dtype is {str(dtype).removeprefix('torch.')}"
+        if device.type == "cuda":
+            if dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+                dtype = torch.get_autocast_dtype("cuda")
+            if reason := _slow_on_gpu(_kind(module, base, dtype), *_gpu(device)):
+                return f"it is on {device}; {reason}"
+        elif device.type not in ("cpu", "meta"):
+            return f"it is on {device}; only modules on CPUs and CUDA devices are replaced"
+    return None
+
+
+def _kind(module: Any, base: type | None, dtype: torch.dtype) -> _Kind:
+    cell = (base or type(module)).__name__
+    if getattr(module, "proj_size", 0):
+        cell += " with proj_size"
+    directions = 1 + getattr(module, "bidirectional", False)
+    return cell, dtype, getattr(module, "num_layers", 1), directions, module.hidden_size
+
+
+def _gpu(device: torch.device) -> tuple[tuple[int, int], bool]:
+    """Returns a GPU's compute capability, and True if this lltm has kernels for it."""
+    from .__main__ import _cuda_kernels  # `python -m lltm` warns if it is imported before
+
+    if not torch.cuda.is_available():  # a fake tensor
+        return (0, 0), False
+    capability = torch.cuda.get_device_capability(device)
+    return capability, _cuda_kernels(*capability).startswith(("sm_", "compute_"))
+
+
+def _slow_on_gpu(kind: _Kind, capability: tuple[int, int], has_kernels: bool) -> str | None:
+    """Returns why a module on a GPU is not replaced, or None if it is."""
+    if not has_kernels:
+        return "this lltm has no kernels for it"
+    if capability < (8, 0):
+        return "its compute capability is below 8.0"
+    rows = _FAST_ON_GPU
+    units = ("", "", " layers", " directions", " hidden units")
+    for k, (value, unit) in enumerate(zip(kind, units, strict=True)):
+        rows = tuple(row for row in rows if value in row[k])
+        if not rows:
+            name = f"{value}{unit}".removeprefix("torch.")
+            hint = "; under torch.autocast, call replace_ inside it" if name == "float32" else ""
+            return f"lltm has not been measured to be as fast as cuDNN for {name}{hint}"
     return None
 
 

@@ -80,8 +80,8 @@ def dispatcher(call: Call) -> str:
 def schedule(call: Call) -> str:
     """Schedule of the CPU kernels for these sizes and this CPU, in a training step: threads,
     blocks of hidden units, chunks of steps, GEMM format. For a sequence on a GPU: the engine, and
-    why the persistent engine was not used. In any program, set LLTM_SCHEDULE=1 in the
-    environment."""
+    why it is not the persistent engine; "ATen operations" are slow. In any program, set
+    LLTM_SCHEDULE=1 in the environment."""
     # A process reads the variable only once, so a new process runs the call.
     program = f"from lltm.explain import Call, run_eagerly; run_eagerly({call!r})"
     result = subprocess.run(

@@ -1,7 +1,6 @@
 // The operators for CUDA tensors. prepack uses the ATen fallback.
 #include "op/backend.h"
 #include "common/device.h"
-#include "common/schedule_log.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
@@ -10,30 +9,26 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
-#include <string>
-
 namespace lltm::cuda {
 namespace {
 
-const char* why_no_nvrtc_for(const CellInfo& cell) {
-  const char* const why_not = cell.programs == nullptr ? nullptr : why_no_compiled_kernels();
-  if (why_not != nullptr) {
-    TORCH_WARN_ONCE("lltm: custom cells use slower ATen operations on CUDA devices: ", why_not);
-  }
-  return why_not;
+// Why a cell has no kernels.
+template <typename Args>
+const char* why_unsupported(const Args& args) {
+  const CellInfo& cell = *args.cell;
+  if (!cell.is_element_wise() || has_heads(args.weight_hh) || cell.outputs > 0)
+    return "products, means, given gates, heads or states as output";
+  return cell.programs == nullptr ? nullptr : why_no_compiled_kernels();
 }
 
 template <auto engine, auto fallback, typename Args>
 auto choose(const Args& args) {
-  const CellInfo& cell = *args.cell;
   const Engine kind = args.is_step() ? Engine::step : Engine::per_step;
-  const bool supported = cell.is_element_wise() && !has_heads(args.weight_hh) && cell.outputs == 0;
-  const char* why_not = supported ? why_no_nvrtc_for(cell)
-                                  : "products, means, given gates, heads or states as output";
-  if (why_not == nullptr) why_not = why_not_kernels(*args.cell, args.input, kind);
+  const char* const unsupported = why_unsupported(args);
+  const char* const why_not =
+      unsupported != nullptr ? unsupported : why_not_kernels(*args.cell, args.input, kind);
   if (why_not == nullptr) return engine(args);
-  if (logs_schedules())
-    log_schedule(args, std::string("on CUDA, ATen operations (") + why_not + ")");
+  aten_fallback::report(args, why_not, /*warns=*/unsupported != nullptr);
   return fallback(args);
 }
 

@@ -2,6 +2,8 @@
 
 #include "cell/program_compiler.h"
 #include "common/checkpoints.h"
+#include "common/device.h"
+#include "common/schedule_log.h"
 #include "common/states.h"
 #include "common/step_io.h"
 #include "common/steps.h"
@@ -14,10 +16,13 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -341,12 +346,44 @@ Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
   return sequence_backward(recomputed);
 }
 
+void report(const SequenceInputs& args, const char* why, bool warns) {
+  static std::mutex mutex;
+  static auto& warned = *new std::set<std::pair<const CellInfo*, std::string_view>>;
+  const CellInfo& cell = *args.cell;
+  const std::string device = c10::DeviceTypeName(args.input->device().type());
+  if (logs_schedules()) log_schedule(args, "on " + device + ", ATen operations (" + why + ")");
+  if (!warns) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!warned.emplace(&cell, why).second) return;
+  }
+  // Not under the lock: a waiting thread may hold the GIL, which a warning needs.
+  TORCH_WARN(
+      "lltm: on ",
+      device,
+      ", the cell ",
+      cell.title(),
+      " runs as PyTorch's operations, many times slower than kernels (",
+      why,
+      "); see the page \"On a GPU\" in lltm's documentation");
+}
+
 namespace {
+
+template <auto run, typename Args>
+auto reported(const Args& args) {
+  const Tensor& input = args.input;
+  const c10::DispatchKey key = input.options().computeDispatchKey();
+  if (!unwrapped_keys.has_backend(c10::toBackendComponent(key)))
+    report(args, "this build has no kernels for the device");
+  return run(args);
+}
 
 struct Composite {
   using DeviceGuard = NoDeviceGuard;
-  static constexpr auto forward = aten_fallback::sequence_forward;
-  static constexpr auto backward = aten_fallback::sequence_backward;
+
+  static constexpr auto forward = reported<aten_fallback::sequence_forward, SequenceArgs>;
+  static constexpr auto backward = reported<aten_fallback::sequence_backward, SequenceBackwardArgs>;
 
   static Tensor prepack(
       const CellInfo& cell,

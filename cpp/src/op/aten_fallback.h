@@ -13,4 +13,8 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 // constants. Unlike checkpointed.h, this keeps all activations and writes nothing in place.
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args);
 
+// Reports that a call on a GPU runs here: each call in the schedule log, and if `warns`, each cell
+// and reason in a warning.
+void report(const SequenceInputs& args, const char* why, bool warns = true);
+
 }  // namespace lltm::aten_fallback
