@@ -313,7 +313,7 @@ bench-cuda: build-gpu
 	$(gpu_python) benchmarks/bench_cuda.py --json $(RESULTS)/cuda.json $(BENCH_FLAGS) \
 	  > $(RESULTS)/cuda.txt; status=$$?; cat $(RESULTS)/cuda.txt; exit $$status
 
-# Runs all stages of benchmarks/first_contact.py in nine minutes, or only STAGE="native pytest".
+# Runs all stages of benchmarks/first_contact.py in nine minutes, or only STAGE="float32 sweep-gpu".
 # FIRST_CONTACT_FLAGS=--dry-run runs the parts that need no GPU. RESULTS: folder for results,
 # default build/results/first-contact.
 STAGE ?=

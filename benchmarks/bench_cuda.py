@@ -1,26 +1,34 @@
 """Compares lltm on a GPU with other implementations: `make bench-cuda`.
 
     python benchmarks/bench_cuda.py --json cuda.json
-    python benchmarks/bench_cuda.py --cell lstm --shapes 1024,16,768,768 --engine per_step
+    python benchmarks/bench_cuda.py --cell lstm --shapes 200,32,256,512 --form packed layers
 
-The method is that of `python -m lltm.benchmark`. Events before and after a number of queued runs
-measure the time of the GPU or of the host, whichever is longer. nn.LSTM and nn.GRU use cuDNN.
-TF32 is off in float32.
+The method is that of `python -m lltm.benchmark`. A turn ends when the GPU has finished, so the
+longer of GPU time and host time counts. nn.LSTM and nn.GRU use cuDNN.
+
+By default, float32 has PyTorch's defaults: cuDNN uses TF32, lltm and GEMMs do not. Further rows
+measure lltm with TF32 (torch.backends.cuda.matmul.allow_tf32) and cuDNN with TF32 off. Rows with
+"graph" replay a CUDA graph. lltm uses the persistent engine where it can; "per-step" is the other.
 
 Before a sequence is measured, results and gradients of each engine are checked. Compared with
-PyTorch in float64, their errors may be twice PyTorch's errors in the dtype of the case. A second
-run must be bitwise identical, and the kernels of the requested engine must have run. A case that
-fails is skipped, with the reason, and the exit status is then not 0.
+PyTorch in float64, their errors may be twice PyTorch's errors in the dtype of the case. With TF32,
+PyTorch has it too. A second run must be bitwise identical, and the kernels of the requested engine
+must have run. An engine that fails is skipped, with the reason, and the exit status is then not 0.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 
@@ -29,74 +37,58 @@ from lltm.benchmark.__main__ import begin, cases, finish, parser
 from lltm.benchmark.cases import TUTORIAL_SHAPE, Case, Shape
 from lltm.benchmark.contenders import OURS, PLAIN, Layer, Make, contenders
 from lltm.benchmark.report import Row
-from lltm.benchmark.timing import Sampler, Settings, measure, reason
+from lltm.benchmark.timing import Sampler, Settings, measure, reason, timed
 
-SHAPES: tuple[Shape, ...] = ((1024, 16, 768, 768), (100, 128, 512, 512), TUTORIAL_SHAPE)
-ENGINES = ("per_step", "persistent")
-PERSISTENT, GRAPH = "lltm, persistent", "lltm, graph replay"
-
-
-def engines(case: Case, chosen: Sequence[str]) -> list[str]:
-    """Returns the engines of a case: only 16-bit sequences have both."""
-    two = not case.is_step and case.dtype.itemsize == 2
-    return [engine for engine in chosen if two or engine == "per_step"]
-
-
-def timed(run: Callable[[], object], training: bool = False, engine: str = "per_step") -> Sampler:
-    """Times runs with events; a sample returns after the runs."""
-
-    def sample(iterations: int) -> dict[str, float]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        persistent = engine == "persistent"
-        with torch.set_grad_enabled(training), backends.cuda.flags(persistent=persistent):
-            start.record()
-            for _ in range(iterations):
-                run()
-            end.record()
-        end.synchronize()
-        return {"": start.elapsed_time(end) * 1e-3 / iterations}
-
-    return sample
+# Shapes and further arguments of the cases, by form.
+FORMS: dict[str, tuple[Sequence[Shape], dict[str, Any]]] = {
+    "plain": (((1024, 16, 768, 768), (100, 128, 512, 512), TUTORIAL_SHAPE), {}),
+    "packed": (((200, 32, 256, 512),), {"packed": True}),
+    "bidirectional": (((200, 32, 256, 512),), {"directions": 2}),
+    "layers": (((200, 32, 256, 512),), {"layers": 3}),
+}
+SECONDS = "start no shape or case after this time"
+ENGINES = ("persistent", "per_step")
+TF32 = {None: "", True: ", TF32", False: ", TF32 off"}
 
 
-def layer_timer(make: Make, case: Case, engine: str = "per_step") -> Sampler:
-    return timed(Layer(make, case).run, case.training, engine)
+def precisions(case: Case, tf32: bool) -> tuple[bool | None, ...]:
+    """Returns the default and, in float32 on a GPU, this setting of TF32."""
+    return (None, tf32) if case.device == "cuda" and case.dtype == torch.float32 else (None,)
 
 
-def graph_timer(make: Make, case: Case) -> Sampler:
-    """Times the replay of a CUDA graph of the per-step engine."""
-    layer, graph = Layer(make, case), torch.cuda.CUDAGraph()
+@contextmanager
+def mode(engine: str, tf32: bool | None) -> Iterator[None]:
+    """Sets lltm's engine and PyTorch's use of TF32; None is its default."""
+    torch.backends.cudnn.allow_tf32 = tf32 is not False
+    torch.backends.cuda.matmul.allow_tf32 = tf32 is True
+    with backends.cuda.flags(persistent=engine == "persistent"):
+        yield
+
+
+def captured(layer: Layer) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
     current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
-        timed(layer.run, case.training)(3)
+        for _ in range(3):
+            layer.run()
     current.wait_stream(stream)
-    per_step = backends.cuda.flags(persistent=False)
-    with per_step, torch.cuda.graph(graph), torch.set_grad_enabled(case.training):
+    with torch.cuda.graph(graph):
         layer.run()
-
-    def replay(keep: Layer = layer) -> None:  # the graph writes to the layer's gradients
-        graph.replay()
-
-    return timed(replay)
+    return graph
 
 
-def card(settings: Settings) -> Row:
-    """Measures the GPU's rates: a copy, and GEMMs."""
-    size, n = 1 << 30, 8192
-    # Random bytes, because the GPU compresses zeros.
-    source = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
+def timer(make: Make, case: Case, engine: str, tf32: bool | None, graph: bool) -> Sampler:
+    layer = Layer(make, case)
+    with mode(engine, tf32), torch.set_grad_enabled(case.training):
+        sample = timed(captured(layer).replay if graph else layer.run, case.training)
 
-    def gemm(dtype: torch.dtype) -> Sampler:
-        a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
-        return timed(partial(torch.mm, a, b, out=torch.empty_like(a)))
+    # A graph writes to the layer's gradients.
+    def sample_in_mode(iterations: int, keep: Layer = layer) -> dict[str, float]:
+        with mode(engine, tf32):
+            return sample(iterations)
 
-    builds: dict[str, Callable[[], Sampler]] = {"copy": lambda: timed(lambda: target.copy_(source))}
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        builds[f"GEMM, {str(dtype).removeprefix('torch.')}"] = partial(gemm, dtype)
-    amounts = {name: 2.0 * (size if name == "copy" else n**3) for name in builds}
-    return measure("GPU: copy of 1 GiB, GEMMs of 8192", builds, settings, amounts, "")
+    return sample_in_mode
 
 
 def results(layer: Layer) -> dict[str, torch.Tensor]:
@@ -129,20 +121,21 @@ def engine_that_ran(run: Callable[[], object]) -> str:
     return "persistent" if persistent else "per_step" if names else "no lltm kernels"
 
 
-def faults(case: Case, engine: str) -> Iterator[str]:
+def faults(case: Case, engine: str, tf32: bool | None) -> Iterator[str]:
     """Yields the errors of an engine's results."""
     case = replace(case, training=True)
     makes = contenders(case)
     theirs = makes[PLAIN if case.cell == "lltm" else f"nn.{case.yardstick}"]
-    with backends.cuda.flags(persistent=engine == "persistent"):
+    with mode(engine, tf32):
         layer = Layer(makes[OURS], case)
         assert layer.gradient is not None
         layer.gradient /= 64  # the LLTM's weight gradients would exceed float16
         found, again = results(layer), results(layer)
-        ran = engine_that_ran(lambda: results(layer))
-    exact = computed_in(torch.float64, theirs, layer)
-    plain = computed_in(case.dtype, theirs, layer)
-    least = 4 * torch.finfo(case.dtype).eps
+        ran = engine_that_ran(lambda: results(layer)) if case.device == "cuda" else engine
+    with mode(engine, tf32 is True):
+        exact = computed_in(torch.float64, theirs, layer)
+        plain = computed_in(case.dtype, theirs, layer)
+    least = 4 * (2**-10 if tf32 else torch.finfo(case.dtype).eps)
     shares = {}
     for name, value in exact.items():
         error, yardstick = (
@@ -150,7 +143,7 @@ def faults(case: Case, engine: str) -> Iterator[str]:
         )
         shares[name] = error / max(yardstick, least)
     worst = max(shares, key=lambda name: (shares[name] != shares[name], shares[name]))  # NaN first
-    print(f"{engine}: {worst}: error in units of PyTorch's: {shares[worst]:.2f}", flush=True)
+    print(f"{engine}{TF32[tf32]}: {worst}: {shares[worst]:.2f} of PyTorch's error", flush=True)
     if not shares[worst] <= 2:
         yield f"{worst} has {shares[worst]:.1f} times PyTorch's error"
     if not all(torch.equal(found[name], again[name]) for name in found):
@@ -159,50 +152,65 @@ def faults(case: Case, engine: str) -> Iterator[str]:
         yield f"kernels that ran: {ran}"
 
 
-def compare(case: Case, settings: Settings, chosen: Sequence[str]) -> Row:
+def compare(case: Case, settings: Settings, chosen: Sequence[str], graphs: bool = True) -> Row:
     makes = contenders(case, settings.compile)
-    ours = makes.pop(OURS)
-    builds: dict[str, Callable[[], Sampler]] = {
-        PERSISTENT if engine == "persistent" else OURS: partial(layer_timer, ours, case, engine)
-        for engine in chosen
-    }
-    builds |= {name: partial(layer_timer, make, case) for name, make in makes.items()}
-    builds[GRAPH] = partial(graph_timer, ours, case)
+    both = (OURS, f"nn.{case.yardstick}") if case.device == "cuda" else ()
+    builds: dict[str, Callable[[], Sampler]] = {}
+    for graph, (name, make) in product((False, True), makes.items()):
+        if graph and not (graphs and name in both):
+            continue
+        settable = precisions(case, name == OURS) if name in both else (None,)
+        for engine, tf32 in product(chosen if name == OURS else ENGINES[:1], settable):
+            full = name + ", per-step" * (engine == "per_step") + TF32[tf32] + ", graph" * graph
+            builds[full] = partial(timer, make, case, engine, tf32, graph)
     return measure(str(case), builds, settings, {OURS: case.flops})
+
+
+def until(end: float, items: Sequence[Any]) -> Iterator[Any]:
+    """Yields the items until a time of time.monotonic()."""
+    for k, item in enumerate(items):
+        if time.monotonic() > end:
+            print(f"out of time after {k} of {len(items)}")
+            return
+        yield item
 
 
 def main() -> None:
     made = parser("python benchmarks/bench_cuda.py", __doc__)
-    made.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES, help="default: both")
+    made.set_defaults(device="cuda")
+    option = made.add_argument
+    option("--engine", nargs="+", choices=ENGINES, default=ENGINES, help="default: both")
+    option("--form", nargs="+", choices=FORMS, help="default: all, of given shapes plain")
+    option("--seconds", type=float, default=math.inf, help=SECONDS)
     options = made.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("no GPU found")
-    # float32 for all implementations, because cuDNN's default is TF32.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     warnings.filterwarnings("error", message="lltm")  # it reports a fallback
     settings = begin(options, draws=False)
-    rows, bad = [], []
-    if options.shapes is None:
-        rows.append(card(settings))
-        print("\n".join(rows[-1].lines()), flush=True)
-        options.shapes = SHAPES
-    for case in (replace(case, device="cuda") for case in cases(options)):
-        chosen = engines(case, options.engine)
-        if not chosen:
-            continue
-        try:
-            for engine in () if case.is_step or case.training else chosen:  # checks training too
-                bad += [f"{case}, {engine}: {fault}" for fault in faults(case, engine)]
-            rows.append(compare(case, settings, chosen))
-        except Exception as error:  # the other cases continue
-            bad.append(f"{case}: {reason(error)}")
-            continue
-        print("\n".join(rows[-1].lines()))
-        cudnn = f"nn.{case.yardstick}"
-        if {PERSISTENT, cudnn} <= rows[-1].seconds.keys():
-            print(f"  {PERSISTENT}: {rows[-1].ratio(cudnn, PERSISTENT):.3g} of the time of {cudnn}")
-        medians = {n: statistics.median(s) / case.steps for n, s in rows[-1].seconds.items()}
-        print(json.dumps({f"{case}: seconds a step": medians}), flush=True)
+    end = time.monotonic() + options.seconds
+    rows, bad, planned, given = [], [], [], options.shapes
+    for form in options.form or (["plain"] if given else FORMS):
+        shapes, arguments = FORMS[form]
+        options.shapes = given or shapes
+        planned += [case for case in cases(options, **arguments) if not case.training]
+    for case in until(end, planned):
+        two = case.device == "cuda" and not case.is_step and case.dtype != torch.float64
+        chosen = options.engine if two else ENGINES[:1]
+        for engine, tf32 in () if case.is_step else product(chosen, precisions(case, True)):
+            try:
+                found = [*faults(case, engine, tf32)]
+            except Exception as error:  # the other engines and cases continue
+                found, chosen = [reason(error)], [other for other in chosen if other != engine]
+            bad += [f"{case}, {engine}{TF32[tf32]}: {fault}" for fault in found]
+        for measured in (case, replace(case, training=True)):
+            try:
+                row = compare(measured, settings, chosen)
+            except Exception as error:
+                bad.append(f"{measured}: {reason(error)}")
+                continue
+            rows.append(row)
+            print("\n".join(row.lines()))
+            steps = case.steps * case.layers * case.directions
+            medians = {name: statistics.median(s) / steps for name, s in row.seconds.items()}
+            print(json.dumps({f"{measured}: seconds a step": medians}), flush=True)
     finish(options, {"settings": asdict(settings), "bad": bad}, rows, ())
     if bad:
         raise SystemExit("; ".join(bad))

@@ -193,7 +193,7 @@ def main() -> None:
         for t, b, i, h in options.shapes or (QUICK_SHAPES if options.quick else SHAPES):
             shape = (t, b, i + given * h, h)
             for dtype in options.dtype:
-                case = Case(shape, getattr(torch, dtype), training=True, cell=cell)
+                case = Case(shape, getattr(torch, dtype), True, options.device, cell)
                 rows.append(compare(case, settings))
                 print("\n".join(rows[-1].lines()), flush=True)
     finish(options, {"settings": asdict(settings)}, rows, rows)

@@ -1,7 +1,7 @@
 """GPU bring-up within minutes of GPU access: `make first-contact`.
 
-    make first-contact RESULTS=results                         all stages, in nine minutes
-    make first-contact RESULTS=results STAGE="native pytest"   these, after the build
+    make first-contact RESULTS=results                              all stages, in nine minutes
+    make first-contact RESULTS=results STAGE="float32 sweep-gpu"    these, after the build
 
 docs/cuda.md lists the stages, in order of importance.
 
@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ class Stage:
 
 
 PYTHON = sys.executable
-BENCH = (PYTHON, "benchmarks/bench_cuda.py", "--shapes=1024,16,768,768")
+BENCH = (PYTHON, "benchmarks/bench_cuda.py", "--quick", "--rounds=5", "--cell", "lstm", "gru")
+SWEEP = (PYTHON, "benchmarks/sweep.py", "--rounds=3", "--seed=1")
+SHAPES = ("--shapes", "1024,16,768,768", "100,64,512,512", "100,16,256,256")
 DEVICE = f"""command -v nvidia-smi || {{ echo no GPU found; exit 1; }}
 nproc; nvidia-smi --query --display=CLOCK,POWER
 {PYTHON} -c 'import torch; print(torch.__version__, torch.cuda.get_device_properties(0))'"""
@@ -55,39 +58,48 @@ PYTEST = (
 )
 # The CPU oracle needs most of the time. pytest needs no other plugin of the environment.
 TESTING = {"OMP_NUM_THREADS": "2", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# No GPU has run the features of these tests.
+FLOAT32 = "--gtest_filter=Persistent/*float32*"
+NEW = "(float32 and persistent) or reset or mask or checkpoint or direction"
 NCU = (
     *("ncu", "--clock-control=none", "--cache-control=none", "--print-units=base", "--set=basic"),
-    *("--metrics=lts__t_sectors_srcunit_tex_op_read.sum", "--launch-skip=2", "--launch-count=1"),
+    # The first launches are those of the self-check.
+    *("--metrics=lts__t_sectors_srcunit_tex_op_read.sum", "--launch-skip=4", "--launch-count=1"),
     "--kill=yes",
 )
 
 
 def stages(results: Path) -> list[Stage]:
-    def engine(name: str, dtype: str) -> Stage:
-        options = ("--engine", name, "--dtype", dtype, "--rounds=5")
-        return Stage(f"{name}-{dtype}", (*BENCH, *options), 150)
+    def bench(name: str, *options: str) -> Stage:
+        """Ends 30 seconds before the limit, to write every sample."""
+        command = (*BENCH, *options, f"--json={results}/{name}.json", "--seconds=90")
+        return Stage(name, command, 120, {}, ("--device=cpu", "--shapes", "6,3,5,8"))
 
-    def profile(direction: str) -> Stage:
-        """Profiles the third launch, after the self-check and the first call."""
-        program = (*BENCH, "--engine=persistent", "--dtype=bfloat16")
+    def profile(dtype: str, direction: str) -> Stage:
+        program = (*BENCH, *SHAPES[:2], "--engine=persistent", "--dtype", dtype)
         command = (*NCU, f"--kernel-name=lltm_persistent_{direction}", *program)
-        return Stage(f"ncu-{direction}", command, 120)
+        return Stage(f"ncu-{direction}-{dtype}", command, 120)
 
-    def sweep(threads: int) -> Stage:
-        options = ("--seed=1", "--rounds=3", "--count=20", f"--json={results}/sweep-{threads}.json")
-        command = (PYTHON, "benchmarks/sweep.py", *options)
-        small = ("--quick", "--count=1", "--seed=39")
-        return Stage(f"sweep-{threads}", command, 90, {"OMP_NUM_THREADS": f"{threads}"}, small)
+    def sweep(name: str, environment: Mapping[str, str], *options: str) -> Stage:
+        command = (*SWEEP, *options, f"--json={results}/{name}.json", "--seconds=75")
+        small = ("--device=cpu", "--quick", "--count=1", "--seed=39")
+        return Stage(name, command, 100, environment, small)
 
+    both = ("--dtype", "float32", "float16")
     return [
         Stage("device", ("sh", "-c", DEVICE), 60),
         Stage("build", ("make", "--no-print-directory", "build-gpu"), 420),
-        *(engine("per_step", dtype) for dtype in ("float16", "bfloat16", "float32")),
-        *(engine("persistent", dtype) for dtype in ("float16", "bfloat16")),
-        *map(profile, ("forward", "backward")),
+        Stage("native-float32", (*NATIVE, FLOAT32), 180, TESTING, ("--gtest_list_tests",)),
+        Stage("pytest-new", (*PYTEST, "-k", NEW), 180, TESTING, ("--collect-only",)),
+        bench("float32", *SHAPES, "--dtype=float32"),
+        bench("forms", *both, "--form", "bidirectional", "layers", "packed"),
+        sweep("sweep-gpu", {}, "--device=cuda", "--quick", "--count=40", *BENCH[-3:], *both),
+        *(bench(dtype, *SHAPES, "--dtype", dtype) for dtype in ("float16", "bfloat16")),
+        bench("compile", *both, "--shapes", SHAPES[-1], "--compile", "--engine=persistent"),
+        *starmap(profile, product(("float32", "bfloat16"), ("forward", "backward"))),
         Stage("native", NATIVE, 180, TESTING, ("--gtest_list_tests",)),
         Stage("pytest", PYTEST, 180, TESTING, ("--collect-only",)),
-        *map(sweep, (16, 8, 4)),
+        sweep("sweep-16", {"OMP_NUM_THREADS": "16"}, "--count=20"),
     ]
 
 

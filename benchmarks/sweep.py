@@ -1,10 +1,12 @@
-"""Measures layers on a CPU at random shapes, with torch.nn's and ONNX Runtime's.
+"""Measures layers at random shapes, with torch.nn's and ONNX Runtime's.
 
     python benchmarks/sweep.py --json build/results/sweep.json
+    python benchmarks/sweep.py --device cuda --cell lstm gru --quick --rounds 3 --seconds 80
 
 Each size is sampled on a logarithmic scale: T from 1 to 500, B from 1 to 256, I and H from 1 to
-1024, odd sizes included. Each shape is measured for every cell and dtype, in training and
-inference, with the method of `python -m lltm.benchmark`, then in the first dtype with one thread.
+1024, odd sizes included. On a GPU, I and H are multiples of 8. Each shape is measured for every
+cell and dtype, in training and inference, with the method of `python -m lltm.benchmark`. On a CPU,
+the first dtype is then measured with one thread, on a GPU the rows are those of bench_cuda.py.
 Shapes with more than LARGEST multiply-adds are sampled again, because a few of them would take as
 long as all others.
 
@@ -22,12 +24,14 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
 
+import bench_cuda
 import torch
 from torch import nn
 
@@ -44,11 +48,12 @@ LIMITS = (500, 256, 1024, 1024)  # T, B, I, H
 LARGEST = 10**10
 
 
-def drawn(count: int, seed: int) -> Iterator[Shape]:
+def drawn(count: int, seed: int, multiple: int = 1) -> Iterator[Shape]:
+    """Yields shapes whose I and H are multiples of a number."""
     generator = random.Random(seed)
     while count > 0:
-        sizes = (round(math.exp(generator.uniform(0, math.log(most)))) for most in LIMITS)
-        shape = tuple(sizes)
+        t, b, *sizes = (round(math.exp(generator.uniform(0, math.log(most)))) for most in LIMITS)
+        shape = (t, b, *(-(-size // multiple) * multiple for size in sizes))
         if Case(shape, cell="lstm").flops <= 2 * LARGEST:
             count -= 1
             yield shape
@@ -64,6 +69,8 @@ def prepacked(case: Case) -> Make:
 
 
 def compare(case: Case, settings: Settings) -> Row:
+    if case.device == "cuda":
+        return bench_cuda.compare(case, settings, bench_cuda.ENGINES, graphs=False)
     every = contenders(case)
     makes = {name: every[name] for name in (OURS, f"nn.{case.yardstick}", PLAIN) if name in every}
     runs = not case.is_step and not case.training and case.dtype == torch.float32
@@ -81,12 +88,8 @@ def ours(other: str) -> str:
     return PREPACKED if other.startswith(ONNX_RUNTIME) else OURS
 
 
-def speedups(measured: Mapping[Case, Row], other: str) -> dict[Case, float]:
-    """Speedups over the implementation whose name begins with `other`."""
-    found = (
-        (c, row, [n for n in row.seconds if n.startswith(other)]) for c, row in measured.items()
-    )
-    return {case: row.speedup(names[0], ours(other)) for case, row, names in found if names}
+def others(row: Row) -> list[str]:
+    return [name for name in row.seconds if name not in (OURS, PREPACKED)]
 
 
 def distribution(values: Sequence[float]) -> str:
@@ -114,26 +117,32 @@ def by_baseline(
     measured: Mapping[Case, Row], threads: str
 ) -> dict[tuple[str, str, str, str], list[float]]:
     groups: dict[tuple[str, str, str, str], list[float]] = {}
-    for other in ("nn.", PLAIN, ONNX_RUNTIME):
-        for case, value in speedups(measured, other).items():
+    for case, row in measured.items():
+        for name in others(row):
             kind = "training" if case.training else "inference"
-            kind = ("prepacked " if other == ONNX_RUNTIME else "") + kind + threads
-            baseline = f"nn.{case.yardstick}" if other == "nn." else other
+            kind = f"{'prepacked ' * (ours(name) == PREPACKED)}{kind}{threads}"
+            baseline = ONNX_RUNTIME if name.startswith(ONNX_RUNTIME) else name
             key = (case.cell.upper(), str(case.dtype).removeprefix("torch."), kind, baseline)
-            groups.setdefault(key, []).append(value)
+            groups.setdefault(key, []).append(row.speedup(name, ours(name)))
     return groups
 
 
-def schedule(case: Case) -> list[str]:
+def worst(measured: Mapping[Case, Row], count: int = 10) -> str:
     """Runs a new process, because LLTM_SCHEDULE is read once per process."""
+    theirs = {case: f"nn.{case.yardstick}" for case in measured}
+    rows = [(case, row) for case, row in measured.items() if theirs[case] in row.seconds]
+    speedups = [(row.speedup(theirs[case]), case) for case, row in rows]
+    found = sorted(speedups, key=lambda each: each[0])[:count]
     program = f"""
+import sys
 import torch
 from lltm.benchmark.cases import Case
 from lltm.benchmark.contenders import OURS, Layer, contenders
 
-case = {case!r}
-with torch.set_grad_enabled(case.training):
-    Layer(contenders(case)[OURS], case).run()
+for speedup, case in {found}:
+    print(f"{{speedup:.2f}}  {{case}}", file=sys.stderr, flush=True)
+    with torch.set_grad_enabled(case.training):
+        Layer(contenders(case)[OURS], case).run()
 """
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -142,14 +151,7 @@ with torch.set_grad_enabled(case.training):
         text=True,
         check=True,
     )
-    return [line for line in result.stderr.splitlines() if line.startswith("lltm: ")]
-
-
-def worst(measured: Mapping[Case, Row], count: int = 10) -> Iterator[str]:
-    found = speedups(measured, "nn.")
-    for case in sorted(found, key=found.__getitem__)[:count]:
-        yield f"{found[case]:.2f}  {case}"
-        yield from (f"      {line}" for line in schedule(case))
+    return result.stderr.replace("\nlltm: ", "\n      lltm: ")
 
 
 def main() -> None:
@@ -158,24 +160,26 @@ def main() -> None:
     made.add_argument(
         "--seed", type=int, default=random.randrange(10**6), help="seed of the shapes"
     )
+    made.add_argument("--seconds", type=float, default=math.inf, help=bench_cuda.SECONDS)
     options = made.parse_args()
     options.rounds = options.rounds or 7
     settings = begin(options, draws=False)
     settings.seconds /= 2
     print(f"--seed {options.seed}")
-    shapes = options.shapes or [*drawn(options.count, options.seed)]
+    end = time.monotonic() + options.seconds
+    multiple = 8 if options.device == "cuda" else 1
+    shapes = options.shapes or [*drawn(options.count, options.seed, multiple)]
 
     def sweep(dtypes: Sequence[str], prefix: str = "") -> dict[Case, Row]:
         found = {}
-        for shape, cell in product(shapes, options.cell):
+        for shape, cell in bench_cuda.until(end, [*product(shapes, options.cell)]):
             print(f"{prefix}{cell.upper()} {'x'.join(map(str, shape))}", end="", flush=True)
             for name, training in product(dtypes, (False, True)):
-                case = Case(shape, getattr(torch, name), training, cell=cell)
+                case = Case(shape, getattr(torch, name), training, options.device, cell)
                 row = found[case] = compare(case, settings)
                 ratios = (
                     f"{row.ratio(n, ours(n)):.2f} {n}{' prepacked' * (ours(n) == PREPACKED)}"
-                    for n in row.seconds
-                    if n not in (OURS, PREPACKED)
+                    for n in others(row)
                 )
                 row.title = f"{prefix}{case}"
                 kind = "training" if training else "inference"
@@ -184,14 +188,16 @@ def main() -> None:
         return found
 
     measured, alone, threads = sweep(options.dtype), {}, torch.get_num_threads()
-    if threads > 1:  # last, because setting the number of threads changes MKL permanently
+    # Last, because setting the number of threads changes MKL permanently.
+    if threads > 1 and options.device == "cpu":
         torch.set_num_threads(1)
         alone = sweep(options.dtype[:1], "1 thread: ")
         torch.set_num_threads(threads)
     groups = by_baseline(measured, "") | by_baseline(alone, ", 1 thread")
-    print("\n".join(["", *table(groups), "", "The ten worst:", *worst(measured)]))
+    print("\n".join(["", *table(groups)]))
     results = {"settings": asdict(settings), "seed": options.seed}
     finish(options, results, [*measured.values(), *alone.values()], ())
+    print(f"\nThe ten worst:\n{worst(measured)}")
 
 
 if __name__ == "__main__":

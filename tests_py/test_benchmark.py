@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bench_cuda
+import first_contact
 import pytest
 import support
 import sweep
 import torch
 
 from lltm.benchmark.__main__ import cases, parser
-from lltm.benchmark.cases import GATES, Case, Shape
+from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
 from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
@@ -23,6 +26,8 @@ from lltm.benchmark.user_model import compare_model, function
 RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
 CELLS = RUN / "layers.json"
 SWEEP = (RUN / "sweep.txt").read_text()
+STEP, SEQUENCE = Case((3, 5, 6)), Case((4, 3, 5, 6))
+PACKED, STACK = replace(SEQUENCE, packed=True), replace(SEQUENCE, layers=3, directions=2)
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
 
 
@@ -55,10 +60,10 @@ def test_a_failing_implementation_is_skipped_with_the_reason(call: int) -> None:
 
 
 @pytest.mark.parametrize("cell", GATES)
-@pytest.mark.parametrize("shape", [(3, 5, 6), (4, 3, 5, 6)])
-def test_implementations_with_the_same_parameters_agree(cell: str, shape: Shape) -> None:
+@pytest.mark.parametrize("case", [STEP, SEQUENCE, PACKED, STACK], ids=str)
+def test_implementations_with_the_same_parameters_agree(cell: str, case: Case) -> None:
     """Only implementations whose arithmetic matches are compared."""
-    case = Case(shape, training=True, cell=cell)
+    case = replace(case, training=True, cell=cell)
     found = {name: Layer(make, case) for name, make in contenders(case).items()}
     ours = found[OURS]
     weights = sum(p.numel() for p in ours.module.parameters() if p.dim() == 2)
@@ -76,13 +81,43 @@ def test_implementations_with_the_same_parameters_agree(cell: str, shape: Shape)
 
 def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
     """Not the kernels that its classes inherit."""
-    for case in (Case((3, 5, 6)), Case((4, 3, 5, 6))):
+    for case in (STEP, SEQUENCE):
         layer = Layer(contenders(case)[TUTORIAL], case)
         with torch.no_grad(), torch.profiler.profile() as profile:
             layer.forward()
         keys = [event.key for event in profile.key_averages()]
         assert "aten::addmm" in keys
         assert not [key for key in keys if key.startswith("lltm::")]
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    program = str(support.ROOT / "benchmarks/bench_cuda.py")
+    options = ["--device=cpu", "--quick", "--rounds=1", "--cell=gru", "--dtype=float32"]
+    options += ["--shapes=4,3,5,8", "--json=out.json", "--form", *bench_cuda.FORMS]
+    shown = support.run_forked(program, *options, cwd=tmp_path).stdout
+    titles = [row["title"] for row in rows_of(tmp_path / "out.json")]
+    endings = ["", ", packed", ", bidirectional", ", 3 layers"]
+    assert [title.partition("float32")[2] for title in titles[::2]] == endings
+    lines = [line for line in shown.splitlines() if line.startswith("{")]
+    assert [[*json.loads(line)] for line in lines] == [[f"{t}: seconds a step"] for t in titles]
+
+
+def test_rows_of_a_gpu_name_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_cuda, "measure", lambda title, builds, *rest: [*builds])
+    case = replace(SEQUENCE, device="cuda", cell="lstm")
+    rows: Any = bench_cuda.compare(case, SETTINGS, bench_cuda.ENGINES)
+    ours = ["lltm", "lltm, TF32", "lltm, per-step", "lltm, per-step, TF32"]
+    eager = [*ours, "nn.LSTM", "nn.LSTM, TF32 off"]
+    assert rows == [*eager, *(f"{name}, graph" for name in eager)]
+    half = replace(case, dtype=torch.float16)
+    rows = bench_cuda.compare(half, SETTINGS, bench_cuda.ENGINES, graphs=False)
+    assert rows == ["lltm", "lltm, per-step", "nn.LSTM"]
+
+
+def test_a_stopped_stage_of_the_gpu_bring_up_keeps_its_results(tmp_path: Path) -> None:
+    printing = first_contact.Stage("name", ("sh", "-c", """echo '{"a": 1}'; exec sleep 60"""), 60)
+    entry = first_contact.run(printing, limit=1, log=tmp_path / "log")
+    assert (entry["state"], entry["a"]) == ("stopped after 1 seconds", 1)
 
 
 SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--json", "out.json"]

@@ -50,10 +50,10 @@ def on_gpu(arguments: Arguments, device: str = "cuda") -> Arguments:
     return arguments.map(lambda tensor: tensor.to(device))
 
 
-def run(arguments: Arguments) -> tuple[Tensor, ...]:
+def run(arguments: Arguments, checkpoint_steps: int = 0) -> tuple[Tensor, ...]:
     """The output gradients are ones."""
     leaves = arguments.leaves()
-    outputs = support.sequence_outputs(lltm.functional, leaves)
+    outputs = support.checkpointed_outputs(checkpoint_steps, lltm.functional, leaves)
     gradients = torch.autograd.grad(
         outputs, leaves.tensors(), [torch.ones_like(y) for y in outputs]
     )
@@ -239,6 +239,25 @@ def check_on_cuda(module: Any, shape: tuple[int, ...], dtype: torch.dtype) -> No
     assert [y.dtype for y in on_gpu] == [y.dtype for y in on_cpu]
     limit = 4 * max(error(on_cpu, exact), 8 * torch.finfo(dtype).eps)
     assert error(on_gpu, exact) <= limit
+
+
+@each_engine
+@each_dtype
+@pytest.mark.parametrize("option", ["reset", "recurrent_mask", "checkpoint_steps"])
+def test_options_are_as_exact_as_on_the_cpu(option: str, dtype: torch.dtype) -> None:
+    a = support.sequence_arguments((20, 17, 8, 64), dtype)
+    reset, mask = torch.rand(20, 17) < 0.1, torch.rand(17, 64) < 0.5
+
+    def results(a: Arguments) -> list[Tensor]:
+        if option == "reset":
+            a = replace(a, reset=reset.to(a.input.device))
+        elif option == "recurrent_mask":
+            a = replace(a, recurrent_mask=mask.to(a.input))
+        return [*run(a, checkpoint_steps=3 if option == "checkpoint_steps" else 0)]
+
+    exact = results(a.to(torch.float64))
+    limit = 4 * max(error(results(a), exact), 8 * torch.finfo(dtype).eps)
+    assert error(results(on_gpu(a)), exact) <= limit
 
 
 # The results of spiking cells jump if rounding changes a decision.

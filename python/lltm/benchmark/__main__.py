@@ -1,7 +1,8 @@
-"""Measures the speedup of lltm over other implementations on this CPU, and draws
-a picture. A shape is B,I,H for one step and T,B,I,H for a sequence;
-training is forward and backward. LSTM and GRU are compared with torch.nn, the
-LLTM with torch.nn's LSTM, its PyTorch reference and the tutorial's C++.
+"""Measures the speedup of lltm over other implementations on this CPU (a GPU
+with --device cuda), and draws a picture. A shape is B,I,H for one step and
+T,B,I,H for a sequence; training is forward and backward. LSTM and GRU are
+compared with torch.nn, the LLTM with torch.nn's LSTM, its PyTorch reference and
+the tutorial's C++.
 
     python -m lltm.benchmark --quick
     python -m lltm.benchmark --cell gru --shapes 200,8,64,256 --dtype float32
@@ -28,6 +29,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -125,6 +127,7 @@ def parser(
     option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these shapes")
     dtypes = "of " + ", ".join(names) + "; default: the first two"
     option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)
+    option("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     option("--threads", type=int, metavar="N", help="default: torch.get_num_threads()")
     option("--rounds", type=int, metavar="N", help="default: 15")
     option("--quick", action="store_true", help="small shapes and few rounds")
@@ -137,6 +140,8 @@ def parser(
 
 def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
     """Also prints versions and CPU, and reports a missing Matplotlib."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no GPU found")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
@@ -149,9 +154,10 @@ def begin(options: argparse.Namespace, draws: bool = True) -> Settings:
     )
 
 
-def cases(options: argparse.Namespace) -> list[Case]:
+def cases(options: argparse.Namespace, **form: Any) -> list[Case]:
+    """Returns all combinations of the options, with further arguments of the cases."""
     return [
-        Case(shape, getattr(torch, dtype), training, cell=cell)
+        Case(shape, getattr(torch, dtype), training, options.device, cell, **form)
         for cell in options.cell
         for shape in options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
         for dtype in options.dtype

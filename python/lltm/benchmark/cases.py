@@ -27,13 +27,19 @@ QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
 
 @dataclass(frozen=True)
 class Case:
-    """A measured case: a cell, a shape, a dtype, and training or inference."""
+    """A measured case: a cell, a shape, a dtype, and training or inference.
+
+    The sequences of a packed batch have lengths from T down to T / 4.
+    """
 
     shape: Shape
     dtype: torch.dtype = torch.float32
     training: bool = False
     device: str = "cpu"
     cell: str = "lltm"
+    layers: int = 1
+    directions: int = 1
+    packed: bool = False
 
     @property
     def is_step(self) -> bool:
@@ -42,6 +48,12 @@ class Case:
     @property
     def steps(self) -> int:
         return 1 if self.is_step else self.shape[0]
+
+    @property
+    def lengths(self) -> list[int]:
+        spread = 3 * self.steps // 4 if self.packed else 0
+        batch = self.shape[-3]
+        return [self.steps - spread * k // max(1, batch - 1) for k in range(batch)]
 
     @property
     def module(self) -> str:
@@ -56,7 +68,8 @@ class Case:
     def weights(self) -> int:
         """Number of weight elements."""
         input_size, hidden = self.shape[-2:]
-        return GATES[self.cell] * hidden * (input_size + hidden)
+        inputs = input_size + (self.layers - 1) * self.directions * hidden
+        return self.directions * GATES[self.cell] * hidden * (inputs + self.layers * hidden)
 
     @property
     def flops(self) -> float:
@@ -66,11 +79,13 @@ class Case:
         h and the input need as many again.
         """
         passes = 1 if not self.training else 2 if self.is_step else 3
-        return passes * 2 * self.steps * self.shape[-3] * self.weights
+        return passes * 2 * sum(self.lengths) * self.weights
 
     def __str__(self) -> str:
         work = f"{self.cell.upper()} {'one step' if self.is_step else 'sequence'}"
         direction = "training" if self.training else "inference"
         sizes = zip("BIH" if self.is_step else "TBIH", self.shape, strict=True)
         shape = " ".join(f"{letter}={size}" for letter, size in sizes)
-        return f"{work}, {direction}, {shape}, {str(self.dtype).removeprefix('torch.')}"
+        form = ", packed" * self.packed + ", bidirectional" * (self.directions == 2)
+        form += f", {self.layers} layers" * (self.layers > 1)
+        return f"{work}, {direction}, {shape}, {str(self.dtype).removeprefix('torch.')}{form}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .. import _C, modules, reference
 from ..integrations.inductor import inductor_decomposed
@@ -109,15 +110,16 @@ def contenders(case: Case, compile: bool = False) -> dict[str, Make]:
 
     LSTM and GRU are compared only with the torch.nn layers that they replace.
     """
-    compiles = compile and (  # compiling a Python loop takes minutes
-        case.is_step or (case.shape == LOOP_SHAPE and case.dtype == torch.float32)
-    )
+    loops = case.cell == "lltm" and not case.is_step  # compiling a Python loop takes minutes
+    compiles = compile and (not loops or (case.shape == LOOP_SHAPE and case.dtype == torch.float32))
     if compiles:
         torch.compiler.reset()  # before the recompilation limit causes eager mode
     if case.cell == "lltm":
         makes = dict(STEPS if case.is_step else SEQUENCES)
         if compiles:
             makes |= COMPILED_STEPS if case.is_step else COMPILED_SEQUENCES
+        if case.packed or case.layers * case.directions > 1:
+            del makes[TUTORIAL]
         return makes
     ours, theirs = getattr(modules, case.module), getattr(nn, case.yardstick)
     makes = {OURS: ours, f"nn.{case.yardstick}": theirs}
@@ -138,20 +140,33 @@ class Layer:
         self.case = case
         *leading, input_size, hidden = case.shape
         options: Any = {"dtype": case.dtype, "device": case.device}
-        self.module = make(input_size, hidden, dtype=case.dtype).to(case.device)
+        states = case.layers * case.directions
+        form = {"num_layers": case.layers, "bidirectional": case.directions == 2}
+        module = make(input_size, hidden, dtype=case.dtype, **(form if states > 1 else {}))
+        self.module = module.to(case.device).train(case.training)
+        rows = leading if case.is_step else (states, leading[1])
+        self.batch_sizes: Tensor | None = None
+        if case.packed:
+            lengths = torch.tensor(case.lengths)
+            self.batch_sizes = (lengths > torch.arange(case.steps)[:, None]).sum(1)
+            leading = [sum(case.lengths)]
         self.input = torch.randn(*leading, input_size, **options)
         self.input.requires_grad_(case.training and not case.is_step)
-        rows = leading if case.is_step else (1, leading[1])
         h, c = (torch.randn(*rows, hidden, **options) for _ in "hc")
         self.state: Any = h if case.cell == "gru" else (h, c)
         # Gradient of the output of a sequence.
-        self.gradient = None if case.is_step else torch.randn(*leading, hidden, **options)
+        outputs = case.directions * hidden
+        self.gradient = None if case.is_step else torch.randn(*leading, outputs, **options)
 
     def forward(self) -> tuple[Tensor, ...]:
         """The results to differentiate: h and c of a step, or a sequence's output."""
-        results = self.module(self.input, self.state)
+        packed = self.batch_sizes is not None
+        input = PackedSequence(self.input, self.batch_sizes) if packed else self.input
+        results = self.module(input, self.state)
         if isinstance(results, Tensor):
             return (results,)
+        if packed:
+            return (results[0].data,)
         return tuple(results) if self.case.is_step else results[:1]
 
     def backward(self, results: Sequence[Tensor]) -> None:

@@ -17,12 +17,20 @@ from .report import Row
 Sampler = Callable[[int], dict[str, float]]
 
 
+def synchronize() -> None:
+    """Waits for the GPU if this process uses it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def timed(run: Callable[[], object], training: bool = False) -> Sampler:
     def sample(iterations: int) -> dict[str, float]:
         with torch.set_grad_enabled(training):
+            synchronize()
             start = time.perf_counter()
             for _ in range(iterations):
                 run()
+            synchronize()
             return {"": (time.perf_counter() - start) / iterations}
 
     return sample
@@ -35,10 +43,6 @@ def layer_timer(make: Make, case: Case) -> Sampler:
 def parts_timer(make: Make, case: Case) -> Sampler:
     """Times forward and backward separately, on a GPU with a synchronization after each."""
     layer = Layer(make, case)
-
-    def synchronize() -> None:
-        if case.device == "cuda":
-            torch.cuda.synchronize()
 
     def sample(iterations: int) -> dict[str, float]:
         forward = backward = 0.0
