@@ -331,7 +331,7 @@ LLTM_CELL_INLINE Words* shared_weights(Machine& m) {
 // Two tiles in flight share the round trip of the first poll but need free registers.
 template <int kUnitsK, int kSharedK, int kTiles, int kOutputs, bool kSplits>
 constexpr bool kReadsAhead =
-    kTiles > 1 && kSharedK == 0 && !kSplits && kUnitsK < 10 && (kOutputs + 1) * kUnitsK <= 20;
+    kTiles > 1 && kSharedK == 0 && !kSplits && kUnitsK < (kOutputs == 1 ? 10 : 5);
 
 // Independent mma chains, in which each mma waits for the previous. A single output is split into
 // chains to fill the tensor cores, as far as registers allow.
