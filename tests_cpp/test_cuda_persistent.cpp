@@ -10,11 +10,13 @@
 #include <lltm/backends.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -211,7 +213,7 @@ int64_t launches(const Body& body) {
   return persistent_launches - before;
 }
 
-Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
+Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::workspace_of_cache()) {
   return as_list(
       lltm::cuda::persistent_forward({engine_inputs(a), /*save=*/true}, workspace_bytes).value());
 }
@@ -262,7 +264,7 @@ LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kSixteenBits);
 // Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
-       {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
+       {Sizes{3, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
     check_persistent(dense(sizes), 1, 2);
   }
   check_persistent(dense({5, 3, 4, 24}, /*bias=*/false));
@@ -283,7 +285,7 @@ TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
   check_persistent(packed(falling_lengths(40, 4), 3, 24));
-  check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
+  check_persistent(dense({3, 200, 3, 24}), /*each=*/3);
 }
 
 Problem with_resets(const Problem& problem) {
@@ -312,7 +314,8 @@ TEST_P(PersistentEngine, CheckpointsAreStatesBetweenSteps) {
     for (const int64_t steps : {1, 3, 7, 9}) {
       SCOPED_TRACE(testing::Message() << "checkpoint_steps " << steps);
       Evaluation ours;
-      const int64_t segments = (7 + steps - 1) / steps;
+      // A segment of 1 step uses the per-step engine.
+      const int64_t segments = steps == 1 ? 0 : std::max<int64_t>(7 / steps, 1);
       EXPECT_EQ(
           launches([&] { ours = evaluate(checkpointed(steps), a, gradients); }), 1 + 2 * segments);
       EXPECT_TRUE(identical(ours.outputs[0], output));
@@ -440,33 +443,42 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto problem = [](const Sizes& sizes, at::ScalarType dtype = at::kHalf) {
     return sequence_problem(sizes, dtype, 1);
   };
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
+  EXPECT_EQ(why_not(problem({3, 3, 4, 16})), "");
   EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float32 or float64");
   EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "dtype is float32 or float64");
   for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
     EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
   }
   EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
-  EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
+  EXPECT_EQ(why_not(problem({3, 1, 4, 1536})), "");
   EXPECT_EQ(why_not(problem({1, 1, 4, 1544})), "H is too large");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "");
-  Arguments a = problem({2, 3, 4, 16});
+  EXPECT_EQ(why_not(problem({3, 3, 4, 16}), /*checkpoint_steps=*/2), "");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "too few steps");
+  Arguments a = problem({3, 3, 4, 16});
   a.reset = random_reset(a, 1);
   EXPECT_EQ(why_not(a), "");
   a.recurrent_mask = random_mask(a, 1);
   EXPECT_EQ(why_not(a), "recurrent_mask is given");
   const Temporarily small(multiprocessors, int64_t{3});
-  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
-  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
+  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({3, 128, 4, 48})), ""); }), 4);
+  EXPECT_EQ(why_not(problem({3, 129, 4, 48})), "B is too large");
   EXPECT_EQ(
       why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
   const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU rejected a launch");
+  EXPECT_EQ(why_not(problem({3, 3, 4, 48})), "the GPU rejected a launch");
+  const Temporarily large(multiprocessors, int64_t{32});
+  EXPECT_EQ(why_not(problem({3, 64, 4, 512})), "the GPU rejected a launch");
+  EXPECT_EQ(why_not(problem({3, 65, 4, 512})), "B is too large");
+  // Inference.
+  const auto step = lltm::cuda::persistent_forward({engine_inputs(problem({1, 3, 4, 48}))});
+  EXPECT_EQ(std::string(step.why_not), "too few steps");
+  const auto steps = lltm::cuda::persistent_forward({engine_inputs(problem({2, 3, 4, 48}))});
+  EXPECT_EQ(std::string(steps.why_not), "the GPU rejected a launch");
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
 TEST(PersistentSchedule, EachCallReportsItsEngine) {
-  const Arguments a = sequence_problem({2, 19, 4, 16}, at::kHalf, 1);
+  const Arguments a = sequence_problem({3, 19, 4, 16}, at::kHalf, 1);
   const Temporarily small(multiprocessors, int64_t{2});
   const PersistentSetting persistent(true);
   const Tensors gradients = random_gradients(a);
@@ -529,7 +541,8 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   first.weights = data(weights);
   first.gates = gates.const_data_ptr<float>();
   first.gates_offset = 1;
-  first.h_0 = first.h = first.c = data(state);
+  first.h_0 = first.h_before = first.c_before = data(state);
+  first.h = first.c = data(state);
   first.output = data(output);
   std::uint32_t begun = 0;
   first.words = {&begun, 3, lltm::cuda::failure_word()};
@@ -567,7 +580,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   EXPECT_TRUE(identical(ours, expected));
 }
 
-// Then in the cache. Fills once per chunk, or once.
+// Then in the cache. The first fill includes the counter of blocks.
 TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
@@ -575,10 +588,10 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
     const int64_t before = persistent_launches;
     filled.clear();
     run();
-    ASSERT_EQ(filled.size(), 4);
-    for (int64_t k = 0; k < 4; ++k) {
-      EXPECT_EQ(filled[k], std::pair(before + k, 9 * row_bytes)) << k;
-    }
+    std::map<int64_t, int64_t> bytes;
+    for (const auto& [launch, count] : filled) bytes[launch - before] += count;
+    const int64_t each = 9 * row_bytes;
+    EXPECT_EQ(bytes, (std::map<int64_t, int64_t>{{0, each + 16}, {1, each}, {2, each}, {3, each}}));
   };
   Tensors results;
   expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
@@ -589,6 +602,54 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   Tensors chunks;
   expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
+}
+
+// Device operations: ATen operations that compute or copy, GEMMs, fills and launches.
+int64_t device_operations(const std::function<void()>& body) {
+  static int64_t aten;
+  aten = -gemm_calls - persistent_launches - static_cast<int64_t>(filled.size());
+  const auto count = [](const at::RecordFunction& call) {
+    // Views, memory, operations that call others, and fill_, which only a CPU needs for a sum.
+    static const std::set<std::string> others = {
+        "as_strided",
+        "clone",
+        "contiguous",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "fill_",
+        "flatten",
+        "narrow",
+        "slice",
+        "t",
+        "to",
+        "transpose",
+        "view"};
+    if (others.count(std::string(call.name()).substr(std::strlen("aten::"))) == 0) ++aten;
+    return std::unique_ptr<at::ObserverContext>();
+  };
+  const at::CallbackHandle handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
+  body();
+  at::removeCallback(handle);
+  return aten + gemm_calls + persistent_launches + static_cast<int64_t>(filled.size());
+}
+
+// Short sequences wait for the host. A layer adds an operation for zero states.
+TEST(PersistentOperations, ATrainingCallNeedsFew) {
+  const PersistentSetting persistent(true);
+  const auto expect_operations = [](const char* cell, int64_t in_forward, int64_t in_backward) {
+    SCOPED_TRACE(cell);
+    const Arguments a = sequence_problem({5, 3, 8, 24}, at::kHalf, 1, /*bias=*/true, cell);
+    Tensors r;
+    EXPECT_EQ(device_operations([&] { r = forward(a); }), in_forward);
+    lltm::SequenceBackwardArgs args = backward_args(a, r);
+    args.output_mask = {true, false, false, true, true, true, true};
+    EXPECT_EQ(device_operations([&] { lltm::cuda::sequence_backward(args); }), in_backward);
+  };
+  expect_operations("lstm", 4, 9);
+  expect_operations("gru", 5, 12);
+  expect_operations("lltm", 5, 9);
 }
 
 // The per-step engine computes all steps, even if a later launch fails.
@@ -681,7 +742,7 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
   const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
-  const Arguments a = sequence_problem({2, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
+  const Arguments a = sequence_problem({3, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
   check_one(a, /*expected_launches=*/2);
 }
 
@@ -690,7 +751,7 @@ class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 
 TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
-  check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+  check_one(sequence_problem({3, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
 }
 
 // More runs of equal steps than a launch supports. Small weights limit rounding errors.

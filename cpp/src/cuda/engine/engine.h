@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/operator_args.h"
+#include "cuda/gemm/gemm.h"
 
 #include <cstdint>
 #include <optional>
@@ -20,13 +21,15 @@ Gradients step_backward(const SequenceBackwardArgs& args);
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
-// Limit for a chunk's pre-activations, unless a step needs more: a part of a data-center GPU's L2
-// cache, so that they rarely reach memory, but enough rows for a GEMM to use the entire GPU.
-constexpr int64_t kWorkspaceBytes = 32 << 20;
+// Limit for a chunk's pre-activations, unless a step needs more, so that they rarely reach memory.
+// With B = 1024 and H = 256 on an H100, another launch for 8 steps takes 5 us, memory 20 us.
+inline int64_t workspace_of_cache() {
+  return l2_cache_bytes() / 3 * 2;
+}
 
 // per_step.cpp: the per-step engine.
 SequenceResult per_step_forward(
-    const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
+    const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache());
 Gradients per_step_backward(const SequenceBackwardArgs& args);
 
 // The result and how the engine ran, or nullopt and the reason.
@@ -40,8 +43,8 @@ struct Attempt : std::optional<Result> {
 // persistent.cpp. nullopt if it cannot run. Backward has a smaller workspace, because the cache
 // also holds dz and the activations.
 Attempt<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
+    const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache());
 Attempt<Gradients> persistent_backward(
-    const SequenceBackwardArgs& args, int64_t workspace_bytes = kWorkspaceBytes / 2);
+    const SequenceBackwardArgs& args, int64_t workspace_bytes = workspace_of_cache() / 2);
 
 }  // namespace lltm::cuda

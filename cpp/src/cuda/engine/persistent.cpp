@@ -14,7 +14,6 @@
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -36,14 +35,25 @@ struct RowPlan {
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
 
-// A launch takes about as long with one row as with all that fit. On an H100, four launches take
-// half the time of a GEMM per step with H = 256, and as long with H = 512.
-constexpr int64_t kMostRowLaunches = 4;
+// Why the per-step engine is faster, or null. Microseconds per step on an H100, in float16
+// (benchmarks/results), persistent and per-step:
+//
+//     T    B     H    launches for all rows  inference  training
+//     1    16    512  1                      116   98   1119  853   LSTM
+//     2    16    512  1                       67   75    668  519   GRU
+//     100  1024  256  4                       17   23     43   54   LSTM
+//     100  512   512  4                       18   17     46   50   GRU
+//     100  256   768  4                       22   23     59   51   LSTM
+const char* why_slower(int64_t steps, bool training, int64_t hidden, int64_t row_launches) {
+  if (steps <= (training ? 2 : 1)) return "too few steps";
+  return row_launches > (hidden < 512 ? 4 : 2) ? "B is too large" : nullptr;
+}
 
 // How this engine runs a call, or why it cannot. Args selects the kernels, up to `most_hidden`
 // units.
 template <template <typename> typename Args>
-std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t most_hidden) {
+std::variant<RowPlan, const char*> plan_rows(
+    const SequenceInputs& args, int64_t most_hidden, bool training) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
@@ -65,7 +75,10 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args, int64_t
     if (plan.rows() >= batch) break;
   }
   if (plan.groups == 0) return "too few thread blocks run concurrently on this device";
-  if (batch > kMostRowLaunches * plan.rows()) return "B is too large";
+  const int64_t launches = at::ceil_div(batch, plan.rows());
+  const int64_t step_count = (args.batch_sizes.defined() ? *args.batch_sizes : *args.input).size(0);
+  const char* const slower = why_slower(step_count, training, hidden, launches);
+  if (slower != nullptr) return slower;
   return plan;
 }
 
@@ -112,10 +125,21 @@ bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream
   return true;
 }
 
-void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
+constexpr int64_t kCounterBytes = 16;  // keeps the alignment of memory that follows the counter
+
+// The chunk's rows, and the counter of blocks if it is given. One fill if it precedes the rows.
+void mark_rows_absent(
+    const Tensor& tensor, const Chunk& chunk, std::uint32_t* begun, Stream stream) {
   const GemmResult rows = result_rows(tensor, chunk.begin, chunk.rows);
-  const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
-  mark_absent(rows.data, chunk.rows * row_bytes, stream);
+  auto* begin = static_cast<char*>(rows.data);
+  char* const end = begin + rows.rows * rows.cols * static_cast<int64_t>(tensor.element_size());
+  auto* const counter = reinterpret_cast<char*>(begun);
+  if (counter != nullptr && counter + kCounterBytes == begin) {
+    begin = counter;
+  } else if (counter != nullptr) {
+    mark_absent(counter, kCounterBytes, stream);
+  }
+  mark_absent(begin, end - begin, stream);
 }
 
 template <typename Body>
@@ -128,6 +152,11 @@ Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());
   return address % 16 == 0 ? contiguous : contiguous.clone();
+}
+
+// Undefined if zero.
+Tensor carried_gradient(const Tensor& gradient) {
+  return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
 }
 
 template <typename T>
@@ -163,9 +192,9 @@ bool launch_forward_steps(
   const Tensor weights_x =
       as_padded_operand(x_slots(weights.ih, cell), columns, args.input->size(-1));
   const Tensor weights_h = aligned(h_slots(weights.hh, cell));
-  const Tensor h_0 = aligned(args.h_0), output = flat_rows(results.output);
-  const Tensor reset = reset_rows(args);
-  const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
+  const Tensor h_0 = aligned(args.h_0), c_0 = args.c_0->contiguous();
+  const Tensor output = flat_rows(results.output), reset = reset_rows(args);
+  const Tensor begun = at::empty({kCounterBytes}, args.input->options().dtype(at::kByte));
   const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
@@ -176,7 +205,8 @@ bool launch_forward_steps(
   launch.bias_ih = read_row<T>(args.bias_ih);
   launch.bias_hh = read_row<T>(args.bias_hh);
   launch.gates = data<float>(gates);
-  launch.h_0 = data<T>(h_0);
+  launch.h_0 = launch.h_before = data<T>(h_0);
+  launch.c_before = data<T>(c_0);
   launch.h = mutable_data<T>(h);
   launch.c = mutable_data<T>(c);
   launch.output = mutable_data<T>(results.output);
@@ -185,18 +215,22 @@ bool launch_forward_steps(
   launch.checkpoints = mutable_data<T>(results.checkpoints);
   launch.checkpoint_steps = results.every;
   launch.last_time = static_cast<int64_t>(steps.size()) - 1;
-  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
+  launch.words.begun = mutable_data<uint32_t>(begun);
+  launch.words.failure = failure_word();
   for (const Chunk& chunk : chunks) {
+    const bool is_first = &chunk == &chunks.front();
     gemm(
         operand_rows(x, chunk.begin, chunk.rows),
         transposed(operand(weights_x)),
         result_rows(gates, 0, chunk.rows),
         /*accumulate=*/false);
-    mark_rows_absent(output, chunk, stream);
+    mark_rows_absent(output, chunk, is_first ? launch.words.begun : nullptr, stream);
     launch.gates_offset = chunk.begin;
     for (size_t k = chunk.first; k < chunk.last;) {
       k = take_steps(steps, k, chunk.last, !args.reverse, launch.steps);
       if (!launch_rows(cell, launch, plan, stream)) return false;
+      launch.h_before = launch.h;
+      launch.c_before = launch.c;
     }
   }
   return true;
@@ -216,12 +250,14 @@ bool launch_backward_steps(
     const SequenceBackwardArgs& args,
     const RowPlan& plan,
     int64_t workspace_bytes,
+    const Tensor& dz_memory,
     const BackwardTensors& tensors) {
   const CellInfo& cell = *args.cell;
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
   const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
   const Tensor activations = aligned(args.saved), reset = reset_rows(args);
-  const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
+  const Tensor dh_before = carried_gradient(args.grad_h_n);
+  const Tensor dc_before = carried_gradient(args.grad_c_n);
   const Stream stream = current_stream();
   const std::vector<Chunk> chunks =
       plan_chunks(order, workspace_bytes / (tensors.dz.size(1) * static_cast<int64_t>(sizeof(T))));
@@ -234,16 +270,22 @@ bool launch_backward_steps(
   launch.reset = data<bool>(reset);
   launch.grad_output = step_matrix<T>(args.grad_output);
   launch.dz = mutable_data<T>(tensors.dz);
+  launch.dh_before = data<float>(dh_before);
+  launch.dc_before = data<float>(dc_before);
   launch.dh = mutable_data<float>(tensors.dh);
   launch.dc = mutable_data<float>(tensors.dc);
-  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
+  launch.words.begun = mutable_data<uint32_t>(dz_memory);
+  launch.words.failure = failure_word();
   for (const Chunk& chunk : chunks) {
-    mark_rows_absent(tensors.dz, chunk, stream);
+    const bool is_first = &chunk == &chunks.front();
+    mark_rows_absent(tensors.dz, chunk, is_first ? launch.words.begun : nullptr, stream);
     for (size_t k = chunk.first; k < chunk.last;) {
       k = take_steps(order, k, chunk.last, args.reverse, launch.steps);
       const bool wants_h_0 = args.output_mask[1];
       if (k == order.size() && wants_h_0) launch.steps.run[launch.steps.runs++] = {1, 0};
       if (!launch_rows(cell, launch, plan, stream)) return false;
+      launch.dh_before = launch.dh;
+      launch.dc_before = launch.dc;
     }
   }
   return true;
@@ -252,14 +294,14 @@ bool launch_backward_steps(
 }  // namespace
 
 Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentForwardArgs>(args, most_hidden_forward(*args.cell));
+  const auto planned =
+      plan_rows<PersistentForwardArgs>(args, most_hidden_forward(*args.cell), args.save);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const auto options = args.input->options();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const ForwardResults results(args, steps.size());
-  const Tensor h = copy_or_zeros(args.h_0, args.h_0->sizes(), options);
-  const Tensor c = copy_or_zeros(args.c_0, args.h_0->sizes(), options);
+  const Tensor h = at::empty(args.h_0->sizes(), options), c = at::empty(args.h_0->sizes(), options);
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
@@ -268,18 +310,21 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
 }
 
 Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell));
+  const auto planned =
+      plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell), true);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const at::ScalarType dtype = args.input->scalar_type();
-  const int64_t columns = args.cell->slots * args.h_0->size(1);
-  const auto wide = compute_options(args.input);
+  const int64_t rows = flat_size(args.input), columns = args.cell->slots * args.h_0->size(1);
+  const auto options = args.input->options(), wide = compute_options(args.input);
+  const int64_t counter = kCounterBytes / static_cast<int64_t>(args.input->element_size());
+  const Tensor dz_memory = at::empty({counter + rows * columns}, options);
   const BackwardTensors tensors = {
-      copy_or_zeros(args.grad_h_n, args.h_0->sizes(), wide),
-      copy_or_zeros(args.grad_c_n, args.h_0->sizes(), wide),
-      at::empty({flat_size(args.input), columns}, args.input->options())};
+      at::empty(args.h_0->sizes(), wide),
+      at::empty(args.h_0->sizes(), wide),
+      dz_memory.slice(0, counter).view({rows, columns})};
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
-    return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
+    return launch_backward_steps<T>(args, plan, workspace_bytes, dz_memory, tensors);
   });
   if (!launched) return {{}, rejected()};
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);

@@ -68,10 +68,11 @@ struct StepMatrix {
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Thread blocks increment `begun`, up to `blocks`, across launches.
+// Thread blocks increment `begun`, up to `blocks`, across launches. All bits are set before the
+// first, and the count starts from there.
 struct LaunchWords {
   std::uint32_t* begun = nullptr;
-  std::uint32_t blocks = 0;
+  std::uint32_t blocks = 0xFFFFFFFF;
   std::uint32_t* failure = nullptr;  // failure_word()
 };
 
@@ -91,8 +92,10 @@ struct PersistentForwardArgs {
   const float* gates = nullptr;   // (rows in the launch's steps, Sx * H): x W_x^T
   std::int64_t gates_offset = 0;  // the sequence's row at which `gates` begins
   const T* h_0 = nullptr;         // (B, H) (16)
-  T* h = nullptr;                 // (B, H), updated in place; not h_0
-  T* c = nullptr;                 // (B, H), updated in place
+  const T* h_before = nullptr;    // (B, H), before the launch; may be h or h_0
+  const T* c_before = nullptr;    // (B, H), as h_before
+  T* h = nullptr;                 // (B, H), after the launch; not h_0
+  T* c = nullptr;                 // (B, H), after the launch
   T* output = nullptr;            // (N, H); before the launch, its steps are absent (16)
   T* activations = nullptr;       // (N, A * H), or null
   const bool* reset = nullptr;    // (N): true before steps from initial states; or null
@@ -113,10 +116,12 @@ struct PersistentBackwardArgs {
   const T* weights = nullptr;      // (H, Sh * H), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
   StepMatrix<const T> grad_output;
-  const bool* reset = nullptr;  // as in forward
-  T* dz = nullptr;              // (N, S * H); before the launch, its steps are absent (16)
-  float* dh = nullptr;          // (B, H), updated in place
-  float* dc = nullptr;          // (B, H), updated in place
+  const bool* reset = nullptr;       // as in forward
+  T* dz = nullptr;                   // (N, S * H); before the launch, its steps are absent (16)
+  const float* dh_before = nullptr;  // (B, H), before the launch; may be dh; zeros if null
+  const float* dc_before = nullptr;  // (B, H), as dh_before
+  float* dh = nullptr;               // (B, H), after the launch
+  float* dc = nullptr;               // (B, H), after the launch
   LaunchWords words;
   LaunchSteps steps;
 };
