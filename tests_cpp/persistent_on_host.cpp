@@ -40,35 +40,39 @@ void mark_absent(void* data, std::int64_t bytes, Stream) {
 
 template <typename Args>
 bool launch_persistent(
-    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream) {
-  const std::int64_t slices = slices_of(args.hidden);
-  TORCH_CHECK(slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
+    const CellInfo& cell, const DirectionArgs<Args>& args, std::int64_t groups, int tiles, Stream) {
+  const std::int64_t hidden = args.of[0].hidden, slices = slices_of(hidden);
+  TORCH_CHECK(
+      args.count * slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
   TORCH_CHECK(lltm_test::persistent_fault != lltm_test::Fault::fails, "an illegal instruction");
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
   visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
-    visit_kernel<Definition, Args>(args.hidden, tiles, [&](auto units_k, auto tile_count) {
+    visit_kernel<Definition, Args>(hidden, tiles, [&](auto units_k, auto tile_count) {
       lltm_test::run_grid(
           {static_cast<int>(slices),
            static_cast<int>(groups),
-           shared_sums<tile_count, kOutputsOf<Definition, Args>>()},
+           shared_sums<tile_count, kOutputsOf<Definition, Args>>(),
+           args.count},
           [&](lltm_test::HostBlock::Lane& lane) {
-            lane.use(args.words);
-            run_steps<Definition, units_k, tile_count>(args, lane);
+            const Args& mine = args.of[lane.direction()];
+            lane.use(mine.words);
+            run_steps<Definition, units_k, tile_count>(mine, lane);
           },
           lltm_test::schedule_seed++);
     });
   });
   if constexpr (Args::kIsForward) {
-    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.h[args.hidden - 1] = 2.0F;
+    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.of[0].h[hidden - 1] = 2.0F;
   }
   return true;
 }
 
 #define LLTM_PERSISTENT_OF(Args)                                                   \
   template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int); \
-  template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
+  template bool launch_persistent(                                                 \
+      const CellInfo&, const DirectionArgs<Args>&, std::int64_t, int, Stream);
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
 LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)

@@ -2,8 +2,11 @@
 // checks that it was used.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
+#include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
 #include "cuda_on_host.h"
+#include "op/bidirectional.h"
+#include "op/operators.h"
 #include "persistent_on_host.h"
 #include "properties.h"
 
@@ -11,6 +14,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <array>
@@ -548,7 +552,8 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   first.words = {&begun, 3, lltm::cuda::failure_word()};
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, first, 1, 1, stream));
+  const lltm::cuda::DirectionArgs<lltm::cuda::PersistentForwardArgs<T>> one = {{first}, 1};
+  EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, one, 1, 1, stream));
   expect_nan_of_the_first_row(output);
   expect_an_error_once([&] { sequence(a); });
 
@@ -563,7 +568,8 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   second.words = {&begun, 6, lltm::cuda::failure_word()};
   second.steps = steps;
   lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, second, 1, 1, stream));
+  const lltm::cuda::DirectionArgs<lltm::cuda::PersistentBackwardArgs<T>> other = {{second}, 1};
+  EXPECT_TRUE(lltm::cuda::launch_persistent(lltm::Lltm::kCell, other, 1, 1, stream));
   expect_nan_of_the_first_row(dz);
   expect_an_error_once([&] { backward(a, results); });
 }
@@ -752,6 +758,75 @@ INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(10
 
 TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
   check_one(sequence_problem({3, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+}
+
+// A layer's two directions, with different weights: in the same launches if both fit.
+class PersistentDirections : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Cells, PersistentDirections, testing::Values("lltm", "lstm", "gru"));
+
+TEST_P(PersistentDirections, ResultsAreBitwiseIdenticalToSeparateCalls) {
+  const PersistentSetting persistent(true);
+  const auto problem = [](uint64_t seed, bool packed) {
+    return requiring_grad(
+        packed ? packed_problem(falling_lengths(19, 6), 3, 24, at::kHalf, seed, GetParam())
+               : sequence_problem({7, 19, 3, 24}, at::kHalf, seed, /*bias=*/true, GetParam()));
+  };
+  const auto check = [&](bool packed, int64_t checkpoint_steps, int64_t separate, int64_t both) {
+    SCOPED_TRACE(testing::Message() << "packed " << packed << ", steps " << checkpoint_steps);
+    std::array<Arguments, 2> calls = {problem(1, packed), problem(2, packed)};
+    calls[1].reverse = true;
+    Tensors inputs = differentiable(calls[0]);
+    for (const at::Tensor& tensor : differentiable(calls[1])) inputs.push_back(tensor);
+    const auto run = [&](const auto& layer) {
+      const auto [first, second] = layer(
+          lltm::SequenceArgs{operator_inputs(calls[0], checkpoint_steps)},
+          lltm::SequenceArgs{operator_inputs(calls[1], checkpoint_steps)});
+      const auto& [output, h, c] = first;
+      const auto& [other_output, other_h, other_c] = second;
+      const at::Tensor loss = (output * h.sum() + other_output.square()).sum() + other_h.sum();
+      Tensors all = torch::autograd::grad({loss}, inputs);
+      all.insert(all.end(), {output, h, other_output, other_h});
+      return all;
+    };
+    Tensors expected, ours;
+    EXPECT_EQ(separate, launches([&] {
+                expected = run([](const auto& a, const auto& b) {
+                  return std::pair(lltm::op::call(a), lltm::op::call(b));
+                });
+              }));
+    EXPECT_EQ(both, launches([&] { ours = run(lltm::sequences_side_by_side); }));
+    ASSERT_EQ(ours.size(), expected.size());
+    for (size_t k = 0; k < ours.size(); ++k) EXPECT_TRUE(identical(ours[k], expected[k])) << k;
+  };
+  // Two slices of each direction, with up to 32 rows.
+  const Temporarily few(multiprocessors, int64_t{4});
+  check(/*packed=*/false, 0, 4, 2);
+  check(/*packed=*/true, 0, 4, 2);
+  // Each recomputes segments of 4 and 3 steps.
+  check(/*packed=*/false, 4, 10, 8);
+  const Temporarily fewer(multiprocessors, int64_t{3});
+  check(/*packed=*/false, 0, 4, 4);
+}
+
+TEST(PersistentPair, FailuresAndTheSelfCheckConcernBothDirections) {
+  const PersistentSetting persistent(true);
+  const Arguments a = sequence_problem({3, 5, 4, 24}, at::kHalf, 1);
+  const lltm::SequenceArgs args = {operator_inputs(a)};
+  lltm::cuda::forget_self_checks();
+  const int64_t of_check = launches([&] { sequence(a); }) - 1;
+  lltm::cuda::forget_self_checks();
+  EXPECT_EQ(launches([&] { lltm::sequences_side_by_side(args, args); }), of_check + 1);
+  check_kernels_now();
+
+  Arguments wrong = a;
+  wrong.weights = wrong.weights.slice(1, 1);
+  EXPECT_THROW(lltm::sequences_side_by_side(args, {operator_inputs(wrong)}), c10::Error);
+  EXPECT_EQ(launches([&] { lltm::sequences_side_by_side(args, args); }), 1);
+  const Temporarily refused(launches_left, int64_t{0});
+  const auto [first, second] = lltm::sequences_side_by_side(args, args);
+  const PersistentSetting per_step(false);
+  EXPECT_TRUE(identical(std::get<0>(first), sequence(a)[0]));
+  EXPECT_TRUE(identical(std::get<0>(second), sequence(a)[0]));
 }
 
 // More runs of equal steps than a launch supports. Small weights limit rounding errors.

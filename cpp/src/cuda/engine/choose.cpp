@@ -27,9 +27,12 @@ Result run(
     Attempt<Result> (*persistent)(const Args&),
     Result (*per_step)(const Args&)) {
   check_earlier_calls();
-  const char* const why_not = cuda_persistent()
-                                  ? why_not_kernels(*args.cell, args.input, Engine::persistent)
-                                  : "lltm.backends.cuda.persistent is False";
+  const auto why_not_persistent = [&] {
+    const OneDirection of_the_self_check;
+    return why_not_kernels(*args.cell, args.input, Engine::persistent);
+  };
+  const char* const why_not =
+      cuda_persistent() ? why_not_persistent() : "lltm.backends.cuda.persistent is False";
   Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
   if (logs_schedules()) {
     const std::string engine = attempt ? "persistent, " + std::to_string(attempt.groups) +

@@ -8,7 +8,9 @@
 #include "common/operator_args.h"
 #include "cuda/gemm/gemm.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 namespace lltm::cuda {
@@ -38,6 +40,22 @@ struct Attempt : std::optional<Result> {
   const char* why_not = nullptr;
   int tiles = 0;       // per group, see persistent.h
   int64_t groups = 0;  // maximum per launch
+};
+
+// Calls run(0) and run(1), which call an engine for a layer's two directions. The persistent
+// kernels run concurrently, in the same launches, if all rows of both fit.
+void run_both_directions(const std::function<void(size_t)>& run);
+
+// Within its scope, a call of an engine is not one of two directions.
+class OneDirection {
+ public:
+  OneDirection();
+  ~OneDirection();
+  OneDirection(const OneDirection&) = delete;
+  OneDirection& operator=(const OneDirection&) = delete;
+
+ private:
+  void* suspended_;
 };
 
 // persistent.cpp. nullopt if it cannot run. Backward has a smaller workspace, because the cache

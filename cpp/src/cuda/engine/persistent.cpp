@@ -18,7 +18,11 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <functional>
+#include <initializer_list>
 #include <limits>
+#include <typeinfo>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -31,6 +35,7 @@ using at::Tensor;
 struct RowPlan {
   int tiles;  // per group
   int64_t groups;
+  int directions;
 
   int64_t rows() const { return groups * tiles * kTileRows; }
 };
@@ -49,6 +54,16 @@ const char* why_slower(int64_t steps, bool training, int64_t hidden, int64_t row
   return row_launches > (hidden < 512 ? 4 : 2) ? "B is too large" : nullptr;
 }
 
+// The calls for both directions of a layer. The first waits before its launches, within its call,
+// for the second, which launches the kernels of both.
+struct Pair {
+  std::function<void()> second;  // null once called
+  void* waiting = nullptr;       // Launches<Args> of the first call
+  const std::type_info* args = nullptr;
+  bool launched = false;
+};
+thread_local Pair* pair = nullptr;  // of the current call, or null
+
 // How this engine runs a call, or why it cannot. Args selects the kernels, up to `most_hidden`
 // units.
 template <template <typename> typename Args>
@@ -65,15 +80,21 @@ std::variant<RowPlan, const char*> plan_rows(
   if (hidden > most_hidden) return "H is too large";
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
-  RowPlan plan = {};
-  for (const int tiles : kTileCounts) {
-    const int64_t blocks = dtype == at::kHalf
-                               ? resident_blocks<Args<c10::Half>>(cell, hidden, tiles)
-                               : resident_blocks<Args<c10::BFloat16>>(cell, hidden, tiles);
-    const int64_t groups = blocks / slices_of(hidden);
-    if (groups > 0) plan = {tiles, groups};
-    if (plan.rows() >= batch) break;
-  }
+  const auto plan_directions = [&](int directions) {
+    RowPlan plan = {};
+    for (const int tiles : kTileCounts) {
+      const int64_t blocks = dtype == at::kHalf
+                                 ? resident_blocks<Args<c10::Half>>(cell, hidden, tiles)
+                                 : resident_blocks<Args<c10::BFloat16>>(cell, hidden, tiles);
+      const int64_t groups = blocks / (directions * slices_of(hidden));
+      if (groups > 0) plan = {tiles, groups, directions};
+      if (plan.rows() >= batch) break;
+    }
+    return plan;
+  };
+  const bool is_paired = pair != nullptr && (pair->second != nullptr || pair->waiting != nullptr);
+  RowPlan plan = plan_directions(is_paired ? 2 : 1);
+  if (is_paired && plan.rows() < batch) plan = plan_directions(1);
   if (plan.groups == 0) return "too few thread blocks run concurrently on this device";
   const int64_t launches = at::ceil_div(batch, plan.rows());
   const int64_t step_count = (args.batch_sizes.defined() ? *args.batch_sizes : *args.input).size(0);
@@ -113,16 +134,69 @@ size_t take_steps(
   return last;
 }
 
+// A call's launches, for all its rows.
 template <typename Args>
-bool launch_rows(const CellInfo& cell, Args& launch, const RowPlan& plan, Stream stream) {
-  for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
-    launch.first_row = row;
-    const int64_t groups =
-        std::min(plan.groups, at::ceil_div<int64_t>(launch.batch - row, plan.tiles * kTileRows));
-    launch.words.blocks += static_cast<uint32_t>(groups * slices_of(launch.hidden));
-    if (!launch_persistent(cell, launch, groups, plan.tiles, stream)) return false;
+struct Launches {
+  Args& args;
+  const std::vector<Step>& steps;  // in kernel order
+  const std::vector<Chunk>& chunks;
+  bool ascending, ends_without_rows;
+  std::function<void(const Chunk&)> begin_chunk;
+  size_t chunk = 0, step = 0;
+
+  // Prepares args for the next launch, or returns false after the last.
+  bool next() {
+    if (step == steps.size()) return false;
+    const Chunk& current = chunks[chunk];
+    if (step == current.first) begin_chunk(current);
+    if (step > 0) args.continue_from_here();
+    step = take_steps(steps, step, current.last, ascending, args.steps);
+    if (step == current.last) ++chunk;
+    if (step == steps.size() && ends_without_rows) args.steps.run[args.steps.runs++] = {1, 0};
+    return true;
   }
-  return true;
+};
+
+template <typename Args>
+bool launch_all(
+    const CellInfo& cell,
+    std::initializer_list<Launches<Args>*> calls,
+    const RowPlan& plan,
+    Stream stream) {
+  for (;;) {
+    Args* next[2] = {};
+    DirectionArgs<Args> launch;
+    for (Launches<Args>* const call : calls) {
+      if (call->next()) next[launch.count++] = &call->args;
+    }
+    if (launch.count == 0) return true;
+    const int64_t batch = next[0]->batch, slices = slices_of(next[0]->hidden);
+    for (int64_t row = 0; row < batch; row += plan.rows()) {
+      const int64_t groups =
+          std::min(plan.groups, at::ceil_div<int64_t>(batch - row, plan.tiles * kTileRows));
+      for (int n = 0; n < launch.count; ++n) {
+        next[n]->first_row = row;
+        next[n]->words.blocks += static_cast<uint32_t>(groups * slices);
+        launch.of[n] = *next[n];
+      }
+      if (!launch_persistent(cell, launch, groups, plan.tiles, stream)) return false;
+    }
+  }
+}
+
+template <typename Args>
+bool launch(const CellInfo& cell, Launches<Args> call, const RowPlan& plan, Stream stream) {
+  if (plan.directions == 2 && pair->second != nullptr) {
+    pair->waiting = &call;
+    pair->args = &typeid(Args);
+    std::exchange(pair->second, nullptr)();
+    if (pair->waiting == nullptr) return pair->launched;
+    pair->waiting = nullptr;
+  } else if (plan.directions == 2 && pair->waiting != nullptr && *pair->args == typeid(Args)) {
+    auto* const first = static_cast<Launches<Args>*>(std::exchange(pair->waiting, nullptr));
+    return pair->launched = launch_all(cell, {first, &call}, plan, stream);
+  }
+  return launch_all(cell, {&call}, plan, stream);
 }
 
 constexpr int64_t kCounterBytes = 16;  // keeps the alignment of memory that follows the counter
@@ -198,42 +272,39 @@ bool launch_forward_steps(
   const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
-  PersistentForwardArgs<T> launch;
-  launch.hidden = hidden;
-  launch.batch = args.h_0->size(0);
-  launch.weights = data<T>(weights_h);
-  launch.bias_ih = read_row<T>(args.bias_ih);
-  launch.bias_hh = read_row<T>(args.bias_hh);
-  launch.gates = data<float>(gates);
-  launch.h_0 = launch.h_before = data<T>(h_0);
-  launch.c_before = data<T>(c_0);
-  launch.h = mutable_data<T>(h);
-  launch.c = mutable_data<T>(c);
-  launch.output = mutable_data<T>(results.output);
-  launch.activations = mutable_data<T>(results.activations);
-  launch.reset = data<bool>(reset);
-  launch.checkpoints = mutable_data<T>(results.checkpoints);
-  launch.checkpoint_steps = results.every;
-  launch.last_time = static_cast<int64_t>(steps.size()) - 1;
-  launch.words.begun = mutable_data<uint32_t>(begun);
-  launch.words.failure = failure_word();
-  for (const Chunk& chunk : chunks) {
-    const bool is_first = &chunk == &chunks.front();
+  PersistentForwardArgs<T> a;
+  a.hidden = hidden;
+  a.batch = args.h_0->size(0);
+  a.weights = data<T>(weights_h);
+  a.bias_ih = read_row<T>(args.bias_ih);
+  a.bias_hh = read_row<T>(args.bias_hh);
+  a.gates = data<float>(gates);
+  a.h_0 = a.h_before = data<T>(h_0);
+  a.c_before = data<T>(c_0);
+  a.h = mutable_data<T>(h);
+  a.c = mutable_data<T>(c);
+  a.output = mutable_data<T>(results.output);
+  a.activations = mutable_data<T>(results.activations);
+  a.reset = data<bool>(reset);
+  a.checkpoints = mutable_data<T>(results.checkpoints);
+  a.checkpoint_steps = results.every;
+  a.last_time = static_cast<int64_t>(steps.size()) - 1;
+  a.words.begun = mutable_data<uint32_t>(begun);
+  a.words.failure = failure_word();
+  const auto begin_chunk = [&](const Chunk& chunk) {
     gemm(
         operand_rows(x, chunk.begin, chunk.rows),
         transposed(operand(weights_x)),
         result_rows(gates, 0, chunk.rows),
         /*accumulate=*/false);
-    mark_rows_absent(output, chunk, is_first ? launch.words.begun : nullptr, stream);
-    launch.gates_offset = chunk.begin;
-    for (size_t k = chunk.first; k < chunk.last;) {
-      k = take_steps(steps, k, chunk.last, !args.reverse, launch.steps);
-      if (!launch_rows(cell, launch, plan, stream)) return false;
-      launch.h_before = launch.h;
-      launch.c_before = launch.c;
-    }
-  }
-  return true;
+    mark_rows_absent(output, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
+    a.gates_offset = chunk.begin;
+  };
+  return launch<PersistentForwardArgs<T>>(
+      cell,
+      {a, steps, chunks, !args.reverse, /*ends_without_rows=*/false, begin_chunk},
+      plan,
+      stream);
 }
 
 template <typename T>
@@ -262,36 +333,42 @@ bool launch_backward_steps(
   const std::vector<Chunk> chunks =
       plan_chunks(order, workspace_bytes / (tensors.dz.size(1) * static_cast<int64_t>(sizeof(T))));
 
-  PersistentBackwardArgs<T> launch;
-  launch.hidden = args.h_0->size(1);
-  launch.batch = args.h_0->size(0);
-  launch.weights = data<T>(weights);
-  launch.activations = data<T>(activations);
-  launch.reset = data<bool>(reset);
-  launch.grad_output = step_matrix<T>(args.grad_output);
-  launch.dz = mutable_data<T>(tensors.dz);
-  launch.dh_before = data<float>(dh_before);
-  launch.dc_before = data<float>(dc_before);
-  launch.dh = mutable_data<float>(tensors.dh);
-  launch.dc = mutable_data<float>(tensors.dc);
-  launch.words.begun = mutable_data<uint32_t>(dz_memory);
-  launch.words.failure = failure_word();
-  for (const Chunk& chunk : chunks) {
-    const bool is_first = &chunk == &chunks.front();
-    mark_rows_absent(tensors.dz, chunk, is_first ? launch.words.begun : nullptr, stream);
-    for (size_t k = chunk.first; k < chunk.last;) {
-      k = take_steps(order, k, chunk.last, args.reverse, launch.steps);
-      const bool wants_h_0 = args.output_mask[1];
-      if (k == order.size() && wants_h_0) launch.steps.run[launch.steps.runs++] = {1, 0};
-      if (!launch_rows(cell, launch, plan, stream)) return false;
-      launch.dh_before = launch.dh;
-      launch.dc_before = launch.dc;
-    }
-  }
-  return true;
+  PersistentBackwardArgs<T> a;
+  a.hidden = args.h_0->size(1);
+  a.batch = args.h_0->size(0);
+  a.weights = data<T>(weights);
+  a.activations = data<T>(activations);
+  a.reset = data<bool>(reset);
+  a.grad_output = step_matrix<T>(args.grad_output);
+  a.dz = mutable_data<T>(tensors.dz);
+  a.dh_before = data<float>(dh_before);
+  a.dc_before = data<float>(dc_before);
+  a.dh = mutable_data<float>(tensors.dh);
+  a.dc = mutable_data<float>(tensors.dc);
+  a.words.begun = mutable_data<uint32_t>(dz_memory);
+  a.words.failure = failure_word();
+  const auto begin_chunk = [&](const Chunk& chunk) {
+    mark_rows_absent(tensors.dz, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
+  };
+  const bool wants_h_0 = args.output_mask[1];
+  return launch<PersistentBackwardArgs<T>>(
+      cell, {a, order, chunks, args.reverse, wants_h_0, begin_chunk}, plan, stream);
 }
 
 }  // namespace
+
+void run_both_directions(const std::function<void(size_t)>& run) {
+  const OneDirection outer;
+  Pair both = {[&run] { run(1); }};
+  pair = &both;
+  run(0);
+  if (both.second != nullptr) std::exchange(both.second, nullptr)();
+}
+
+OneDirection::OneDirection() : suspended_(std::exchange(pair, nullptr)) {}
+OneDirection::~OneDirection() {
+  pair = static_cast<Pair*>(suspended_);
+}
 
 Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t workspace_bytes) {
   const auto planned =

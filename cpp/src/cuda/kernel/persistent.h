@@ -104,6 +104,11 @@ struct PersistentForwardArgs {
   std::int64_t checkpoint_steps = 0, last_time = 0;
   LaunchWords words;
   LaunchSteps steps;
+
+  void continue_from_here() {
+    h_before = h;
+    c_before = c;
+  }
 };
 
 // In backward order. A last step without rows propagates the h gradient to the initial state.
@@ -124,11 +129,22 @@ struct PersistentBackwardArgs {
   float* dc = nullptr;               // (B, H), after the launch
   LaunchWords words;
   LaunchSteps steps;
+
+  void continue_from_here() {
+    dh_before = dh;
+    dc_before = dc;
+  }
 };
 
-// Kernel parameters are limited to 4 KiB.
-static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
-static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
+// A kernel's parameter, at most 4 KiB: calls that run concurrently, one per blockIdx.z. Only the
+// number of groups must agree.
+template <typename Args>
+struct DirectionArgs {
+  Args of[2];
+  int count = 0;
+};
+static_assert(sizeof(DirectionArgs<PersistentForwardArgs<float>>) <= 4096);
+static_assert(sizeof(DirectionArgs<PersistentBackwardArgs<float>>) <= 4096);
 
 // Kernels on any device set this word on a timeout. Such a kernel ends about a second after all
 // blocks have begun; missing words become NaN.
@@ -147,7 +163,11 @@ std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tile
 // device reports.
 template <typename Args>
 bool launch_persistent(
-    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream);
+    const CellInfo& cell,
+    const DirectionArgs<Args>& args,
+    std::int64_t groups,
+    int tiles,
+    Stream stream);
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 

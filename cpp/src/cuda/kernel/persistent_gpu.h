@@ -91,14 +91,16 @@ struct Gpu {
 
 template <typename Definition, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_forward(const __grid_constant__ PersistentForwardArgs<T> args) {
+    lltm_persistent_forward(const __grid_constant__ DirectionArgs<PersistentForwardArgs<T>> all) {
+  const PersistentForwardArgs<T>& args = all.of[blockIdx.z];
   Gpu gpu{args.words};
   run_steps<Definition, kUnitsK, kTiles>(args, gpu);
 }
 
 template <typename Definition, int kUnitsK, int kTiles, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    lltm_persistent_backward(const __grid_constant__ PersistentBackwardArgs<T> args) {
+    lltm_persistent_backward(const __grid_constant__ DirectionArgs<PersistentBackwardArgs<T>> all) {
+  const PersistentBackwardArgs<T>& args = all.of[blockIdx.z];
   Gpu gpu{args.words};
   run_steps<Definition, kUnitsK, kTiles>(args, gpu);
 }
@@ -143,11 +145,13 @@ std::int64_t PersistentKernels<kId, Args>::resident(std::int64_t hidden, int til
 
 template <int kId, typename Args>
 bool PersistentKernels<kId, Args>::launch(
-    const Args& args, std::int64_t groups, int tiles, Stream stream) {
+    const DirectionArgs<Args>& args, std::int64_t groups, int tiles, Stream stream) {
+  const std::int64_t hidden = args.of[0].hidden;
   const auto run = [&](const void* kernel, std::size_t bytes) {
-    return launch_cooperatively(kernel, &args, slices_of(args.hidden), groups, bytes, stream);
+    return launch_cooperatively(
+        kernel, &args, slices_of(hidden), groups, args.count, bytes, stream);
   };
-  return with_kernel<kId, Args>(args.hidden, tiles, run);
+  return with_kernel<kId, Args>(hidden, tiles, run);
 }
 
 }  // namespace lltm::cuda

@@ -66,6 +66,7 @@ bool launch_cooperatively(
     const void* args,
     std::int64_t slices,
     std::int64_t groups,
+    int directions,
     std::size_t shared_bytes,
     Stream stream) {
   cudaLaunchAttribute cooperative = {};
@@ -74,6 +75,7 @@ bool launch_cooperatively(
   cudaLaunchConfig_t config = {};
   config.gridDim.x = static_cast<unsigned>(slices);
   config.gridDim.y = static_cast<unsigned>(groups);
+  config.gridDim.z = static_cast<unsigned>(directions);
   config.blockDim.x = kBlockThreads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
@@ -109,7 +111,11 @@ std::int64_t resident_blocks(const CellInfo& cell, std::int64_t hidden, int tile
 
 template <typename Args>
 bool launch_persistent(
-    const CellInfo& cell, const Args& args, std::int64_t groups, int tiles, Stream stream) {
+    const CellInfo& cell,
+    const DirectionArgs<Args>& args,
+    std::int64_t groups,
+    int tiles,
+    Stream stream) {
   bool launched = false;
   visit_persistent_cell(cell, [&]<typename Definition>(Definition) {
     launched = PersistentKernels<Definition::kCell.id, Args>::launch(args, groups, tiles, stream);
@@ -119,7 +125,8 @@ bool launch_persistent(
 
 #define LLTM_PERSISTENT_OF(Args)                                                   \
   template std::int64_t resident_blocks<Args>(const CellInfo&, std::int64_t, int); \
-  template bool launch_persistent(const CellInfo&, const Args&, std::int64_t, int, Stream);
+  template bool launch_persistent(                                                 \
+      const CellInfo&, const DirectionArgs<Args>&, std::int64_t, int, Stream);
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
 LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)

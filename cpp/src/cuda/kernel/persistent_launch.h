@@ -34,19 +34,22 @@ bool visit_persistent_cell(const CellInfo& cell, const Body& body) {
 template <int kId, typename Args>
 struct PersistentKernels {
   static std::int64_t resident(std::int64_t hidden, int tiles);
-  static bool launch(const Args& args, std::int64_t groups, int tiles, Stream stream);
+  static bool launch(
+      const DirectionArgs<Args>& args, std::int64_t groups, int tiles, Stream stream);
 };
 
 // Thread blocks that run concurrently on the device, with this much shared memory.
 std::int64_t resident_blocks_of(const void* kernel, std::size_t shared_bytes);
 
-// Launches a grid (slices of hidden units, groups of rows) whose blocks all run concurrently.
+// Launches a grid (slices of hidden units, groups of rows, directions) whose blocks all run
+// concurrently.
 // Returns false if rejected. `args` is the kernel parameter.
 bool launch_cooperatively(
     const void* kernel,
     const void* args,
     std::int64_t slices,
     std::int64_t groups,
+    int directions,
     std::size_t shared_bytes,
     Stream stream);
 
