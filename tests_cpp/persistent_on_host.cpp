@@ -63,6 +63,10 @@ bool launch_persistent(
           lltm_test::schedule_seed++);
     });
   });
+  for (int n = 0; n < args.count; ++n) {
+    const LaunchWords& words = args.of[n].words;
+    TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
+  }
   if constexpr (Args::kIsForward) {
     if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.of[0].h[hidden - 1] = 2.0F;
   }
