@@ -27,12 +27,9 @@ Result run(
     Attempt<Result> (*persistent)(const Args&),
     Result (*per_step)(const Args&)) {
   check_earlier_calls();
-  const auto why_not_persistent = [&] {
-    const OneDirection of_the_self_check;
-    return why_not_kernels(*args.cell, args.input, Engine::persistent);
-  };
-  const char* const why_not =
-      cuda_persistent() ? why_not_persistent() : "lltm.backends.cuda.persistent is False";
+  const char* const why_not = cuda_persistent()
+                                  ? why_not_kernels(*args.cell, args.input, Engine::persistent)
+                                  : "lltm.backends.cuda.persistent is False";
   Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
   if (logs_schedules()) {
     const std::string engine = attempt ? "persistent, " + std::to_string(attempt.groups) +
@@ -51,7 +48,9 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   return run<SequenceResult, SequenceArgs>(
       "forward: ",
       args,
-      [](const SequenceArgs& args) { return persistent_forward(args); },
+      [](const SequenceArgs& args) {
+        return persistent_forward(args, workspace_of_cache(), concurrent_directions());
+      },
       [](const SequenceArgs& args) { return per_step_forward(args); });
 }
 
@@ -60,7 +59,9 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return run<Gradients, SequenceBackwardArgs>(
       "backward: ",
       args,
-      [](const SequenceBackwardArgs& args) { return persistent_backward(args); },
+      [](const SequenceBackwardArgs& args) {
+        return persistent_backward(args, workspace_of_cache() / 2, concurrent_directions());
+      },
       per_step_backward);
 }
 

@@ -46,23 +46,16 @@ struct Attempt : std::optional<Result> {
 // kernels run concurrently, in the same launches, if all rows of both fit.
 void run_both_directions(const std::function<void(size_t)>& run);
 
-// Within its scope, a call of an engine is not one of two directions.
-class OneDirection {
- public:
-  OneDirection();
-  ~OneDirection();
-  OneDirection(const OneDirection&) = delete;
-  OneDirection& operator=(const OneDirection&) = delete;
-
- private:
-  void* suspended_;
-};
+// For the current call: 2 within run_both_directions, while the other call can still join it.
+int concurrent_directions();
 
 // persistent.cpp. nullopt if it cannot run. Backward has a smaller workspace, because the cache
 // also holds dz and the activations.
 Attempt<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache());
+    const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache(), int directions = 1);
 Attempt<Gradients> persistent_backward(
-    const SequenceBackwardArgs& args, int64_t workspace_bytes = workspace_of_cache() / 2);
+    const SequenceBackwardArgs& args,
+    int64_t workspace_bytes = workspace_of_cache() / 2,
+    int directions = 1);
 
 }  // namespace lltm::cuda

@@ -61,14 +61,19 @@ struct Pair {
   void* waiting = nullptr;       // Launches<Args> of the first call
   const std::type_info* args = nullptr;
   bool launched = false;
+
+  ~Pair();
 };
 thread_local Pair* pair = nullptr;  // of the current call, or null
+Pair::~Pair() {
+  pair = nullptr;
+}
 
 // How this engine runs a call, or why it cannot. Args selects the kernels, up to `most_hidden`
 // units.
 template <template <typename> typename Args>
 std::variant<RowPlan, const char*> plan_rows(
-    const SequenceInputs& args, int64_t most_hidden, bool training) {
+    const SequenceInputs& args, int64_t most_hidden, bool training, int directions) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
@@ -80,21 +85,20 @@ std::variant<RowPlan, const char*> plan_rows(
   if (hidden > most_hidden) return "H is too large";
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
-  const auto plan_directions = [&](int directions) {
+  const auto plan_directions = [&](int count) {
     RowPlan plan = {};
     for (const int tiles : kTileCounts) {
       const int64_t blocks = dtype == at::kHalf
                                  ? resident_blocks<Args<c10::Half>>(cell, hidden, tiles)
                                  : resident_blocks<Args<c10::BFloat16>>(cell, hidden, tiles);
-      const int64_t groups = blocks / (directions * slices_of(hidden));
-      if (groups > 0) plan = {tiles, groups, directions};
+      const int64_t groups = blocks / (count * slices_of(hidden));
+      if (groups > 0) plan = {tiles, groups, count};
       if (plan.rows() >= batch) break;
     }
     return plan;
   };
-  const bool is_paired = pair != nullptr && (pair->second != nullptr || pair->waiting != nullptr);
-  RowPlan plan = plan_directions(is_paired ? 2 : 1);
-  if (is_paired && plan.rows() < batch) plan = plan_directions(1);
+  RowPlan plan = plan_directions(directions);
+  if (directions > 1 && plan.rows() < batch) plan = plan_directions(1);
   if (plan.groups == 0) return "too few thread blocks run concurrently on this device";
   const int64_t launches = at::ceil_div(batch, plan.rows());
   const int64_t step_count = (args.batch_sizes.defined() ? *args.batch_sizes : *args.input).size(0);
@@ -358,21 +362,20 @@ bool launch_backward_steps(
 }  // namespace
 
 void run_both_directions(const std::function<void(size_t)>& run) {
-  const OneDirection outer;
   Pair both = {[&run] { run(1); }};
   pair = &both;
   run(0);
   if (both.second != nullptr) std::exchange(both.second, nullptr)();
 }
 
-OneDirection::OneDirection() : suspended_(std::exchange(pair, nullptr)) {}
-OneDirection::~OneDirection() {
-  pair = static_cast<Pair*>(suspended_);
+int concurrent_directions() {
+  return pair != nullptr && (pair->second != nullptr || pair->waiting != nullptr) ? 2 : 1;
 }
 
-Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t workspace_bytes) {
-  const auto planned =
-      plan_rows<PersistentForwardArgs>(args, most_hidden_forward(*args.cell), args.save);
+Attempt<SequenceResult> persistent_forward(
+    const SequenceArgs& args, int64_t workspace_bytes, int directions) {
+  const auto planned = plan_rows<PersistentForwardArgs>(
+      args, most_hidden_forward(*args.cell), args.save, directions);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const auto options = args.input->options();
@@ -386,9 +389,10 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   return {SequenceResult(results.output, h, c, results.saved()), nullptr, plan.tiles, plan.groups};
 }
 
-Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {
+Attempt<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, int64_t workspace_bytes, int directions) {
   const auto planned =
-      plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell), true);
+      plan_rows<PersistentBackwardArgs>(args, most_hidden_backward(*args.cell), true, directions);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const at::ScalarType dtype = args.input->scalar_type();
