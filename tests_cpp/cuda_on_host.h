@@ -58,7 +58,15 @@ cublasStatus_t cublasGemmEx_64(
     cublasComputeType_t compute_type,
     cublasGemmAlgo_t algorithm);
 
+struct HostProperties {
+  int l2CacheSize = 48 << 20;
+};
+
 namespace at::cuda {
+inline const HostProperties* getCurrentDeviceProperties() {
+  static const HostProperties properties;
+  return &properties;
+}
 // Sets TF32 mode if allowed, like ATen's.
 cublasHandle_t getCurrentCUDABlasHandle();
 }  // namespace at::cuda

@@ -79,9 +79,13 @@ void visit_kernel(const PersistentKernel& kernel, const Body& body) {
 
 template <typename Args>
 bool launch_persistent(
-    const PersistentKernel& kernel, const Args& args, std::int64_t groups, Stream) {
-  const std::int64_t slices = slices_of(args.hidden);
-  TORCH_CHECK(slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
+    const PersistentKernel& kernel,
+    const DirectionArgs<Args>& args,
+    std::int64_t groups,
+    Stream) {
+  const std::int64_t slices = slices_of(args.of[0].hidden);
+  TORCH_CHECK(
+      args.count * slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
   TORCH_CHECK(
       shared_bytes<Args>(kernel) <= lltm_test::shared_bytes, "more shared memory than the GPU has");
   TORCH_CHECK(lltm_test::persistent_fault != lltm_test::Fault::fails, "an illegal instruction");
@@ -94,28 +98,35 @@ bool launch_persistent(
       lltm_test::run_grid(
           {static_cast<int>(slices),
            static_cast<int>(groups),
-           static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums)},
+           static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums),
+           args.count},
           [&](lltm_test::HostBlock::Lane& lane) {
-            lane.use(args.words);
-            run_steps<Definition, units, shared, tiles, tf32>(args, lane);
+            const Args& mine = args.of[lane.direction()];
+            lane.use(mine.words);
+            run_steps<Definition, units, shared, tiles, tf32>(mine, lane);
           },
           lltm_test::schedule_seed++);
     });
   });
+  for (int n = 0; n < args.count; ++n) {
+    const LaunchWords& words = args.of[n].words;
+    TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
+  }
   if constexpr (Args::kIsForward) {
-    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.h[args.hidden - 1] = 2.0F;
+    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.of[0].h[hidden - 1] = 2.0F;
   }
   return true;
 }
 
-#define LLTM_PERSISTENT_OF(T)                                                          \
-  template bool launch_persistent(                                                     \
-      const PersistentKernel&, const PersistentForwardArgs<T>&, std::int64_t, Stream); \
-  template bool launch_persistent(                                                     \
-      const PersistentKernel&, const PersistentBackwardArgs<T>&, std::int64_t, Stream);
-LLTM_PERSISTENT_OF(float)
-LLTM_PERSISTENT_OF(c10::Half)
-LLTM_PERSISTENT_OF(c10::BFloat16)
+#define LLTM_PERSISTENT_OF(Args)   \
+  template bool launch_persistent( \
+      const PersistentKernel&, const DirectionArgs<Args>&, std::int64_t, Stream);
+LLTM_PERSISTENT_OF(PersistentForwardArgs<float>)
+LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
+LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<float>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::BFloat16>)
 #undef LLTM_PERSISTENT_OF
 
 }  // namespace lltm::cuda

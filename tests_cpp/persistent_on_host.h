@@ -86,8 +86,15 @@ class HostBlock {
   class Lane;
   using Body = std::function<void(Lane&)>;
 
-  HostBlock(int slice, int group, std::size_t sums, const Body& body, std::uint64_t seed)
-      : slice_(slice), group_(group), body_(body), random_(seed), stacks_(kThreads), shared_(sums) {
+  HostBlock(
+      int slice, int group, int direction, std::size_t sums, const Body& body, std::uint64_t seed)
+      : slice_(slice),
+        group_(group),
+        direction_(direction),
+        body_(body),
+        random_(seed),
+        stacks_(kThreads),
+        shared_(sums) {
     // Makes reads of unwritten shared memory visible.
     std::fill(shared_.begin(), shared_.end(), lltm::cuda::Sums{{1e30F, -1e30F}});
     for (int thread = 0; thread < kThreads; ++thread) {
@@ -133,7 +140,7 @@ class HostBlock {
     return progress_;
   }
 
-  const int slice_, group_;
+  const int slice_, group_, direction_;
   const Body& body_;
   std::mt19937_64 random_;
   Stacks stacks_;
@@ -152,6 +159,7 @@ class HostBlock {
    public:
     int slice() const { return block_->slice_; }
     int group() const { return block_->group_; }
+    int direction() const { return block_->direction_; }
     int thread() const { return thread_; }
     lltm::cuda::Sums* shared() const { return block_->shared_.data(); }
 
@@ -302,15 +310,16 @@ class HostBlock {
 struct HostGrid {
   int slices, groups;
   std::size_t sums;  // shared memory of each block
+  int directions = 1;
 };
 
 inline std::vector<std::unique_ptr<HostBlock>> make_grid(
     const HostGrid& grid, const HostBlock::Body& body, std::uint64_t seed) {
   std::vector<std::unique_ptr<HostBlock>> blocks;
-  for (int group = 0; group < grid.groups; ++group) {
-    for (int slice = 0; slice < grid.slices; ++slice) {
-      blocks.push_back(std::make_unique<HostBlock>(slice, group, grid.sums, body, ++seed));
-    }
+  for (int n = 0; n < grid.directions * grid.groups * grid.slices; ++n) {
+    const int slice = n % grid.slices, group = n / grid.slices % grid.groups;
+    const int direction = n / grid.slices / grid.groups;
+    blocks.push_back(std::make_unique<HostBlock>(slice, group, direction, grid.sums, body, ++seed));
   }
   return blocks;
 }

@@ -186,7 +186,7 @@ TEST_P(CudaEngine, AConcatenatedMatrixGivesTheSameResults) {
 class CudaPerStep : public FormTest {
  protected:
   static lltm::SequenceResult forward(
-      const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
+      const Arguments& a, int64_t workspace_bytes = lltm::cuda::workspace_of_cache()) {
     return lltm::cuda::per_step_forward({engine_inputs(a), /*save=*/true}, workspace_bytes);
   }
 };

@@ -2,20 +2,26 @@
 // checks that it was used.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
+#include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
 #include "cuda_on_host.h"
+#include "op/bidirectional.h"
+#include "op/operators.h"
 #include "persistent_on_host.h"
 #include "properties.h"
 
 #include <lltm/backends.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -213,7 +219,7 @@ int64_t launches(const Body& body) {
   return persistent_launches - before;
 }
 
-Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
+Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::workspace_of_cache()) {
   return as_list(
       lltm::cuda::persistent_forward({engine_inputs(a), /*save=*/true}, workspace_bytes).value());
 }
@@ -265,7 +271,7 @@ LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kTypes);
 // Full and partial slices of units and tiles of rows.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes :
-       {Sizes{2, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
+       {Sizes{3, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
     check_persistent(dense(sizes), 1, 2);
   }
   check_persistent(dense({5, 3, 4, 24}, /*bias=*/false));
@@ -286,7 +292,7 @@ TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   check_persistent(dense({3, 41, 3, 24}));
   check_persistent(dense({3, 77, 3, 24}));
   check_persistent(packed(falling_lengths(40, 4), 3, 24));
-  check_persistent(dense({2, 200, 3, 24}), /*each=*/3);
+  check_persistent(dense({3, 200, 3, 24}), /*each=*/3);
 }
 
 Problem with_resets(const Problem& problem) {
@@ -337,7 +343,8 @@ TEST_P(PersistentEngine, CheckpointsAreStatesBetweenSteps) {
     for (const int64_t steps : {1, 3, 7, 9}) {
       SCOPED_TRACE(testing::Message() << "checkpoint_steps " << steps);
       Evaluation ours;
-      const int64_t segments = (7 + steps - 1) / steps;
+      // A segment of 1 step uses the per-step engine.
+      const int64_t segments = steps == 1 ? 0 : std::max<int64_t>(7 / steps, 1);
       EXPECT_EQ(
           launches([&] { ours = evaluate(checkpointed(steps), a, gradients); }), 1 + 2 * segments);
       EXPECT_TRUE(identical(ours.outputs[0], output));
@@ -459,36 +466,45 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto problem = [](const Sizes& sizes, at::ScalarType dtype = at::kHalf) {
     return sequence_problem(sizes, dtype, 1);
   };
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kFloat)), "");
+  EXPECT_EQ(why_not(problem({3, 3, 4, 16})), "");
+  EXPECT_EQ(why_not(problem({3, 3, 4, 16}, at::kFloat)), "");
   EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float64");
   for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
     EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
   }
   EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
-  EXPECT_EQ(why_not(problem({1, 1, 4, 1536})), "");
+  EXPECT_EQ(why_not(problem({3, 1, 4, 1536})), "");
   {
     const Temporarily little(shared_bytes, int64_t{99} << 10);
-    EXPECT_EQ(why_not(problem({1, 1, 4, 2056})), "H is too large");
+    EXPECT_EQ(why_not(problem({3, 1, 4, 2056})), "H is too large");
   }
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}), /*checkpoint_steps=*/2), "");
-  Arguments a = problem({2, 3, 4, 16});
+  EXPECT_EQ(why_not(problem({3, 3, 4, 16}), /*checkpoint_steps=*/2), "");
+  EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "too few steps");
+  Arguments a = problem({3, 3, 4, 16});
   a.reset = random_reset(a, 1);
   EXPECT_EQ(why_not(a), "");
   a.recurrent_mask = random_mask(a, 1);
   EXPECT_EQ(why_not(a), "");
   const Temporarily small(multiprocessors, int64_t{3});
-  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
-  EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
+  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({3, 128, 4, 48})), ""); }), 4);
+  EXPECT_EQ(why_not(problem({3, 129, 4, 48})), "B is too large");
   EXPECT_EQ(
       why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
   const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU rejected a launch");
+  EXPECT_EQ(why_not(problem({3, 3, 4, 48})), "the GPU rejected a launch");
+  const Temporarily large(multiprocessors, int64_t{32});
+  EXPECT_EQ(why_not(problem({3, 64, 4, 512})), "the GPU rejected a launch");
+  EXPECT_EQ(why_not(problem({3, 65, 4, 512})), "B is too large");
+  // Inference.
+  const auto step = lltm::cuda::persistent_forward({engine_inputs(problem({1, 3, 4, 48}))});
+  EXPECT_EQ(std::string(step.why_not), "too few steps");
+  const auto steps = lltm::cuda::persistent_forward({engine_inputs(problem({2, 3, 4, 48}))});
+  EXPECT_EQ(std::string(steps.why_not), "the GPU rejected a launch");
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
 TEST(PersistentSchedule, EachCallReportsItsEngine) {
-  const Arguments a = sequence_problem({2, 19, 4, 16}, at::kHalf, 1);
+  const Arguments a = sequence_problem({3, 19, 4, 16}, at::kHalf, 1);
   const Temporarily small(multiprocessors, int64_t{2});
   const PersistentSetting persistent(true);
   const Tensors gradients = random_gradients(a);
@@ -554,13 +570,15 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   first.weights = data(weights);
   first.gates = gates.const_data_ptr<float>();
   first.gates_offset = 1;
-  first.h_0 = first.h = first.c = data(state);
+  first.h_0 = first.h_before = first.c_before = data(state);
+  first.h = first.c = data(state);
   first.output = first.operand = data(output);
   std::uint32_t begun = 0;
   first.words = {&begun, 3, lltm::cuda::failure_word()};
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(first), first, 1, stream));
+  const lltm::cuda::DirectionArgs<lltm::cuda::PersistentForwardArgs<T>> one = {{first}, 1};
+  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(first), one, 1, stream));
   expect_nan_of_the_first_row(output);
   expect_an_error_once([&] { sequence(a); });
 
@@ -575,7 +593,8 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   second.words = {&begun, 6, lltm::cuda::failure_word()};
   second.steps = steps;
   lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
-  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(second), second, 1, stream));
+  const lltm::cuda::DirectionArgs<lltm::cuda::PersistentBackwardArgs<T>> other = {{second}, 1};
+  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(second), other, 1, stream));
   expect_nan_of_the_first_row(dz);
   expect_an_error_once([&] { backward(a, results); });
 }
@@ -592,7 +611,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   EXPECT_TRUE(identical(ours, expected));
 }
 
-// Then in the cache. Fills once per chunk, or once.
+// Then in the cache. The first fill includes the counter of blocks.
 TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
@@ -600,10 +619,10 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
     const int64_t before = persistent_launches;
     filled.clear();
     run();
-    ASSERT_EQ(filled.size(), 4);
-    for (int64_t k = 0; k < 4; ++k) {
-      EXPECT_EQ(filled[k], std::pair(before + k, 9 * row_bytes)) << k;
-    }
+    std::map<int64_t, int64_t> bytes;
+    for (const auto& [launch, count] : filled) bytes[launch - before] += count;
+    const int64_t each = 9 * row_bytes;
+    EXPECT_EQ(bytes, (std::map<int64_t, int64_t>{{0, each + 16}, {1, each}, {2, each}, {3, each}}));
   };
   Tensors results;
   expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
@@ -614,6 +633,54 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   Tensors chunks;
   expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
+}
+
+// Device operations: ATen operations that compute or copy, GEMMs, fills and launches.
+int64_t device_operations(const std::function<void()>& body) {
+  static int64_t aten;
+  aten = -gemm_calls - persistent_launches - static_cast<int64_t>(filled.size());
+  const auto count = [](const at::RecordFunction& call) {
+    // Views, memory, operations that call others, and fill_, which only a CPU needs for a sum.
+    static const std::set<std::string> others = {
+        "as_strided",
+        "clone",
+        "contiguous",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "fill_",
+        "flatten",
+        "narrow",
+        "slice",
+        "t",
+        "to",
+        "transpose",
+        "view"};
+    if (others.count(std::string(call.name()).substr(std::strlen("aten::"))) == 0) ++aten;
+    return std::unique_ptr<at::ObserverContext>();
+  };
+  const at::CallbackHandle handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
+  body();
+  at::removeCallback(handle);
+  return aten + gemm_calls + persistent_launches + static_cast<int64_t>(filled.size());
+}
+
+// Short sequences wait for the host. A layer adds an operation for zero states.
+TEST(PersistentOperations, ATrainingCallNeedsFew) {
+  const PersistentSetting persistent(true);
+  const auto expect_operations = [](const char* cell, int64_t in_forward, int64_t in_backward) {
+    SCOPED_TRACE(cell);
+    const Arguments a = sequence_problem({5, 3, 8, 24}, at::kHalf, 1, /*bias=*/true, cell);
+    Tensors r;
+    EXPECT_EQ(device_operations([&] { r = forward(a); }), in_forward);
+    lltm::SequenceBackwardArgs args = backward_args(a, r);
+    args.output_mask = {true, false, false, true, true, true, true};
+    EXPECT_EQ(device_operations([&] { lltm::cuda::sequence_backward(args); }), in_backward);
+  };
+  expect_operations("lstm", 4, 9);
+  expect_operations("gru", 5, 12);
+  expect_operations("lltm", 5, 9);
 }
 
 // The per-step engine computes all steps, even if a later launch fails.
@@ -706,7 +773,7 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
   const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
-  const Arguments a = sequence_problem({2, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
+  const Arguments a = sequence_problem({3, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
   check_one(a, /*expected_launches=*/2);
 }
 
@@ -715,7 +782,76 @@ class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 
 TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
-  check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+  check_one(sequence_problem({3, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+}
+
+// A layer's two directions, with different weights: in the same launches if both fit.
+class PersistentDirections : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Cells, PersistentDirections, testing::Values("lltm", "lstm", "gru"));
+
+TEST_P(PersistentDirections, ResultsAreBitwiseIdenticalToSeparateCalls) {
+  const PersistentSetting persistent(true);
+  const auto problem = [](uint64_t seed, bool packed) {
+    return requiring_grad(
+        packed ? packed_problem(falling_lengths(19, 6), 3, 24, at::kHalf, seed, GetParam())
+               : sequence_problem({7, 19, 3, 24}, at::kHalf, seed, /*bias=*/true, GetParam()));
+  };
+  const auto check = [&](bool packed, int64_t checkpoint_steps, int64_t separate, int64_t both) {
+    SCOPED_TRACE(testing::Message() << "packed " << packed << ", steps " << checkpoint_steps);
+    std::array<Arguments, 2> calls = {problem(1, packed), problem(2, packed)};
+    calls[1].reverse = true;
+    Tensors inputs = differentiable(calls[0]);
+    for (const at::Tensor& tensor : differentiable(calls[1])) inputs.push_back(tensor);
+    const auto run = [&](const auto& layer) {
+      const auto [first, second] = layer(
+          lltm::SequenceArgs{operator_inputs(calls[0], checkpoint_steps)},
+          lltm::SequenceArgs{operator_inputs(calls[1], checkpoint_steps)});
+      const auto& [output, h, c] = first;
+      const auto& [other_output, other_h, other_c] = second;
+      const at::Tensor loss = (output * h.sum() + other_output.square()).sum() + other_h.sum();
+      Tensors all = torch::autograd::grad({loss}, inputs);
+      all.insert(all.end(), {output, h, other_output, other_h});
+      return all;
+    };
+    Tensors expected, ours;
+    EXPECT_EQ(separate, launches([&] {
+                expected = run([](const auto& a, const auto& b) {
+                  return std::pair(lltm::op::call(a), lltm::op::call(b));
+                });
+              }));
+    EXPECT_EQ(both, launches([&] { ours = run(lltm::sequences_side_by_side); }));
+    ASSERT_EQ(ours.size(), expected.size());
+    for (size_t k = 0; k < ours.size(); ++k) EXPECT_TRUE(identical(ours[k], expected[k])) << k;
+  };
+  // Two slices of each direction, with up to 32 rows.
+  const Temporarily few(multiprocessors, int64_t{4});
+  check(/*packed=*/false, 0, 4, 2);
+  check(/*packed=*/true, 0, 4, 2);
+  // Each recomputes segments of 4 and 3 steps.
+  check(/*packed=*/false, 4, 10, 8);
+  const Temporarily fewer(multiprocessors, int64_t{3});
+  check(/*packed=*/false, 0, 4, 4);
+}
+
+TEST(PersistentPair, FailuresAndTheSelfCheckConcernBothDirections) {
+  const PersistentSetting persistent(true);
+  const Arguments a = sequence_problem({3, 5, 4, 24}, at::kHalf, 1);
+  const lltm::SequenceArgs args = {operator_inputs(a)};
+  lltm::cuda::forget_self_checks();
+  const int64_t of_check = launches([&] { sequence(a); }) - 1;
+  lltm::cuda::forget_self_checks();
+  EXPECT_EQ(launches([&] { lltm::sequences_side_by_side(args, args); }), of_check + 1);
+  check_kernels_now();
+
+  Arguments wrong = a;
+  wrong.weights = wrong.weights.slice(1, 1);
+  EXPECT_THROW(lltm::sequences_side_by_side(args, {operator_inputs(wrong)}), c10::Error);
+  EXPECT_EQ(launches([&] { lltm::sequences_side_by_side(args, args); }), 1);
+  const Temporarily refused(launches_left, int64_t{0});
+  const auto [first, second] = lltm::sequences_side_by_side(args, args);
+  const PersistentSetting per_step(false);
+  EXPECT_TRUE(identical(std::get<0>(first), sequence(a)[0]));
+  EXPECT_TRUE(identical(std::get<0>(second), sequence(a)[0]));
 }
 
 // More runs of equal steps than a launch supports. Small weights limit rounding errors.

@@ -71,8 +71,8 @@ struct Forward {
     args.weights = weights.data();
     args.gates = gates.data();
     args.h_0 = h_0.data();
-    args.h = h.data();
-    args.c = c.data();
+    args.h_before = args.h = h.data();
+    args.c_before = args.c = c.data();
     args.output = args.operand = output.data();
     args.reset = kReset;
     args.activations = activations.data();
@@ -106,8 +106,8 @@ struct Backward {
     args.grad_output = {grad_output.data(), 0, kHidden, kHidden, 1};
     args.dz = dz.data();
     args.reset = kReset;
-    args.dh = dh.data();
-    args.dc = dc.data();
+    args.dh_before = args.dh = dh.data();
+    args.dc_before = args.dc = dc.data();
     std::uint32_t begun = 0;
     args.words = {&begun, kSlices * kGroups, nullptr};
     args.steps = steps(ascending);

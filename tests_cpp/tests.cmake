@@ -129,9 +129,9 @@ lltm_test(nvrtc                     lltm_nvrtc_tests "*" PARTS 2)
 
 if(TEST cuda_on_host.schedule)
   string(JOIN "[^\n]*\n" schedules
-    "lltm: N=38 B=19 I=4 H=16, on CUDA, forward: persistent, 2 groups of 16 rows"
-    "lltm: N=38 B=19 I=4 H=16, on CUDA, backward: persistent, 2 groups of 16 rows"
-    "lltm: N=38 B=19 I=4 H=16, on CUDA, forward: per-step .lltm.backends.cuda.persistent is False.")
+    "lltm: N=57 B=19 I=4 H=16, on CUDA, forward: persistent, 2 groups of 16 rows"
+    "lltm: N=57 B=19 I=4 H=16, on CUDA, backward: persistent, 2 groups of 16 rows"
+    "lltm: N=57 B=19 I=4 H=16, on CUDA, forward: per-step .lltm.backends.cuda.persistent is False.")
   set_tests_properties(cuda_on_host.schedule PROPERTIES PASS_REGULAR_EXPRESSION "${schedules}")
   # Most presets build neither these tests nor run them.
   set_property(TEST cuda_on_host cuda_on_host.combinations.0 cuda_on_host.schedule

@@ -19,7 +19,7 @@ struct Device {
   std::string (*description)() = nullptr;
   // True if the two directions of a layer take less time concurrently. `call`: one of them.
   bool (*fits_side_by_side)(const SequenceArgs& call, bool training) = nullptr;
-  // Calls run(0) and run(1) concurrently, each for half of the threads. Rethrows errors.
+  // Calls run(0) and run(1), on a CPU concurrently, each for half of the threads. Rethrows errors.
   void (*run_side_by_side)(const std::function<void(size_t)>& run) = nullptr;
 };
 

@@ -143,19 +143,23 @@ inline at::Tensor biases_of(const at::Tensor& bias_ih, const CellInfo& cell) {
 }
 
 // Of bias_ih ((Gx + P) * H) and bias_hh (Gh * H), undefined unless requested, from `sums`, dz
-// summed over rows ((S + P) * H). A result may reuse the memory of `sums`; the results share none.
+// summed over rows ((S + P) * H). A result may be `sums`; the results share no memory.
 inline std::pair<at::Tensor, at::Tensor> bias_gradients(
     const at::Tensor& sums, const CellInfo& cell, bool want_ih, bool want_hh) {
   const auto of_slots = [&](SlotRange slots) {
     if (slots.count() == cell.grad_columns()) return sums;
     const int64_t hidden = sums.size(0) / cell.grad_columns();
-    return sums.slice(0, slots.begin * hidden, slots.end * hidden).clone();
+    return sums.slice(0, slots.begin * hidden, slots.end * hidden);
+  };
+  const auto owned = [&](const at::Tensor& part) {
+    return part.is_alias_of(sums) && !part.is_same(sums) ? part.clone() : part;
   };
   at::Tensor ih = want_ih ? x_blocks(of_slots(cell.x), cell) : at::Tensor();
   if (want_ih && cell.parameters > 0) {
     ih = at::cat({ih, of_slots({cell.slots, cell.grad_columns()})});
   }
-  const at::Tensor hh = want_hh ? h_blocks(of_slots(cell.h), cell) : at::Tensor();
+  if (want_ih) ih = owned(ih);
+  const at::Tensor hh = want_hh ? owned(h_blocks(of_slots(cell.h), cell)) : at::Tensor();
   return {ih, want_ih && want_hh && hh.is_same(ih) ? hh.clone() : hh};
 }
 

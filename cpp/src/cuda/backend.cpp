@@ -7,6 +7,8 @@
 #include "cuda/kernel/compiled.h"
 #include "op/aten_fallback.h"
 
+#include <lltm/backends.h>
+
 #include <c10/cuda/CUDAGuard.h>
 
 namespace lltm::cuda {
@@ -47,7 +49,12 @@ struct Cuda {
 #define LLTM_CUDA_KEY CUDA
 #endif
 TORCH_LIBRARY_IMPL(lltm, LLTM_CUDA_KEY, m) {
-  register_device(c10::DeviceType::CUDA, {});
+  const auto fits = [](const SequenceArgs& /*call*/, bool /*training*/) {
+    return cuda_persistent();
+  };
+  register_device(
+      c10::DeviceType::LLTM_CUDA_KEY,
+      {.fits_side_by_side = fits, .run_side_by_side = run_both_directions});
   register_backend<Cuda>(m);
 }
 

@@ -48,7 +48,9 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   return run<SequenceResult, SequenceArgs>(
       "forward: ",
       args,
-      [](const SequenceArgs& args) { return persistent_forward(args); },
+      [](const SequenceArgs& args) {
+        return persistent_forward(args, workspace_of_cache(), concurrent_directions());
+      },
       [](const SequenceArgs& args) { return per_step_forward(args); });
 }
 
@@ -57,7 +59,9 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   return run<Gradients, SequenceBackwardArgs>(
       "backward: ",
       args,
-      [](const SequenceBackwardArgs& args) { return persistent_backward(args); },
+      [](const SequenceBackwardArgs& args) {
+        return persistent_backward(args, workspace_of_cache() / 2, concurrent_directions());
+      },
       per_step_backward);
 }
 

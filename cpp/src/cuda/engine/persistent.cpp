@@ -16,12 +16,16 @@
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <functional>
+#include <initializer_list>
 #include <limits>
+#include <typeinfo>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -34,13 +38,39 @@ using at::Tensor;
 struct RowPlan {
   PersistentKernel kernel;
   int64_t groups;
+  int directions;
 
   int64_t rows() const { return groups * kernel.tiles * kTileRows; }
 };
 
-// A launch takes about as long with one row as with all that fit. On an H100, four launches take
-// half the time of a GEMM per step with H = 256, and as long with H = 512.
-constexpr int64_t kMostRowLaunches = 4;
+// Why the per-step engine is faster, or null. Microseconds per step on an H100, in float16
+// (benchmarks/results), persistent and per-step:
+//
+//     T    B     H    launches for all rows  inference  training
+//     1    16    512  1                      116   98   1119  853   LSTM
+//     2    16    512  1                       67   75    668  519   GRU
+//     100  1024  256  4                       17   23     43   54   LSTM
+//     100  512   512  4                       18   17     46   50   GRU
+//     100  256   768  4                       22   23     59   51   LSTM
+const char* why_slower(int64_t steps, bool training, int64_t hidden, int64_t row_launches) {
+  if (steps <= (training ? 2 : 1)) return "too few steps";
+  return row_launches > (hidden < 512 ? 4 : 2) ? "B is too large" : nullptr;
+}
+
+// The calls for both directions of a layer. The first waits before its launches, within its call,
+// for the second, which launches the kernels of both.
+struct Pair {
+  std::function<void()> second;  // null once called
+  void* waiting = nullptr;       // Launches<Args> of the first call
+  const std::type_info* args = nullptr;
+  bool launched = false;
+
+  ~Pair();
+};
+thread_local Pair* pair = nullptr;  // of the current call, or null
+Pair::~Pair() {
+  pair = nullptr;
+}
 
 template <typename Body>
 decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
@@ -51,7 +81,8 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
 
 // How this engine runs a call, or why it cannot. Args selects the kernels.
 template <template <typename> typename Args>
-std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args) {
+std::variant<RowPlan, const char*> plan_rows(
+    const SequenceInputs& args, bool training, int directions) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
@@ -63,23 +94,32 @@ std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args) {
   if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
   if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
   const PersistentLimits limits = persistent_limits();
-  const int64_t groups = limits.multiprocessors / slices_of(hidden);
-  if (groups == 0) return "too few thread blocks run concurrently on this device";
+  if (limits.multiprocessors < slices_of(hidden)) {
+    return "too few thread blocks run concurrently on this device";
+  }
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
   const bool tf32 = Gemm(dtype).uses_tf32();
-  RowPlan plan = {};
-  for (const int tiles : kTileCounts) {
-    const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
-      const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
-      if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
-      plan = {kernel, groups};
-      return true;
-    });
-    if (!fits || plan.rows() >= batch) break;
-  }
+  const auto plan_directions = [&](int count) {
+    RowPlan plan = {};
+    for (const int tiles : kTileCounts) {
+      const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
+        const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
+        if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
+        plan = {kernel, limits.multiprocessors / (count * slices_of(hidden)), count};
+        return true;
+      });
+      if (!fits || plan.rows() >= batch) break;
+    }
+    return plan;
+  };
+  RowPlan plan = plan_directions(directions);
+  if (directions > 1 && plan.rows() < batch) plan = plan_directions(1);
   if (plan.groups == 0) return "H is too large";
-  if (batch > kMostRowLaunches * plan.rows()) return "B is too large";
+  const int64_t launches = at::ceil_div(batch, plan.rows());
+  const int64_t step_count = (args.batch_sizes.defined() ? *args.batch_sizes : *args.input).size(0);
+  const char* const slower = why_slower(step_count, training, hidden, launches);
+  if (slower != nullptr) return slower;
   return plan;
 }
 
@@ -114,28 +154,94 @@ size_t take_steps(
   return last;
 }
 
+// A call's launches, for all its rows.
 template <typename Args>
-bool launch_rows(Args& launch, const RowPlan& plan, Stream stream) {
-  for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
-    launch.first_row = row;
-    const int64_t groups = std::min(
-        plan.groups, at::ceil_div<int64_t>(launch.batch - row, plan.kernel.tiles * kTileRows));
-    launch.words.blocks += static_cast<uint32_t>(groups * slices_of(launch.hidden));
-    if (!launch_persistent(plan.kernel, launch, groups, stream)) return false;
+struct Launches {
+  Args& args;
+  const std::vector<Step>& steps;  // in kernel order
+  const std::vector<Chunk>& chunks;
+  bool ascending, ends_without_rows;
+  std::function<void(const Chunk&)> begin_chunk;
+  size_t chunk = 0, step = 0;
+
+  // Prepares args for the next launch, or returns false after the last.
+  bool next() {
+    if (step == steps.size()) return false;
+    const Chunk& current = chunks[chunk];
+    if (step == current.first) begin_chunk(current);
+    if (step > 0) args.continue_from_here();
+    step = take_steps(steps, step, current.last, ascending, args.steps);
+    if (step == current.last) ++chunk;
+    if (step == steps.size() && ends_without_rows) args.steps.run[args.steps.runs++] = {1, 0};
+    return true;
   }
-  return true;
+};
+
+template <typename Args>
+bool launch_all(
+    std::initializer_list<Launches<Args>*> calls, const RowPlan& plan, Stream stream) {
+  for (;;) {
+    Args* next[2] = {};
+    DirectionArgs<Args> launch;
+    for (Launches<Args>* const call : calls) {
+      if (call->next()) next[launch.count++] = &call->args;
+    }
+    if (launch.count == 0) return true;
+    const int64_t batch = next[0]->batch, slices = slices_of(next[0]->hidden);
+    for (int64_t row = 0; row < batch; row += plan.rows()) {
+      const int64_t groups =
+          std::min(plan.groups, at::ceil_div<int64_t>(batch - row, plan.kernel.tiles * kTileRows));
+      for (int n = 0; n < launch.count; ++n) {
+        next[n]->first_row = row;
+        next[n]->words.blocks += static_cast<uint32_t>(groups * slices);
+        launch.of[n] = *next[n];
+      }
+      if (!launch_persistent(plan.kernel, launch, groups, stream)) return false;
+    }
+  }
 }
 
-void mark_rows_absent(const Tensor& tensor, const Chunk& chunk, Stream stream) {
+template <typename Args>
+bool launch(Launches<Args> call, const RowPlan& plan, Stream stream) {
+  if (plan.directions == 2 && pair->second != nullptr) {
+    pair->waiting = &call;
+    pair->args = &typeid(Args);
+    std::exchange(pair->second, nullptr)();
+    if (pair->waiting == nullptr) return pair->launched;
+    pair->waiting = nullptr;
+  } else if (plan.directions == 2 && pair->waiting != nullptr && *pair->args == typeid(Args)) {
+    auto* const first = static_cast<Launches<Args>*>(std::exchange(pair->waiting, nullptr));
+    return pair->launched = launch_all({first, &call}, plan, stream);
+  }
+  return launch_all({&call}, plan, stream);
+}
+
+constexpr int64_t kCounterBytes = 16;  // keeps the alignment of memory that follows the counter
+
+// The chunk's rows, and the counter of blocks if it is given. One fill if it precedes the rows.
+void mark_rows_absent(
+    const Tensor& tensor, const Chunk& chunk, std::uint32_t* begun, Stream stream) {
   const GemmResult rows = result_rows(tensor, chunk.begin, chunk.rows);
-  const int64_t row_bytes = rows.cols * static_cast<int64_t>(tensor.element_size());
-  mark_absent(rows.data, chunk.rows * row_bytes, stream);
+  auto* begin = static_cast<char*>(rows.data);
+  char* const end = begin + rows.rows * rows.cols * static_cast<int64_t>(tensor.element_size());
+  auto* const counter = reinterpret_cast<char*>(begun);
+  if (counter != nullptr && counter + kCounterBytes == begin) {
+    begin = counter;
+  } else if (counter != nullptr) {
+    mark_absent(counter, kCounterBytes, stream);
+  }
+  mark_absent(begin, end - begin, stream);
 }
 
 Tensor aligned(const Tensor& tensor) {
   const Tensor contiguous = tensor.contiguous();
   const auto address = reinterpret_cast<std::uintptr_t>(contiguous.const_data_ptr());
   return address % 16 == 0 ? contiguous : contiguous.clone();
+}
+
+// Undefined if zero.
+Tensor carried_gradient(const Tensor& gradient) {
+  return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
 }
 
 template <typename T>
@@ -175,46 +281,49 @@ bool launch_forward_steps(
   const Tensor weights_x =
       as_padded_operand(x_slots(weights.ih, cell), columns, args.input->size(-1));
   const Tensor weights_h = aligned(h_slots(weights.hh, cell));
-  const Tensor h_0 = aligned(masked_h(args.h_0, args.recurrent_mask)), reset = reset_rows(args);
-  const Tensor mask = mask_rows(args), output = flat_rows(results.output);
+  const Tensor initial_h = aligned(args.h_0), c_0 = args.c_0->contiguous();
+  const Tensor mask = mask_rows(args), h_0 = aligned(masked_h(initial_h, mask));
+  const Tensor output = flat_rows(results.output), reset = reset_rows(args);
   const Tensor exchanged = mask.defined() ? at::empty_like(output) : output;
-  const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
+  const Tensor begun = at::empty({kCounterBytes}, args.input->options().dtype(at::kByte));
   const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
-  PersistentForwardArgs<T> launch;
-  launch.hidden = hidden;
-  launch.batch = args.h_0->size(0);
-  launch.weights = data<T>(weights_h);
-  launch.bias_ih = read_row<T>(args.bias_ih);
-  launch.bias_hh = read_row<T>(args.bias_hh);
-  launch.gates = data<float>(gates);
-  launch.h_0 = data<T>(h_0);
-  launch.h = mutable_data<T>(h);
-  launch.c = mutable_data<T>(c);
-  launch.output = mutable_data<T>(results.output);
-  launch.recurrent_mask = data<T>(mask);
-  launch.operand = mutable_data<T>(exchanged);
-  launch.activations = mutable_data<T>(results.activations);
-  launch.reset = data<bool>(reset);
-  launch.checkpoints = mutable_data<T>(results.checkpoints);
-  launch.checkpoint_steps = results.every;
-  launch.last_time = static_cast<int64_t>(steps.size()) - 1;
-  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
-  for (const Chunk& chunk : chunks) {
+  PersistentForwardArgs<T> a;
+  a.hidden = hidden;
+  a.batch = args.h_0->size(0);
+  a.weights = data<T>(weights_h);
+  a.bias_ih = read_row<T>(args.bias_ih);
+  a.bias_hh = read_row<T>(args.bias_hh);
+  a.gates = data<float>(gates);
+  a.h_0 = data<T>(h_0);
+  a.h_before = data<T>(initial_h);
+  a.c_before = data<T>(c_0);
+  a.h = mutable_data<T>(h);
+  a.c = mutable_data<T>(c);
+  a.output = mutable_data<T>(results.output);
+  a.recurrent_mask = data<T>(mask);
+  a.operand = mutable_data<T>(exchanged);
+  a.activations = mutable_data<T>(results.activations);
+  a.reset = data<bool>(reset);
+  a.checkpoints = mutable_data<T>(results.checkpoints);
+  a.checkpoint_steps = results.every;
+  a.last_time = static_cast<int64_t>(steps.size()) - 1;
+  a.words.begun = mutable_data<uint32_t>(begun);
+  a.words.failure = failure_word();
+  const auto begin_chunk = [&](const Chunk& chunk) {
     gemm(
         operand_rows(x, chunk.begin, chunk.rows),
         transposed(operand(weights_x)),
         result_rows(gates, 0, chunk.rows),
         /*accumulate=*/false);
-    mark_rows_absent(exchanged, chunk, stream);
-    launch.gates_offset = chunk.begin;
-    for (size_t k = chunk.first; k < chunk.last;) {
-      k = take_steps(steps, k, chunk.last, !args.reverse, launch.steps);
-      if (!launch_rows(launch, plan, stream)) return false;
-    }
-  }
-  return true;
+    mark_rows_absent(exchanged, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
+    a.gates_offset = chunk.begin;
+  };
+  return launch<PersistentForwardArgs<T>>(
+      {a, steps, chunks, !args.reverse, /*ends_without_rows=*/false, begin_chunk},
+      plan,
+      stream);
 }
 
 template <typename T>
@@ -231,84 +340,90 @@ bool launch_backward_steps(
     const SequenceBackwardArgs& args,
     const RowPlan& plan,
     int64_t workspace_bytes,
+    const Tensor& dz_memory,
     const BackwardTensors& tensors) {
   const CellInfo& cell = *args.cell;
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
   const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
   const Tensor activations = aligned(args.saved), reset = reset_rows(args);
-  const Tensor mask = mask_rows(args);
-  const Tensor begun = at::zeros({1}, args.input->options().dtype(at::kInt));
+  const Tensor dh_before = carried_gradient(args.grad_h_n);
+  const Tensor dc_before = carried_gradient(args.grad_c_n), mask = mask_rows(args);
   const Stream stream = current_stream();
   const std::vector<Chunk> chunks =
       plan_chunks(order, workspace_bytes / (tensors.dz.size(1) * static_cast<int64_t>(sizeof(T))));
 
-  PersistentBackwardArgs<T> launch;
-  launch.hidden = args.h_0->size(1);
-  launch.batch = args.h_0->size(0);
-  launch.weights = data<T>(weights);
-  launch.activations = data<T>(activations);
-  launch.reset = data<bool>(reset);
-  launch.recurrent_mask = data<T>(mask);
-  launch.grad_output = step_matrix<T>(args.grad_output);
-  launch.dz = mutable_data<T>(tensors.dz);
-  launch.dh = mutable_data<float>(tensors.dh);
-  launch.dc = mutable_data<float>(tensors.dc);
-  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
-  for (const Chunk& chunk : chunks) {
-    mark_rows_absent(tensors.dz, chunk, stream);
-    for (size_t k = chunk.first; k < chunk.last;) {
-      k = take_steps(order, k, chunk.last, args.reverse, launch.steps);
-      const bool wants_h_0 = args.output_mask[1];
-      if (k == order.size() && wants_h_0) launch.steps.run[launch.steps.runs++] = {1, 0};
-      if (!launch_rows(launch, plan, stream)) return false;
-    }
-  }
-  return true;
+  PersistentBackwardArgs<T> a;
+  a.hidden = args.h_0->size(1);
+  a.batch = args.h_0->size(0);
+  a.weights = data<T>(weights);
+  a.activations = data<T>(activations);
+  a.reset = data<bool>(reset);
+  a.recurrent_mask = data<T>(mask);
+  a.grad_output = step_matrix<T>(args.grad_output);
+  a.dz = mutable_data<T>(tensors.dz);
+  a.dh_before = data<float>(dh_before);
+  a.dc_before = data<float>(dc_before);
+  a.dh = mutable_data<float>(tensors.dh);
+  a.dc = mutable_data<float>(tensors.dc);
+  a.words.begun = mutable_data<uint32_t>(dz_memory);
+  a.words.failure = failure_word();
+  const auto begin_chunk = [&](const Chunk& chunk) {
+    mark_rows_absent(tensors.dz, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
+  };
+  const bool wants_h_0 = args.output_mask[1];
+  return launch<PersistentBackwardArgs<T>>(
+      {a, order, chunks, args.reverse, wants_h_0, begin_chunk}, plan, stream);
 }
 
 }  // namespace
 
-Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentForwardArgs>(args);
+void run_both_directions(const std::function<void(size_t)>& run) {
+  Pair both = {[&run] { run(1); }};
+  pair = &both;
+  run(0);
+  if (both.second != nullptr) std::exchange(both.second, nullptr)();
+}
+
+int concurrent_directions() {
+  return pair != nullptr && (pair->second != nullptr || pair->waiting != nullptr) ? 2 : 1;
+}
+
+Attempt<SequenceResult> persistent_forward(
+    const SequenceArgs& args, int64_t workspace_bytes, int directions) {
+  const auto planned = plan_rows<PersistentForwardArgs>(args, args.save, directions);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const auto options = args.input->options();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const ForwardResults results(args, steps.size());
-  const Tensor h = copy_or_zeros(args.h_0, args.h_0->sizes(), options);
-  const Tensor c = copy_or_zeros(args.c_0, args.h_0->sizes(), options);
+  const Tensor h = at::empty(args.h_0->sizes(), options), c = at::empty(args.h_0->sizes(), options);
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
   if (!launched) return {{}, rejected()};
-  return {
-      SequenceResult(results.output, h, c, results.saved()),
-      nullptr,
-      plan.kernel.tiles,
-      plan.groups};
+  return {SequenceResult(results.output, h, c, results.saved()), nullptr, plan.kernel.tiles, plan.groups};
 }
 
-Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentBackwardArgs>(args);
+Attempt<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, int64_t workspace_bytes, int directions) {
+  const auto planned = plan_rows<PersistentBackwardArgs>(args, /*training=*/true, directions);
   if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
   const RowPlan& plan = std::get<RowPlan>(planned);
   const at::ScalarType dtype = args.input->scalar_type();
-  const int64_t columns = args.cell->slots * args.h_0->size(1);
-  const auto wide = compute_options(args.input);
+  const int64_t rows = flat_size(args.input), columns = args.cell->slots * args.h_0->size(1);
+  const auto options = args.input->options(), wide = compute_options(args.input);
+  const int64_t counter = kCounterBytes / static_cast<int64_t>(args.input->element_size());
+  const Tensor dz_memory = at::empty({counter + rows * columns}, options);
   const BackwardTensors tensors = {
-      copy_or_zeros(args.grad_h_n, args.h_0->sizes(), wide),
-      copy_or_zeros(args.grad_c_n, args.h_0->sizes(), wide),
-      at::empty({flat_size(args.input), columns}, args.input->options())};
+      at::empty(args.h_0->sizes(), wide),
+      at::empty(args.h_0->sizes(), wide),
+      dz_memory.slice(0, counter).view({rows, columns})};
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
-    return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
+    return launch_backward_steps<T>(args, plan, workspace_bytes, dz_memory, tensors);
   });
   if (!launched) return {{}, rejected()};
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  return {
-      sequence_gradients(args, steps, Gemm(dtype), tensors),
-      nullptr,
-      plan.kernel.tiles,
-      plan.groups};
+  return {sequence_gradients(args, steps, Gemm(dtype), tensors), nullptr, plan.kernel.tiles, plan.groups};
 }
 
 }  // namespace lltm::cuda

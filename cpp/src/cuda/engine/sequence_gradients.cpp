@@ -24,7 +24,7 @@ Tensor input_gradient(const SequenceBackwardArgs& args, const Gemm& gemm, const 
   return d_input;
 }
 
-// Gradients have the compute dtype. h is the state before each step: rows in the output and in h_0.
+// In 16 bits, a GEMM sums in float32 and rounds once.
 WeightGradients weight_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
@@ -32,41 +32,24 @@ WeightGradients weight_gradients(
     const Tensor& dz) {
   const CellInfo& cell = *args.cell;
   const at::ScalarType dtype = args.input->scalar_type();
-  WeightGradients d_weights(args, compute_options(args.input));
-  // add(products, dz) gets the dz columns for adjacent rows in `to`.
-  const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const auto& add) {
+  WeightGradients d_weights(args, args.input->options().dtype(args.carried_dtype()));
+  // A GEMM per run of adjacent rows in `to`.
+  const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const Tensor& by) {
+    const Tensor b = as_operand(by);
     const int64_t hidden = args.h_0->size(1);
     for_each_run(slots, blocks, [&](int slot, int count) {
-      const Tensor c = to.narrow(0, blocks[slot] * hidden, count * hidden);
-      SplitKGemm products(gemm, dtype, c);
-      add(products, dz.narrow(1, slot * hidden, count * hidden));
+      SplitKGemm products(gemm, dtype, to.narrow(0, blocks[slot] * hidden, count * hidden));
+      products.add(dz.narrow(1, slot * hidden, count * hidden), 0, b, 0, dz.size(0));
       products.finish();
     });
   };
   const Weights parts = d_weights.parts(cell);
   if (parts.hh.defined()) {
-    const Tensor output = as_operand(flat_rows(args.output));
-    const Tensor h_0 = as_operand(args.h_0);
-    const std::vector<StateSpan> spans = states_before(steps, 0, steps.size());
-    const auto add = [&](SplitKGemm& products, const Tensor& dz_h) {
-      if (changes_states(args) != nullptr && !steps.empty()) {
-        const Tensor h = as_operand(entering_h(args, steps, 0, steps.size(), dtype));
-        products.add(dz_h, 0, h, 0, h.size(0));
-        return;
-      }
-      for (const auto [row, source, count, initial] : spans) {
-        products.add(dz_h, row, initial ? h_0 : output, source, count);
-      }
-    };
-    compute(parts.hh, cell.h, cell.h_blocks, add);
+    // A copy costs less than a GEMM for h_0 and another for each run of steps.
+    const Tensor h = dz.size(0) == 0 ? *args.h_0 : entering_h(args, steps, 0, steps.size(), dtype);
+    compute(parts.hh, cell.h, cell.h_blocks, h);
   }
-  if (parts.ih.defined()) {
-    const Tensor x = as_operand(flat_rows(args.input));
-    const auto add = [&](SplitKGemm& products, const Tensor& dz_x) {
-      products.add(dz_x, 0, x, 0, x.size(0));
-    };
-    compute(parts.ih, cell.x, cell.x_blocks, add);
-  }
+  if (parts.ih.defined()) compute(parts.ih, cell.x, cell.x_blocks, flat_rows(args.input));
   return d_weights;
 }
 
@@ -89,15 +72,12 @@ Gradients sequence_gradients(
           ? t.dz.slice(1, 0, cell.grad_columns() * hidden).sum(0, /*keepdim=*/false, carried_dtype)
           : Tensor();
   const auto [bias_ih, bias_hh] = bias_gradients(sums, cell, want_bias_ih, want_bias_hh);
-  const auto carried = [&](const Tensor& sum) {
-    return sum.defined() ? sum.to(carried_dtype) : Tensor();
-  };
   return {
       want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
       want_h_0 ? unpadded(t.dh, hidden).to(carried_dtype) : Tensor(),
       want_c_0 ? t.dc.to(carried_dtype) : Tensor(),
-      carried(d_weights.weight_ih),
-      carried(d_weights.weight_hh),
+      d_weights.weight_ih,
+      d_weights.weight_hh,
       bias_ih,
       bias_hh};
 }

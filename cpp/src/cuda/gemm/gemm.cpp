@@ -132,6 +132,10 @@ void zero(const GemmResult& c) {
       c10::cuda::getCurrentCUDAStream()));
 }
 
+std::int64_t l2_cache_bytes() {
+  return at::cuda::getCurrentDeviceProperties()->l2CacheSize;
+}
+
 // ATen's handle is bound to the current stream and its workspace: it works in a captured graph, and
 // results are bitwise identical in every run. ATen sets the math mode before each use, so it is not
 // restored here.

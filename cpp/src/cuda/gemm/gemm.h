@@ -48,6 +48,9 @@ GemmResult result_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_
 
 void zero(const GemmResult& c);
 
+// Of the current device.
+std::int64_t l2_cache_bytes();
+
 // On the device and stream at construction, which must stay current. Accumulates in float64 for
 // float64, otherwise in float32. float32 follows cuda_float32(), then PyTorch's allow_tf32.
 class Gemm {

@@ -174,7 +174,8 @@ bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters
   CUlaunchConfig config = {};
   config.gridDimX = static_cast<unsigned>(grid.x);
   config.gridDimY = static_cast<unsigned>(grid.y);
-  config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+  config.gridDimZ = static_cast<unsigned>(grid.z);
+  config.blockDimY = config.blockDimZ = 1;
   config.blockDimX = static_cast<unsigned>(grid.threads);
   config.sharedMemBytes = static_cast<unsigned>(grid.shared_bytes);
   config.hStream = static_cast<CUstream>(stream.handle);

@@ -22,7 +22,7 @@ constexpr KernelType kKernelType = std::is_same_v<T, double>      ? KernelType::
                                                                   : KernelType::kBFloat16;
 
 struct Grid {
-  std::int64_t x, y;
+  std::int64_t x, y, z;
   int threads;
   std::int64_t shared_bytes;
   bool cooperative;  // all blocks run concurrently

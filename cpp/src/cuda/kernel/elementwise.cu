@@ -52,7 +52,7 @@ void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream
   if (cell.programs != nullptr) {
     void* parameters[] = {const_cast<Args*>(&args), &access, &count};
     const KernelForm form = {&cell, backward, kKernelType<T>, kKernelType<D>, width};
-    const Grid grid = {blocks_for(count), 1, kThreads, 0, /*cooperative=*/false};
+    const Grid grid = {blocks_for(count), 1, 1, kThreads, 0, /*cooperative=*/false};
     launch_compiled(form, grid, parameters, stream);
     return;
   }

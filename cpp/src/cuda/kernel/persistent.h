@@ -117,10 +117,11 @@ struct StepMatrix {
   std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
-// Thread blocks increment `begun`, up to `blocks`, across launches.
+// Thread blocks increment `begun`, up to `blocks`, across launches. All bits are set before the
+// first, and the count starts from there.
 struct LaunchWords {
   std::uint32_t* begun = nullptr;
-  std::uint32_t blocks = 0;
+  std::uint32_t blocks = 0xFFFFFFFF;
   std::uint32_t* failure = nullptr;  // failure_word()
 };
 
@@ -141,8 +142,10 @@ struct PersistentForwardArgs {
   const float* gates = nullptr;       // (rows in the launch's steps, Sx * H): x W_x^T
   std::int64_t gates_offset = 0;      // the sequence's row at which `gates` begins
   const T* h_0 = nullptr;             // (B, H), with the mask (16)
-  T* h = nullptr;                     // (B, H), updated in place; not h_0
-  T* c = nullptr;                     // (B, H), updated in place
+  const T* h_before = nullptr;        // (B, H), before the launch; may be h
+  const T* c_before = nullptr;        // (B, H), before the launch; may be c
+  T* h = nullptr;                     // (B, H), after the launch; not h_0
+  T* c = nullptr;                     // (B, H), after the launch
   T* output = nullptr;                // (N, H)
   const T* recurrent_mask = nullptr;  // (B, H), or null
   // (N, H): h with the mask, as other thread blocks read it; without a mask, output. Before the
@@ -155,6 +158,11 @@ struct PersistentForwardArgs {
   std::int64_t checkpoint_steps = 0, last_time = 0;
   LaunchWords words;
   LaunchSteps steps;
+
+  void continue_from_here() {
+    h_before = h;
+    c_before = c;
+  }
 };
 
 // In backward order. A last step without rows propagates the h gradient to the initial state.
@@ -171,15 +179,28 @@ struct PersistentBackwardArgs {
   const bool* reset = nullptr;        // as in forward
   const T* recurrent_mask = nullptr;  // as in forward
   T* dz = nullptr;                    // (N, S * H); before the launch, its steps are absent (16)
-  float* dh = nullptr;                // (B, H), updated in place
-  float* dc = nullptr;                // (B, H), updated in place
+  const float* dh_before = nullptr;   // (B, H), before the launch; may be dh; zeros if null
+  const float* dc_before = nullptr;   // (B, H), as dh_before
+  float* dh = nullptr;                // (B, H), after the launch
+  float* dc = nullptr;                // (B, H), after the launch
   LaunchWords words;
   LaunchSteps steps;
+
+  void continue_from_here() {
+    dh_before = dh;
+    dc_before = dc;
+  }
 };
 
-// Kernel parameters are limited to 4 KiB.
-static_assert(sizeof(PersistentForwardArgs<float>) <= 4096);
-static_assert(sizeof(PersistentBackwardArgs<float>) <= 4096);
+// A kernel's parameter, at most 4 KiB: calls that run concurrently, one per blockIdx.z. Only the
+// number of groups must agree.
+template <typename Args>
+struct DirectionArgs {
+  Args of[2];
+  int count = 0;
+};
+static_assert(sizeof(DirectionArgs<PersistentForwardArgs<float>>) <= 4096);
+static_assert(sizeof(DirectionArgs<PersistentBackwardArgs<float>>) <= 4096);
 
 // Kernels on any device set this word on a timeout. Such a kernel ends about a second after all
 // blocks have begun; missing words become NaN.
@@ -199,7 +220,10 @@ PersistentLimits persistent_limits();
 // than the device reports.
 template <typename Args>
 bool launch_persistent(
-    const PersistentKernel& kernel, const Args& args, std::int64_t groups, Stream stream);
+    const PersistentKernel& kernel,
+    const DirectionArgs<Args>& args,
+    std::int64_t groups,
+    Stream stream);
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 

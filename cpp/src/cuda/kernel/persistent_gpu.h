@@ -119,13 +119,23 @@ __device__ auto definition_of(CellList<Definition, Others...>) {
   }
 }
 
+template <typename Args>
+__device__ const Args& of_direction(const Args& args) {
+  return args;
+}
+template <typename Args>
+__device__ const Args& of_direction(const DirectionArgs<Args>& args) {
+  return args.of[blockIdx.z];
+}
+
 }  // namespace
 }  // namespace lltm::cuda
 
 #define LLTM_PERSISTENT_KERNEL(name, kId, kUnitsK, kSharedK, kTiles, kTf32) \
   extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)            \
-      name(const __grid_constant__ Args args) {                             \
+      name(const __grid_constant__ Args all) {                              \
     using Definition = decltype(definition_of<kId>(Cells()));               \
+    const auto& args = of_direction(all);                                   \
     Gpu gpu{args.words};                                                    \
     run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu);     \
   }

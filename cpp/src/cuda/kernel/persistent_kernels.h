@@ -620,8 +620,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(a.batch, n)) continue;
-    c[n] = static_cast<float>(a.c[p.row(n) * hidden + p.unit]);
-    h[n] = static_cast<float>(a.h[p.row(n) * hidden + p.unit]);
+    c[n] = static_cast<float>(a.c_before[p.row(n) * hidden + p.unit]);
+    h[n] = static_cast<float>(a.h_before[p.row(n) * hidden + p.unit]);
   }
   if (p.is_unit) load_bias<Definition>(a, p.unit, bias);
 
@@ -751,8 +751,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(a.batch, n)) continue;
-    dh[n] = a.dh[p.row(n) * hidden + p.unit];
-    dc[n] = a.dc[p.row(n) * hidden + p.unit];
+    if (a.dh_before != nullptr) dh[n] = a.dh_before[p.row(n) * hidden + p.unit];
+    if (a.dc_before != nullptr) dc[n] = a.dc_before[p.row(n) * hidden + p.unit];
   }
 
   int buffer = 0;

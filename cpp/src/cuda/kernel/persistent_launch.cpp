@@ -71,31 +71,38 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
 
 template <typename Args>
 bool launch_persistent(
-    const PersistentKernel& kernel, const Args& args, std::int64_t groups, Stream stream) {
+    const PersistentKernel& kernel,
+    const DirectionArgs<Args>& args,
+    std::int64_t groups,
+    Stream stream) {
   using T = typename Args::Element;
   KernelForm form = {kernel.cell, !Args::kIsForward, kKernelType<T>, kKernelType<T>};
   form.units = kernel.units;
   form.shared_units = kernel.shared_units;
   form.tiles = kernel.tiles;
   form.tf32 = kernel.tf32 ? 1 : 0;
-  void* parameters[] = {const_cast<Args*>(&args)};
+  form.directions = args.count;
+  // A kernel for one direction reads only the first.
+  void* parameters[] = {const_cast<DirectionArgs<Args>*>(&args)};
   const Grid grid = {
-      slices_of(args.hidden),
+      slices_of(args.of[0].hidden),
       groups,
+      args.count,
       kBlockThreads,
       shared_bytes<Args>(kernel),
       /*cooperative=*/true};
   return launch_compiled(form, grid, parameters, stream);
 }
 
-#define LLTM_PERSISTENT_OF(T)                                                          \
-  template bool launch_persistent(                                                     \
-      const PersistentKernel&, const PersistentForwardArgs<T>&, std::int64_t, Stream); \
-  template bool launch_persistent(                                                     \
-      const PersistentKernel&, const PersistentBackwardArgs<T>&, std::int64_t, Stream);
-LLTM_PERSISTENT_OF(float)
-LLTM_PERSISTENT_OF(c10::Half)
-LLTM_PERSISTENT_OF(c10::BFloat16)
+#define LLTM_PERSISTENT_OF(Args)   \
+  template bool launch_persistent( \
+      const PersistentKernel&, const DirectionArgs<Args>&, std::int64_t, Stream);
+LLTM_PERSISTENT_OF(PersistentForwardArgs<float>)
+LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
+LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<float>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)
+LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::BFloat16>)
 #undef LLTM_PERSISTENT_OF
 
 }  // namespace lltm::cuda

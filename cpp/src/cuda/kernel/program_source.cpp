@@ -102,11 +102,13 @@ std::string print_kernel(const KernelForm& form) {
   to << "#include \"cuda/kernel/" << (form.is_persistent() ? "persistent" : "program")
      << "_gpu.h\"\n\n";
   if (!form.is_persistent()) to << print_definition(*form.cell, "Definition") << '\n';
-  to << "namespace lltm::cuda {\nusing Args = " << (form.is_persistent() ? "Persistent" : "")
-     << direction << "Args<" << kTypes[static_cast<int>(form.tensor)];
+  to << "namespace lltm::cuda {\nusing Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
+     << (form.is_persistent() ? "Persistent" : "") << direction << "Args<"
+     << kTypes[static_cast<int>(form.tensor)];
   if (form.backward && !form.is_persistent()) to << ", " << kTypes[static_cast<int>(form.state)];
-  to << ">;\nLLTM_" << (form.is_persistent() ? "PERSISTENT" : "ELEMENTWISE") << "_KERNEL("
-     << kernel_name(form) << ", ";
+  to << (form.directions > 1 ? ">" : "") << ">;\nLLTM_"
+     << (form.is_persistent() ? "PERSISTENT" : "ELEMENTWISE") << "_KERNEL(" << kernel_name(form)
+     << ", ";
   if (form.is_persistent()) {
     to << form.cell->id << ", " << form.units << ", " << form.shared_units << ", " << form.tiles
        << ", " << form.tf32;

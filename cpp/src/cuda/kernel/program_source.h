@@ -19,7 +19,7 @@ struct KernelForm {
   bool backward;
   KernelType tensor, state;                              // T and D of elementwise.h
   int width = 0;                                         // units per thread
-  int units = 0, shared_units = 0, tiles = 0, tf32 = 0;  // PersistentKernel
+  int units = 0, shared_units = 0, tiles = 0, tf32 = 0, directions = 0;  // PersistentKernel
 
   bool is_persistent() const { return tiles > 0; }
   auto operator<=>(const KernelForm&) const = default;
