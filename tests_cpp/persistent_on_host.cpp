@@ -113,7 +113,7 @@ bool launch_persistent(
     TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
   }
   if constexpr (Args::kIsForward) {
-    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.of[0].h[hidden - 1] = 2.0F;
+    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.of[0].h[args.of[0].hidden - 1] = 2.0F;
   }
   return true;
 }
