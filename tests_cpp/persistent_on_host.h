@@ -38,14 +38,10 @@ struct Fragments {
   std::uint32_t b[2];
 };
 
-// The first 11 of 24 bits, and rounded to 11 bits, as cvt.rna.tf32.
-inline float big_part(float x) {
-  return lltm::math::bit_cast<float>(lltm::math::bit_cast<std::uint32_t>(x) & 0xFFFFE000U);
-}
+// Rounded to 11 bits, as cvt.rna.tf32.
 inline float nearest_tf32(float x) {
-  const float rounded =
-      lltm::math::bit_cast<float>(lltm::math::bit_cast<std::uint32_t>(x) + 0x1000U);
-  return x == x ? big_part(rounded) : x;
+  const auto bits = lltm::math::bit_cast<std::uint32_t>(x);
+  return x == x ? lltm::math::bit_cast<float>((bits + 0x1000U) & 0xFFFFE000U) : x;
 }
 
 // D (16, 8) += of_a(A (16, kK)) of_b(B (kK, 8)).
@@ -239,10 +235,10 @@ class HostBlock {
           emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
         } else {
           // In the order of persistent_gpu.h.
-          const auto small = [](float x) { return big_part(x - big_part(x)); };
-          emulate_mma<float, 8>(lanes, small, big_part);
-          emulate_mma<float, 8>(lanes, big_part, small);
-          emulate_mma<float, 8>(lanes, big_part, big_part);
+          const auto small = [](float x) { return nearest_tf32(x - nearest_tf32(x)); };
+          emulate_mma<float, 8>(lanes, small, nearest_tf32);
+          emulate_mma<float, 8>(lanes, nearest_tf32, small);
+          emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
         }
       });
     }

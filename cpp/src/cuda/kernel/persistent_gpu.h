@@ -102,11 +102,15 @@ struct Gpu {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
     return rounded;
   }
-  // Volatile: both parts of all weights would not fit into the registers.
+  // To nearest, and the remainder, which the instruction truncates to 11 bits after half a unit was
+  // added: without bias. NaN may become a number (multiply_exactly). Volatile: both parts of all
+  // weights would not fit into the registers.
   __device__ static void split(std::uint32_t x, std::uint32_t& big, std::uint32_t& small) {
-    asm volatile("and.b32 %0, %2, 0xFFFFE000;\n\tsub.rn.f32 %1, %2, %0;"
-                 : "=&r"(big), "=&r"(small)
-                 : "r"(x));
+    asm volatile(
+        "add.u32 %0, %2, 0x1000;\n\tand.b32 %0, %0, 0xFFFFE000;\n\t"
+        "sub.rn.f32 %1, %2, %0;\n\tadd.u32 %1, %1, 0x1000;"
+        : "=&r"(big), "=&r"(small)
+        : "r"(x));
   }
 };
 
