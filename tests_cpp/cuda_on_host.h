@@ -92,6 +92,7 @@ inline bool has_nvrtc = true;
 // Tests count calls: checks all built-in kernels now instead of in each cell's first call. Call
 // initially and after the checks are cleared.
 void check_kernels_now();
+inline void* stream = nullptr;  // the current stream
 enum class Fault { none, wrong, fails };
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
 // torch.backends.cuda.matmul.allow_tf32.

@@ -7,13 +7,14 @@
 #include <c10/util/Half.h>
 
 #include <cstring>
+#include <map>
 #include <type_traits>
 #include <utility>
 
 namespace lltm::cuda {
 namespace {
 
-std::uint32_t failure = 0;
+std::map<void*, std::uint32_t> failures;  // of each stream
 
 }  // namespace
 
@@ -21,12 +22,12 @@ PersistentLimits persistent_limits() {
   return {lltm_test::multiprocessors, lltm_test::shared_bytes};
 }
 
-std::uint32_t* failure_word() {
-  return &failure;
+std::uint32_t* failure_word(Stream stream) {
+  return &failures[stream.handle];
 }
 
-bool take_failure() {
-  return std::exchange(failure, 0) != 0;
+bool take_failure(Stream stream) {
+  return std::exchange(*failure_word(stream), 0) != 0;
 }
 
 void mark_absent(void* data, std::int64_t bytes, Stream) {

@@ -523,6 +523,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
     return lltm::cuda::persistent_kernel<Args>(lltm::Lltm::kCell, args.hidden, /*tiles=*/1);
   };
   const lltm::cuda::Stream stream = lltm::cuda::current_stream();
+  std::uint32_t begun = 0;
   lltm::cuda::LaunchSteps steps = {};
   steps.ascending = true;
   steps.edge = 1;
@@ -532,12 +533,19 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   const Arguments a = sequence_problem({3, 2, 4, 16}, at::kHalf, 1);
   const Tensors results = forward(a);
   const auto expect_an_error_once = [&](const auto& call) {
+    {
+      const Temporarily other(lltm_test::stream, static_cast<void*>(&begun));
+      call();
+    }
     try {
       call();
       ADD_FAILURE() << "no error";
     } catch (const c10::Error& error) {
       EXPECT_NE(
-          std::string(error.what()).find("lltm::sequence: the persistent kernel timed out"),
+          std::string(error.what())
+              .find(
+                  "lltm::sequence: the persistent kernel timed out in an earlier call on this "
+                  "stream of cpu, and its results are NaN"),
           std::string::npos);
     }
     call();
@@ -556,8 +564,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   first.gates_offset = 1;
   first.h_0 = first.h = first.c = data(state);
   first.output = first.operand = data(output);
-  std::uint32_t begun = 0;
-  first.words = {&begun, 3, lltm::cuda::failure_word()};
+  first.words = {&begun, 3, lltm::cuda::failure_word(stream)};
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
   EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(first), first, 1, stream));
@@ -572,7 +579,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   second.dz = data(dz);
   second.dh = dh.mutable_data_ptr<float>();
   second.dc = dc.mutable_data_ptr<float>();
-  second.words = {&begun, 6, lltm::cuda::failure_word()};
+  second.words = {&begun, 6, lltm::cuda::failure_word(stream)};
   second.steps = steps;
   lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
   EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(second), second, 1, stream));
@@ -588,7 +595,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Temporarily late(late_rounds, 900);
   const Temporarily few(most_polls, 50);
   const Evaluation ours = evaluate(sequence, a, gradients);
-  EXPECT_FALSE(lltm::cuda::take_failure());
+  EXPECT_FALSE(lltm::cuda::take_failure(lltm::cuda::current_stream()));
   EXPECT_TRUE(identical(ours, expected));
 }
 

@@ -13,11 +13,12 @@ namespace lltm::cuda {
 namespace {
 
 // Called later, because no call waits for its kernels.
-void check_earlier_calls() {
+void check_earlier_calls(c10::Device device) {
   TORCH_CHECK(
-      !take_failure(),
-      "lltm::sequence: the persistent kernel timed out in an earlier call, and its results are "
-      "NaN; set lltm.backends.cuda.persistent = False");
+      !take_failure(current_stream()),
+      "lltm::sequence: the persistent kernel timed out in an earlier call on this stream of ",
+      device,
+      ", and its results are NaN; set lltm.backends.cuda.persistent = False");
 }
 
 template <typename Result, typename Args>
@@ -26,7 +27,7 @@ Result run(
     const Args& args,
     Attempt<Result> (*persistent)(const Args&),
     Result (*per_step)(const Args&)) {
-  check_earlier_calls();
+  check_earlier_calls(args.input->device());
   const char* const why_not = cuda_persistent()
                                   ? why_not_kernels(*args.cell, args.input, Engine::persistent)
                                   : "lltm.backends.cuda.persistent is False";

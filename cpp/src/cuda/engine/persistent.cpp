@@ -200,7 +200,7 @@ bool launch_forward_steps(
   launch.checkpoints = mutable_data<T>(results.checkpoints);
   launch.checkpoint_steps = results.every;
   launch.last_time = static_cast<int64_t>(steps.size()) - 1;
-  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
+  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word(stream)};
   for (const Chunk& chunk : chunks) {
     gemm(
         operand_rows(x, chunk.begin, chunk.rows),
@@ -253,7 +253,7 @@ bool launch_backward_steps(
   launch.dz = mutable_data<T>(tensors.dz);
   launch.dh = mutable_data<float>(tensors.dh);
   launch.dc = mutable_data<float>(tensors.dc);
-  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word()};
+  launch.words = {mutable_data<uint32_t>(begun), 0, failure_word(stream)};
   for (const Chunk& chunk : chunks) {
     mark_rows_absent(tensors.dz, chunk, stream);
     for (size_t k = chunk.first; k < chunk.last;) {

@@ -160,7 +160,8 @@ const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Engine en
     return checked.emplace(key, wrong).second;
   }();
   if (first && !wrong.empty()) {
-    if (engine == Engine::persistent) take_failure();  // reported by the warning below
+    if (engine == Engine::persistent)
+      take_failure(current_stream());  // reported by the warning below
     TORCH_WARN(
         "lltm: the ",
         engine == Engine::step       ? "single-step kernels"
