@@ -46,8 +46,8 @@ struct PolledRow {
     std::memcpy(&x, data, sizeof(x));
     return x;
   }
-  bool wait(int polls) {
-    EXPECT_EQ(polls, ++waits);
+  bool wait(int& polls) {
+    EXPECT_EQ(polls++, waits++);
     if (waits > 100) throw std::runtime_error("the lane never sees its words");
     appear(waits);
     return true;
@@ -120,7 +120,7 @@ struct Launch {
 };
 
 int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begins_after = 0) {
-  for (int polls = 1, all = 1; all < 100'000; ++polls, ++all) {
+  for (int polls = 0, all = 1; all < 100'000; ++all) {
     launch.begun = all > begins_after;
     if (!patience.wait(launch, polls, most)) return all;
   }
@@ -134,7 +134,7 @@ TEST(PersistentPatience, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
     const int polls = polls_of(patience, launch, 100, begins_after);
     EXPECT_GT(polls - begins_after, 100) << "not before they have run out once";
     EXPECT_LE(polls - begins_after, 303);
-    int next = 1;
+    int next = 0;
     EXPECT_FALSE(patience.wait(launch, next, 100)) << "from then on at once";
   }
 }
