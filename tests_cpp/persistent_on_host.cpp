@@ -85,12 +85,16 @@ bool launch_persistent(
   TORCH_CHECK(slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
   TORCH_CHECK(
       shared_bytes<Args>(kernel) <= lltm_test::shared_bytes, "more shared memory than the GPU has");
-  TORCH_CHECK(lltm_test::persistent_fault != lltm_test::Fault::fails, "an illegal instruction");
+  const bool is_faulty = lltm_test::faulty_tiles == 0 || lltm_test::faulty_tiles == kernel.tiles;
+  const auto fault = is_faulty ? lltm_test::persistent_fault : lltm_test::Fault::none;
+  TORCH_CHECK(fault != lltm_test::Fault::fails, "an illegal instruction");
+  PersistentKernel computed = kernel;
+  computed.tf32 = kernel.tf32 || fault == lltm_test::Fault::tf32;
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
   visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
-    visit_kernel<Args>(kernel, [&](auto units, auto shared, auto tiles, auto tf32) {
+    visit_kernel<Args>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
       const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
       lltm_test::run_grid(
           {static_cast<int>(slices),
@@ -103,8 +107,9 @@ bool launch_persistent(
           lltm_test::schedule_seed++);
     });
   });
-  if constexpr (Args::kIsForward) {
-    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.h[args.hidden - 1] = 2.0F;
+  if (fault == lltm_test::Fault::wrong) {
+    if constexpr (Args::kIsForward) args.h[args.hidden - 1] = 2.0F;
+    if constexpr (!Args::kIsForward) args.dh[args.hidden - 1] += 2.0F;
   }
   return true;
 }

@@ -2,6 +2,7 @@
 // checks that it was used.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
+#include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
 #include "cuda_on_host.h"
 #include "persistent_on_host.h"
@@ -213,9 +214,13 @@ int64_t launches(const Body& body) {
   return persistent_launches - before;
 }
 
+lltm::SequenceArgs forward_args(const Arguments& a) {
+  return {engine_inputs(a), /*save=*/true};
+}
 Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::kWorkspaceBytes) {
-  return as_list(
-      lltm::cuda::persistent_forward({engine_inputs(a), /*save=*/true}, workspace_bytes).value());
+  const lltm::SequenceArgs args = forward_args(a);
+  const auto plan = lltm::cuda::plan_persistent(args);
+  return as_list(lltm::cuda::persistent_forward(args, plan, workspace_bytes).value());
 }
 
 // The output gradients are ones.
@@ -451,10 +456,9 @@ TEST_P(PersistentEngine, NaNsPropagate) {
 
 TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
-    const auto attempt =
-        lltm::cuda::persistent_forward({engine_inputs(a, checkpoint_steps), /*save=*/true});
-    EXPECT_EQ(attempt.has_value(), attempt.why_not == nullptr);
-    return std::string(attempt ? "" : attempt.why_not);
+    const lltm::SequenceArgs args = {engine_inputs(a, checkpoint_steps), /*save=*/true};
+    const char* const reason = lltm::cuda::plan_persistent(args).why_not;
+    return std::string(reason == nullptr ? "" : reason);
   };
   const auto problem = [](const Sizes& sizes, at::ScalarType dtype = at::kHalf) {
     return sequence_problem(sizes, dtype, 1);
@@ -478,12 +482,12 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   a.recurrent_mask = random_mask(a, 1);
   EXPECT_EQ(why_not(a), "");
   const Temporarily small(multiprocessors, int64_t{3});
-  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({1, 128, 4, 48})), ""); }), 4);
+  const Arguments largest = problem({1, 128, 4, 48});
+  EXPECT_EQ(why_not(largest), "");
+  EXPECT_EQ(launches([&] { forward(largest); }), 4);
   EXPECT_EQ(why_not(problem({1, 129, 4, 48})), "B is too large");
   EXPECT_EQ(
       why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
-  const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({2, 3, 4, 48})), "the GPU rejected a launch");
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
@@ -614,9 +618,10 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   };
   Tensors results;
   expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
+  const lltm::SequenceBackwardArgs args = backward_args(a, results);
+  const auto plan = lltm::cuda::plan_persistent(args);
   const auto run_backward = [&](int64_t workspace_bytes) {
-    return as_list(
-        lltm::cuda::persistent_backward(backward_args(a, results), workspace_bytes).value());
+    return as_list(lltm::cuda::persistent_backward(args, plan, workspace_bytes).value());
   };
   Tensors chunks;
   expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
@@ -680,6 +685,14 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
+// The kernel passes its self-check.
+template <typename Args>
+void expect_checked(lltm::cuda::Engine engine, const Args& args) {
+  const Temporarily checked(c10::cuda::capturing, false);
+  const auto plan = lltm::cuda::plan_persistent(args);
+  EXPECT_EQ(lltm::cuda::why_not_kernels(*args.cell, args.input, engine, plan), nullptr);
+}
+
 // The largest size of each LLTM kernel, and just above the previous kernel's limit. Other cells'
 // backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
@@ -715,6 +728,8 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
   const Arguments a = sequence_problem({2, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
   check_one(a, /*expected_launches=*/2);
+  expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
+  expect_checked(lltm::cuda::Engine::persistent_backward, backward_args(a, forward(a)));
 }
 
 // Backward of these sizes uses the per-step engine.
@@ -722,7 +737,9 @@ class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 
 TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
-  check_one(sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+  const Arguments a = sequence_problem({2, 2, 64, GetParam()}, at::kHalf, 1);
+  check_one(a, /*expected_launches=*/1);
+  expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
 }
 
 // More runs of equal steps than a launch supports. Small weights limit rounding errors.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/operator_args.h"
+#include "cuda/kernel/persistent.h"
 
 #include <cstdint>
 #include <optional>
@@ -29,19 +30,28 @@ SequenceResult per_step_forward(
     const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
 Gradients per_step_backward(const SequenceBackwardArgs& args);
 
-// The result and how the engine ran, or nullopt and the reason.
-template <typename Result>
-struct Attempt : std::optional<Result> {
+// How the persistent engine (persistent.cpp) runs a call, or why it cannot: successive launches of
+// a kernel (persistent.h).
+struct PersistentPlan {
   const char* why_not = nullptr;
-  int tiles = 0;       // per group, see persistent.h
+  int64_t hidden = 0;
+  PersistentKernel kernel = {};
   int64_t groups = 0;  // maximum per launch
-};
 
-// persistent.cpp. nullopt if it cannot run. Backward has a smaller workspace, because the cache
-// also holds dz and the activations.
-Attempt<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes = kWorkspaceBytes);
-Attempt<Gradients> persistent_backward(
-    const SequenceBackwardArgs& args, int64_t workspace_bytes = kWorkspaceBytes / 2);
+  int64_t rows() const;  // per launch
+};
+PersistentPlan plan_persistent(const SequenceArgs& args);
+PersistentPlan plan_persistent(const SequenceBackwardArgs& args);
+
+// nullopt if the GPU rejects a launch. Backward has a smaller workspace, because the cache also
+// holds dz and the activations.
+std::optional<SequenceResult> persistent_forward(
+    const SequenceArgs& args,
+    const PersistentPlan& plan,
+    int64_t workspace_bytes = kWorkspaceBytes);
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args,
+    const PersistentPlan& plan,
+    int64_t workspace_bytes = kWorkspaceBytes / 2);
 
 }  // namespace lltm::cuda

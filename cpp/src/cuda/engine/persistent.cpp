@@ -22,21 +22,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <variant>
 #include <vector>
 
 namespace lltm::cuda {
 namespace {
 
 using at::Tensor;
-
-// Successive launches with at most `groups` groups each.
-struct RowPlan {
-  PersistentKernel kernel;
-  int64_t groups;
-
-  int64_t rows() const { return groups * kernel.tiles * kTileRows; }
-};
 
 // A launch takes about as long with one row as with all that fit. On an H100, four launches take
 // half the time of a GEMM per step with H = 256, and as long with H = 512.
@@ -49,46 +40,46 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                               : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// How this engine runs a call, or why it cannot. Args selects the kernels.
+// Args selects the kernels.
 template <template <typename> typename Args>
-std::variant<RowPlan, const char*> plan_rows(const SequenceInputs& args) {
+PersistentPlan plan_rows(const SequenceInputs& args) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
-  if (cell.programs != nullptr) return "no kernels for this cell";
-  if (dtype == at::kDouble) return "dtype is float64";
+  if (cell.programs != nullptr) return {"no kernels for this cell"};
+  if (dtype == at::kDouble) return {"dtype is float64"};
   if (dtype == at::kFloat && cuda_float32() == "ieee") {
-    return "lltm.backends.cuda.float32 is 'ieee'";
+    return {"lltm.backends.cuda.float32 is 'ieee'"};
   }
-  if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
-  if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
+  if (flat_size(args.input) == 0 || hidden == 0) return {"nothing to compute"};
+  if (hidden % kHiddenMultiple != 0) return {"H is not a multiple of 8"};
   const PersistentLimits limits = persistent_limits();
   const int64_t groups = limits.multiprocessors / slices_of(hidden);
-  if (groups == 0) return "too few thread blocks run concurrently on this device";
+  if (groups == 0) return {"too few thread blocks run concurrently on this device"};
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
   const bool tf32 = Gemm(dtype).uses_tf32();
-  RowPlan plan = {};
+  PersistentPlan plan = {};
   for (const int tiles : kTileCounts) {
     const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
       const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
       if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
-      plan = {kernel, groups};
+      plan = {nullptr, hidden, kernel, groups};
       return true;
     });
     if (!fits || plan.rows() >= batch) break;
   }
-  if (plan.groups == 0) return "H is too large";
-  if (batch > kMostRowLaunches * plan.rows()) return "B is too large";
+  if (plan.groups == 0) return {"H is too large"};
+  if (batch > kMostRowLaunches * plan.rows()) return {"B is too large"};
   return plan;
 }
 
 // Fewer multiprocessors are available than in the occupancy check.
-const char* rejected() {
+std::nullopt_t rejected() {
   TORCH_WARN_ONCE(
       "lltm::sequence: the GPU rejected a persistent kernel, because too few multiprocessors are "
       "available to this process (MPS or MIG may reserve some); using the per-step engine");
-  return "the GPU rejected a launch";
+  return std::nullopt;
 }
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
@@ -115,7 +106,7 @@ size_t take_steps(
 }
 
 template <typename Args>
-bool launch_rows(Args& launch, const RowPlan& plan, Stream stream) {
+bool launch_rows(Args& launch, const PersistentPlan& plan, Stream stream) {
   for (int64_t row = 0; row < launch.batch; row += plan.rows()) {
     launch.first_row = row;
     const int64_t groups = std::min(
@@ -160,7 +151,7 @@ template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
     const std::vector<Step>& steps,
-    const RowPlan& plan,
+    const PersistentPlan& plan,
     int64_t workspace_bytes,
     const ForwardResults& results,
     const Tensor& h,
@@ -229,7 +220,7 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,
-    const RowPlan& plan,
+    const PersistentPlan& plan,
     int64_t workspace_bytes,
     const BackwardTensors& tensors) {
   const CellInfo& cell = *args.cell;
@@ -268,10 +259,19 @@ bool launch_backward_steps(
 
 }  // namespace
 
-Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentForwardArgs>(args);
-  if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
-  const RowPlan& plan = std::get<RowPlan>(planned);
+int64_t PersistentPlan::rows() const {
+  return groups * kernel.tiles * kTileRows;
+}
+
+PersistentPlan plan_persistent(const SequenceArgs& args) {
+  return plan_rows<PersistentForwardArgs>(args);
+}
+PersistentPlan plan_persistent(const SequenceBackwardArgs& args) {
+  return plan_rows<PersistentBackwardArgs>(args);
+}
+
+std::optional<SequenceResult> persistent_forward(
+    const SequenceArgs& args, const PersistentPlan& plan, int64_t workspace_bytes) {
   const auto options = args.input->options();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const ForwardResults results(args, steps.size());
@@ -280,18 +280,12 @@ Attempt<SequenceResult> persistent_forward(const SequenceArgs& args, int64_t wor
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
-  if (!launched) return {{}, rejected()};
-  return {
-      SequenceResult(results.output, h, c, results.saved()),
-      nullptr,
-      plan.kernel.tiles,
-      plan.groups};
+  if (!launched) return rejected();
+  return SequenceResult(results.output, h, c, results.saved());
 }
 
-Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t workspace_bytes) {
-  const auto planned = plan_rows<PersistentBackwardArgs>(args);
-  if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
-  const RowPlan& plan = std::get<RowPlan>(planned);
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, const PersistentPlan& plan, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input->scalar_type();
   const int64_t columns = args.cell->slots * args.h_0->size(1);
   const auto wide = compute_options(args.input);
@@ -302,13 +296,9 @@ Attempt<Gradients> persistent_backward(const SequenceBackwardArgs& args, int64_t
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
     return launch_backward_steps<T>(args, plan, workspace_bytes, tensors);
   });
-  if (!launched) return {{}, rejected()};
+  if (!launched) return rejected();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  return {
-      sequence_gradients(args, steps, Gemm(dtype), tensors),
-      nullptr,
-      plan.kernel.tiles,
-      plan.groups};
+  return sequence_gradients(args, steps, Gemm(dtype), tensors);
 }
 
 }  // namespace lltm::cuda
