@@ -607,6 +607,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
 TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
+  const auto size = static_cast<int64_t>(a.input.element_size());
   const auto expect_chunks = [&](int64_t row_bytes, const auto& run) {
     const int64_t before = persistent_launches;
     filled.clear();
@@ -617,14 +618,14 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
     }
   };
   Tensors results;
-  expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
+  expect_chunks(24 * size, [&] { results = forward(a, /*workspace_bytes=*/0); });
   const lltm::SequenceBackwardArgs args = backward_args(a, results);
   const auto plan = lltm::cuda::plan_persistent(args);
   const auto run_backward = [&](int64_t workspace_bytes) {
     return as_list(lltm::cuda::persistent_backward(args, plan, workspace_bytes).value());
   };
   Tensors chunks;
-  expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
+  expect_chunks(slots * 24 * size, [&] { chunks = run_backward(0); });
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
