@@ -79,7 +79,8 @@ struct CUDAGuard {
   explicit CUDAGuard(at::Device) {}
 };
 enum class CaptureStatus { None, Active };
-inline bool capturing = false;
+// As in a graph's capture, kernels run unchecked except in test_cuda_self_check.cpp.
+inline bool capturing = true;
 inline CaptureStatus currentStreamCaptureStatusMayInitCtx() {
   return capturing ? CaptureStatus::Active : CaptureStatus::None;
 }
@@ -97,11 +98,11 @@ inline WarningState& warning_state() {
 
 namespace lltm_test {
 inline bool has_nvrtc = true;
-// Tests count calls: checks all built-in kernels now instead of in each cell's first call. Call
-// initially and after the checks are cleared.
-void check_kernels_now();
-enum class Fault { none, wrong, fails };
+inline void* stream = nullptr;  // the current stream
+// tf32: GEMMs or kernels use TF32 even if PyTorch forbids it.
+enum class Fault { none, wrong, fails, tf32 };
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
+inline int faulty_tiles = 0;  // limits persistent_fault, unless 0
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
 inline cublasMath_t last_math_mode = CUBLAS_DEFAULT_MATH;

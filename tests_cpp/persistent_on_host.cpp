@@ -7,13 +7,14 @@
 #include <c10/util/Half.h>
 
 #include <cstring>
+#include <map>
 #include <type_traits>
 #include <utility>
 
 namespace lltm::cuda {
 namespace {
 
-std::uint32_t failure = 0;
+std::map<void*, std::uint32_t> failures;  // of each stream
 
 }  // namespace
 
@@ -21,12 +22,12 @@ PersistentLimits persistent_limits() {
   return {lltm_test::multiprocessors, lltm_test::shared_bytes};
 }
 
-std::uint32_t* failure_word() {
-  return &failure;
+std::uint32_t* failure_word(Stream stream) {
+  return &failures[stream.handle];
 }
 
-bool take_failure() {
-  return std::exchange(failure, 0) != 0;
+bool take_failure(Stream stream) {
+  return std::exchange(*failure_word(stream), 0) != 0;
 }
 
 void mark_absent(void* data, std::int64_t bytes, Stream) {
@@ -79,21 +80,22 @@ void visit_kernel(const PersistentKernel& kernel, const Body& body) {
 
 template <typename Args>
 bool launch_persistent(
-    const PersistentKernel& kernel,
-    const DirectionArgs<Args>& args,
-    std::int64_t groups,
-    Stream) {
+    const PersistentKernel& kernel, const DirectionArgs<Args>& args, std::int64_t groups, Stream) {
   const std::int64_t slices = slices_of(args.of[0].hidden);
   TORCH_CHECK(
       args.count * slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
   TORCH_CHECK(
       shared_bytes<Args>(kernel) <= lltm_test::shared_bytes, "more shared memory than the GPU has");
-  TORCH_CHECK(lltm_test::persistent_fault != lltm_test::Fault::fails, "an illegal instruction");
+  const bool is_faulty = lltm_test::faulty_tiles == 0 || lltm_test::faulty_tiles == kernel.tiles;
+  const auto fault = is_faulty ? lltm_test::persistent_fault : lltm_test::Fault::none;
+  TORCH_CHECK(fault != lltm_test::Fault::fails, "an illegal instruction");
+  PersistentKernel computed = kernel;
+  computed.tf32 = kernel.tf32 || fault == lltm_test::Fault::tf32;
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
   visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
-    visit_kernel<Args>(kernel, [&](auto units, auto shared, auto tiles, auto tf32) {
+    visit_kernel<Args>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
       const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
       lltm_test::run_grid(
           {static_cast<int>(slices),
@@ -112,8 +114,10 @@ bool launch_persistent(
     const LaunchWords& words = args.of[n].words;
     TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
   }
-  if constexpr (Args::kIsForward) {
-    if (lltm_test::persistent_fault == lltm_test::Fault::wrong) args.of[0].h[args.of[0].hidden - 1] = 2.0F;
+  if (fault == lltm_test::Fault::wrong) {
+    const Args& first = args.of[0];
+    if constexpr (Args::kIsForward) first.h[first.hidden - 1] = 2.0F;
+    if constexpr (!Args::kIsForward) first.dh[first.hidden - 1] += 2.0F;
   }
   return true;
 }

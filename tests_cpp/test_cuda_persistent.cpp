@@ -52,8 +52,8 @@ struct PolledRow {
     std::memcpy(&x, data, sizeof(x));
     return x;
   }
-  bool wait(int polls) {
-    EXPECT_EQ(polls, ++waits);
+  bool wait(int& polls) {
+    EXPECT_EQ(polls++, waits++);
     if (waits > 100) throw std::runtime_error("the lane never sees its words");
     appear(waits);
     return true;
@@ -126,7 +126,7 @@ struct Launch {
 };
 
 int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begins_after = 0) {
-  for (int polls = 1, all = 1; all < 100'000; ++polls, ++all) {
+  for (int polls = 0, all = 1; all < 100'000; ++all) {
     launch.begun = all > begins_after;
     if (!patience.wait(launch, polls, most)) return all;
   }
@@ -140,7 +140,7 @@ TEST(PersistentPatience, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
     const int polls = polls_of(patience, launch, 100, begins_after);
     EXPECT_GT(polls - begins_after, 100) << "not before they have run out once";
     EXPECT_LE(polls - begins_after, 303);
-    int next = 1;
+    int next = 0;
     EXPECT_FALSE(patience.wait(launch, next, 100)) << "from then on at once";
   }
 }
@@ -219,9 +219,13 @@ int64_t launches(const Body& body) {
   return persistent_launches - before;
 }
 
+lltm::SequenceArgs forward_args(const Arguments& a) {
+  return {engine_inputs(a), /*save=*/true};
+}
 Tensors forward(const Arguments& a, int64_t workspace_bytes = lltm::cuda::workspace_of_cache()) {
-  return as_list(
-      lltm::cuda::persistent_forward({engine_inputs(a), /*save=*/true}, workspace_bytes).value());
+  const lltm::SequenceArgs args = forward_args(a);
+  const auto plan = lltm::cuda::plan_persistent(args);
+  return as_list(lltm::cuda::persistent_forward(args, plan, workspace_bytes).value());
 }
 
 // The output gradients are ones.
@@ -458,10 +462,9 @@ TEST_P(PersistentEngine, NaNsPropagate) {
 
 TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
-    const auto attempt =
-        lltm::cuda::persistent_forward({engine_inputs(a, checkpoint_steps), /*save=*/true});
-    EXPECT_EQ(attempt.has_value(), attempt.why_not == nullptr);
-    return std::string(attempt ? "" : attempt.why_not);
+    const lltm::SequenceArgs args = {engine_inputs(a, checkpoint_steps), /*save=*/true};
+    const char* const reason = lltm::cuda::plan_persistent(args).why_not;
+    return std::string(reason == nullptr ? "" : reason);
   };
   const auto problem = [](const Sizes& sizes, at::ScalarType dtype = at::kHalf) {
     return sequence_problem(sizes, dtype, 1);
@@ -486,20 +489,20 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
   a.recurrent_mask = random_mask(a, 1);
   EXPECT_EQ(why_not(a), "");
   const Temporarily small(multiprocessors, int64_t{3});
-  EXPECT_EQ(launches([&] { EXPECT_EQ(why_not(problem({3, 128, 4, 48})), ""); }), 4);
+  const Arguments largest = problem({3, 128, 4, 48});
+  EXPECT_EQ(why_not(largest), "");
+  EXPECT_EQ(launches([&] { forward(largest); }), 4);
   EXPECT_EQ(why_not(problem({3, 129, 4, 48})), "B is too large");
   EXPECT_EQ(
       why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
-  const Temporarily refused(launches_left, int64_t{0});
-  EXPECT_EQ(why_not(problem({3, 3, 4, 48})), "the GPU rejected a launch");
   const Temporarily large(multiprocessors, int64_t{32});
-  EXPECT_EQ(why_not(problem({3, 64, 4, 512})), "the GPU rejected a launch");
+  EXPECT_EQ(why_not(problem({3, 64, 4, 512})), "");
   EXPECT_EQ(why_not(problem({3, 65, 4, 512})), "B is too large");
-  // Inference.
-  const auto step = lltm::cuda::persistent_forward({engine_inputs(problem({1, 3, 4, 48}))});
-  EXPECT_EQ(std::string(step.why_not), "too few steps");
-  const auto steps = lltm::cuda::persistent_forward({engine_inputs(problem({2, 3, 4, 48}))});
-  EXPECT_EQ(std::string(steps.why_not), "the GPU rejected a launch");
+  const auto in_inference = [&](int64_t steps) {
+    return lltm::cuda::plan_persistent({engine_inputs(problem({steps, 3, 4, 48}))}).why_not;
+  };
+  EXPECT_STREQ(in_inference(1), "too few steps");
+  EXPECT_EQ(in_inference(2), nullptr);
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
@@ -539,6 +542,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
     return lltm::cuda::persistent_kernel<Args>(lltm::Lltm::kCell, args.hidden, /*tiles=*/1);
   };
   const lltm::cuda::Stream stream = lltm::cuda::current_stream();
+  std::uint32_t begun = 0;
   lltm::cuda::LaunchSteps steps = {};
   steps.ascending = true;
   steps.edge = 1;
@@ -548,12 +552,19 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   const Arguments a = sequence_problem({3, 2, 4, 16}, at::kHalf, 1);
   const Tensors results = forward(a);
   const auto expect_an_error_once = [&](const auto& call) {
+    {
+      const Temporarily other(lltm_test::stream, static_cast<void*>(&begun));
+      call();
+    }
     try {
       call();
       ADD_FAILURE() << "no error";
     } catch (const c10::Error& error) {
       EXPECT_NE(
-          std::string(error.what()).find("lltm::sequence: the persistent kernel timed out"),
+          std::string(error.what())
+              .find(
+                  "lltm::sequence: the persistent kernel timed out in an earlier call on this "
+                  "stream of cpu, and its results are NaN"),
           std::string::npos);
     }
     call();
@@ -573,8 +584,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   first.h_0 = first.h_before = first.c_before = data(state);
   first.h = first.c = data(state);
   first.output = first.operand = data(output);
-  std::uint32_t begun = 0;
-  first.words = {&begun, 3, lltm::cuda::failure_word()};
+  first.words = {&begun, 3, lltm::cuda::failure_word(stream)};
   first.steps = steps;
   lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
   const lltm::cuda::DirectionArgs<lltm::cuda::PersistentForwardArgs<T>> one = {{first}, 1};
@@ -590,7 +600,7 @@ TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
   second.dz = data(dz);
   second.dh = dh.mutable_data_ptr<float>();
   second.dc = dc.mutable_data_ptr<float>();
-  second.words = {&begun, 6, lltm::cuda::failure_word()};
+  second.words = {&begun, 6, lltm::cuda::failure_word(stream)};
   second.steps = steps;
   lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
   const lltm::cuda::DirectionArgs<lltm::cuda::PersistentBackwardArgs<T>> other = {{second}, 1};
@@ -607,7 +617,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Temporarily late(late_rounds, 900);
   const Temporarily few(most_polls, 50);
   const Evaluation ours = evaluate(sequence, a, gradients);
-  EXPECT_FALSE(lltm::cuda::take_failure());
+  EXPECT_FALSE(lltm::cuda::take_failure(lltm::cuda::current_stream()));
   EXPECT_TRUE(identical(ours, expected));
 }
 
@@ -615,6 +625,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
 TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   const Arguments a = dense({4, 9, 3, 24})(1);
   const int64_t slots = lltm::find_cell(form_.cell)->slots;
+  const auto size = static_cast<int64_t>(a.input.element_size());
   const auto expect_chunks = [&](int64_t row_bytes, const auto& run) {
     const int64_t before = persistent_launches;
     filled.clear();
@@ -625,13 +636,14 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
     EXPECT_EQ(bytes, (std::map<int64_t, int64_t>{{0, each + 16}, {1, each}, {2, each}, {3, each}}));
   };
   Tensors results;
-  expect_chunks(24 * 2, [&] { results = forward(a, /*workspace_bytes=*/0); });
+  expect_chunks(24 * size, [&] { results = forward(a, /*workspace_bytes=*/0); });
+  const lltm::SequenceBackwardArgs args = backward_args(a, results);
+  const auto plan = lltm::cuda::plan_persistent(args);
   const auto run_backward = [&](int64_t workspace_bytes) {
-    return as_list(
-        lltm::cuda::persistent_backward(backward_args(a, results), workspace_bytes).value());
+    return as_list(lltm::cuda::persistent_backward(args, plan, workspace_bytes).value());
   };
   Tensors chunks;
-  expect_chunks(slots * 24 * 2, [&] { chunks = run_backward(0); });
+  expect_chunks(slots * 24 * size, [&] { chunks = run_backward(0); });
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
@@ -740,6 +752,14 @@ void check_one(const Arguments& a, int64_t expected_launches) {
   }
 }
 
+// The kernel passes its self-check.
+template <typename Args>
+void expect_checked(lltm::cuda::Engine engine, const Args& args) {
+  const Temporarily checked(c10::cuda::capturing, false);
+  const auto plan = lltm::cuda::plan_persistent(args);
+  EXPECT_EQ(lltm::cuda::why_not_kernels(*args.cell, args.input, engine, plan), nullptr);
+}
+
 // The largest size of each LLTM kernel, and just above the previous kernel's limit. Other cells'
 // backward K is another multiple of H.
 class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
@@ -775,6 +795,8 @@ TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
   const Arguments a = sequence_problem({3, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
   check_one(a, /*expected_launches=*/2);
+  expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
+  expect_checked(lltm::cuda::Engine::persistent_backward, backward_args(a, forward(a)));
 }
 
 // Backward of these sizes uses the per-step engine.
@@ -782,7 +804,9 @@ class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
 
 TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
-  check_one(sequence_problem({3, 2, 64, GetParam()}, at::kHalf, 1), /*expected_launches=*/1);
+  const Arguments a = sequence_problem({3, 2, 64, GetParam()}, at::kHalf, 1);
+  check_one(a, /*expected_launches=*/2);
+  expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
 }
 
 // A layer's two directions, with different weights: in the same launches if both fit.

@@ -13,38 +13,24 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lltm_test {
 
-void check_kernels_now() {
-  using lltm::cuda::Engine;
-  for (const char* name : kCells) {
-    for (const at::ScalarType dtype : kDtypes) {
-      for (const Engine engine : {Engine::step, Engine::per_step, Engine::persistent}) {
-        const at::Tensor like = at::empty({0}, dtype);
-        lltm::cuda::why_not_kernels(*lltm::find_cell(name), like, engine);
-      }
-    }
-  }
-}
-
 namespace {
 
-struct CheckedKernels : testing::Environment {
-  void SetUp() override { check_kernels_now(); }
-};
-const auto* const kCheckedKernels = testing::AddGlobalTestEnvironment(new CheckedKernels);
-
 // Starts and ends with working, unchecked kernels.
-class CudaSelfCheck : public testing::TestWithParam<Fault> {
+class CudaSelfChecks : public testing::Test {
  protected:
-  CudaSelfCheck() { lltm::cuda::forget_self_checks(); }
-  ~CudaSelfCheck() override {
+  CudaSelfChecks() { c10::cuda::capturing = false; }
+  ~CudaSelfChecks() override {
     fault = persistent_fault = Fault::none;
-    c10::cuda::capturing = false;
+    faulty_tiles = 0;
+    multiprocessors = multiprocessors_;
+    allow_tf32 = false;
+    c10::cuda::capturing = true;
     lltm::cuda::forget_self_checks();
-    check_kernels_now();
   }
 
   static Tensors by_aten_fallback(const Arguments& a) {
@@ -52,7 +38,18 @@ class CudaSelfCheck : public testing::TestWithParam<Fault> {
         lltm::aten_fallback::sequence_forward({engine_inputs(a), /*save=*/false});
     return {output, h_n, c_n};
   }
+
+  template <typename Body>
+  static int64_t launches(const Body& body) {
+    const int64_t before = persistent_launches;
+    body();
+    return persistent_launches - before;
+  }
+
+ private:
+  const int64_t multiprocessors_ = multiprocessors;
 };
+class CudaSelfCheck : public CudaSelfChecks, public testing::WithParamInterface<Fault> {};
 INSTANTIATE_TEST_SUITE_P(
     Faults, CudaSelfCheck, testing::Values(Fault::wrong, Fault::fails), [](const auto& info) {
       return info.param == Fault::wrong ? "wrong" : "fails";
@@ -73,8 +70,8 @@ TEST_P(CudaSelfCheck, TheAtenFallbackReplacesFailingKernels) {
   ASSERT_EQ(warnings.texts.size(), 1);
   EXPECT_EQ(
       warnings.texts[0].find(
-          "lltm: the sequence kernels of the cell lstm in Float failed their self-check on cpu and "
-          "are disabled: "),
+          "lltm: the sequence kernels of the cell lstm in Float failed the self-check on cpu and "
+          "will not be used: "),
       0)
       << warnings.texts[0];
   // Other kernels are checked separately.
@@ -103,28 +100,75 @@ TEST_P(CudaSelfCheck, TrainingContinues) {
   EXPECT_EQ(warnings.texts.size(), 1);
 }
 
-TEST_P(CudaSelfCheck, ThePerStepEngineReplacesFailingPersistentKernels) {
+TEST_P(CudaSelfCheck, ThePerStepEngineReplacesTheFailingPersistentKernel) {
   const at::NoGradGuard no_grad;
-  const Arguments a = problem("lltm", at::kHalf);
-  const PersistentSetting off(false);
-  const Tensors per_step = sequence(a);
   const PersistentSetting persistent(true);
+  multiprocessors = 1;
+  const Arguments one_tile = sequence_problem({2, 3, 4, 16}, at::kHalf, 1);
+  const Arguments four_tiles = sequence_problem({2, 20, 4, 16}, at::kHalf, 1);
+  const lltm::SequenceArgs args = {engine_inputs(four_tiles), /*save=*/true};
+  const Tensors results = as_list(lltm::cuda::per_step_forward(args));
+  const lltm::SequenceBackwardArgs backward_args = {
+      args, results[0], results[3], at::ones_like(results[0]), {}, {}, {true, true, true}};
+  const Tensors gradients = as_list(lltm::cuda::per_step_backward(backward_args));
+  const auto run = [&] {
+    EXPECT_TRUE(identical(as_list(lltm::cuda::sequence_forward(args)), results));
+    EXPECT_TRUE(identical(as_list(lltm::cuda::sequence_backward(backward_args)), gradients));
+  };
   Warnings warnings;
   persistent_fault = GetParam();
-  const int64_t before = persistent_launches;
-  EXPECT_TRUE(identical(sequence(a), per_step));
-  const int64_t of_check = persistent_launches - before;
+  faulty_tiles = 4;
+  run();
   persistent_fault = Fault::none;
-  EXPECT_TRUE(identical(sequence(a), per_step));
-  EXPECT_EQ(persistent_launches - before, of_check);
-  ASSERT_EQ(warnings.texts.size(), 1);
-  EXPECT_EQ(warnings.texts[0].find("lltm: the persistent kernels of the cell lltm in Half"), 0);
+  EXPECT_EQ(launches(run), 0);
+  EXPECT_EQ(launches([&] { sequence(one_tile); }), 2) << "with the check";
+  ASSERT_EQ(warnings.texts.size(), 2);
+  for (const auto& [k, direction] : {std::pair(0, "forward"), std::pair(1, "backward")}) {
+    const std::string text = std::string("lltm: the persistent ") + direction +
+                             " kernel of the cell lltm in Half failed the self-check";
+    EXPECT_EQ(warnings.texts[k].find(text), 0) << warnings.texts[k];
+  }
+}
+
+TEST_F(CudaSelfChecks, EachPersistentKernelIsCheckedAtItsFirstUse) {
+  const at::NoGradGuard no_grad;
+  const PersistentSetting persistent(true);
+  Warnings warnings;
+  for (const auto& [rows, hidden, expected] :
+       {std::tuple{3, 16, 2}, {3, 24, 1}, {3, 264, 2}, {5, 272, 1}, {65, 264, 2}, {67, 272, 1}}) {
+    for (const at::ScalarType dtype : {at::kHalf, at::kFloat}) {
+      const Arguments a = sequence_problem({2, rows, 4, hidden}, dtype, 1);
+      EXPECT_EQ(launches([&] { sequence(a); }), expected) << rows << " rows, H = " << hidden;
+    }
+  }
+  EXPECT_TRUE(warnings.texts.empty());
+}
+
+TEST_F(CudaSelfChecks, Tf32IsAFaultUnlessAllowed) {
+  const at::NoGradGuard no_grad;
+  const PersistentSetting persistent(true);
+  for (const char* name : kCells) {
+    Warnings warnings;
+    fault = Fault::tf32;
+    for (const bool allowed : {true, false}) {
+      allow_tf32 = allowed;
+      sequence(problem(name));
+      cell(cell_problem({1, 3, 4, 16}, at::kFloat, 1, /*bias=*/true, name));
+      EXPECT_EQ(warnings.texts.size(), allowed ? 0 : 2) << name;
+    }
+    lltm::cuda::forget_self_checks();
+    fault = Fault::none;
+    persistent_fault = Fault::tf32;
+    sequence(problem(name));
+    EXPECT_EQ(warnings.texts.size(), 3) << name;
+    persistent_fault = Fault::none;
+  }
 }
 
 // Graph capture must not wait; the next call outside checks the kernels.
 TEST_P(CudaSelfCheck, NothingIsCheckedInAGraph) {
   const at::NoGradGuard no_grad;
-  const Arguments a = problem("lltm");
+  const Arguments a = problem("lltm", at::kDouble);
   Warnings warnings;
   c10::cuda::capturing = true;
   const int64_t before = gemm_calls;
@@ -136,31 +180,27 @@ TEST_P(CudaSelfCheck, NothingIsCheckedInAGraph) {
   EXPECT_EQ(warnings.texts.size(), 1);
 }
 
-TEST(CudaSelfChecks, WorkingKernelsAreCheckedOnce) {
-  lltm::cuda::forget_self_checks();
+TEST_F(CudaSelfChecks, WorkingKernelsAreCheckedOnce) {
   const at::NoGradGuard no_grad;
   Warnings warnings;
   const PersistentSetting persistent(true);
-  const auto calls = [&] {
+  const auto gemms_of_calls = [&] {
+    const int64_t before = gemm_calls;
     for (const at::ScalarType dtype : kDtypes) {
       for (const char* name : kCells) {
         sequence(problem(name, dtype));
         cell(cell_problem({1, 3, 4, 16}, dtype, 1, /*bias=*/true, name));
       }
     }
-  };
-  const auto gemms_of = [&] {
-    const int64_t before = gemm_calls;
-    calls();
     return gemm_calls - before;
   };
-  const int64_t with_checks = gemms_of(), without = gemms_of();
+  const int64_t with_checks = gemms_of_calls(), without = gemms_of_calls();
   EXPECT_GT(with_checks, without);
-  EXPECT_EQ(gemms_of(), without);
+  EXPECT_EQ(gemms_of_calls(), without);
   EXPECT_TRUE(warnings.texts.empty()) << warnings.texts[0];
 }
 
-TEST(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
+TEST_F(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   Warnings warnings;
   for (const std::string& text : kCellTexts) {
     const lltm::CellInfo& cell = *lltm::find_cell(text);

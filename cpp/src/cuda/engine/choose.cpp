@@ -8,61 +8,63 @@
 #include <c10/util/Exception.h>
 
 #include <string>
+#include <utility>
 
 namespace lltm::cuda {
 namespace {
 
 // Called later, because no call waits for its kernels.
-void check_earlier_calls() {
+void check_earlier_calls(c10::Device device) {
   TORCH_CHECK(
-      !take_failure(),
-      "lltm::sequence: the persistent kernel timed out in an earlier call, and its results are "
-      "NaN; set lltm.backends.cuda.persistent = False");
+      !take_failure(current_stream()),
+      "lltm::sequence: the persistent kernel timed out in an earlier call on this stream of ",
+      device,
+      ", and its results are NaN; set lltm.backends.cuda.persistent = False");
 }
 
-template <typename Result, typename Args>
-Result run(
-    const char* direction,
-    const Args& args,
-    Attempt<Result> (*persistent)(const Args&),
-    Result (*per_step)(const Args&)) {
-  check_earlier_calls();
-  const char* const why_not = cuda_persistent()
-                                  ? why_not_kernels(*args.cell, args.input, Engine::persistent)
-                                  : "lltm.backends.cuda.persistent is False";
-  Attempt<Result> attempt = why_not == nullptr ? persistent(args) : Attempt<Result>{{}, why_not};
-  if (logs_schedules()) {
-    const std::string engine = attempt ? "persistent, " + std::to_string(attempt.groups) +
-                                             " groups of " +
-                                             std::to_string(attempt.tiles * kTileRows) + " rows"
-                                       : std::string("per-step (") + attempt.why_not + ")";
-    log_schedule(args, std::string("on CUDA, ") + direction + engine);
+template <typename Args, typename Persistent, typename PerStep>
+auto run(Engine engine, const Args& args, const Persistent& persistent, const PerStep& per_step) {
+  check_earlier_calls(args.input->device());
+  PersistentPlan plan = cuda_persistent()
+                            ? plan_persistent(args, concurrent_directions())
+                            : PersistentPlan{"lltm.backends.cuda.persistent is False"};
+  if (plan.why_not == nullptr) {
+    plan.why_not = why_not_kernels(*args.cell, args.input, engine, plan);
   }
-  return attempt ? *std::move(attempt) : per_step(args);
+  decltype(persistent(plan)) result;
+  if (plan.why_not == nullptr) {
+    result = persistent(plan);
+    plan.why_not = "the GPU rejected a launch";
+  }
+  if (logs_schedules()) {
+    const char* const direction = engine == Engine::persistent_forward ? "forward" : "backward";
+    const std::string rows = std::to_string(plan.kernel.tiles * kTileRows) + " rows";
+    const std::string chosen =
+        result ? "persistent, " + std::to_string(plan.groups) + " groups of " + rows
+               : std::string("per-step (") + plan.why_not + ")";
+    log_schedule(args, std::string("on CUDA, ") + direction + ": " + chosen);
+  }
+  return result ? *std::move(result) : per_step();
 }
 
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
   if (args.is_step()) return step_forward(args);
-  return run<SequenceResult, SequenceArgs>(
-      "forward: ",
+  return run(
+      Engine::persistent_forward,
       args,
-      [](const SequenceArgs& args) {
-        return persistent_forward(args, workspace_of_cache(), concurrent_directions());
-      },
-      [](const SequenceArgs& args) { return per_step_forward(args); });
+      [&](const PersistentPlan& plan) { return persistent_forward(args, plan); },
+      [&] { return per_step_forward(args); });
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   if (args.is_step()) return step_backward(args);
-  return run<Gradients, SequenceBackwardArgs>(
-      "backward: ",
+  return run(
+      Engine::persistent_backward,
       args,
-      [](const SequenceBackwardArgs& args) {
-        return persistent_backward(args, workspace_of_cache() / 2, concurrent_directions());
-      },
-      per_step_backward);
+      [&](const PersistentPlan& plan) { return persistent_backward(args, plan); },
+      [&] { return per_step_backward(args); });
 }
 
 }  // namespace lltm::cuda

@@ -7,6 +7,7 @@
 
 #include "common/operator_args.h"
 #include "cuda/gemm/gemm.h"
+#include "cuda/kernel/persistent.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -34,13 +35,31 @@ SequenceResult per_step_forward(
     const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache());
 Gradients per_step_backward(const SequenceBackwardArgs& args);
 
-// The result and how the engine ran, or nullopt and the reason.
-template <typename Result>
-struct Attempt : std::optional<Result> {
+// How the persistent engine (persistent.cpp) runs a call, or why it cannot: successive launches of
+// a kernel (persistent.h).
+struct PersistentPlan {
   const char* why_not = nullptr;
-  int tiles = 0;       // per group, see persistent.h
+  int64_t hidden = 0;
+  PersistentKernel kernel = {};
   int64_t groups = 0;  // maximum per launch
+
+  int directions = 1;  // in the same launches
+
+  int64_t rows() const { return groups * kernel.tiles * kTileRows; }  // per launch
 };
+PersistentPlan plan_persistent(const SequenceArgs& args, int directions = 1);
+PersistentPlan plan_persistent(const SequenceBackwardArgs& args, int directions = 1);
+
+// nullopt if the GPU rejects a launch. Backward has a smaller workspace, because the cache also
+// holds dz and the activations.
+std::optional<SequenceResult> persistent_forward(
+    const SequenceArgs& args,
+    const PersistentPlan& plan,
+    int64_t workspace_bytes = workspace_of_cache());
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args,
+    const PersistentPlan& plan,
+    int64_t workspace_bytes = workspace_of_cache() / 2);
 
 // Calls run(0) and run(1), which call an engine for a layer's two directions. The persistent
 // kernels run concurrently, in the same launches, if all rows of both fit.
@@ -48,14 +67,5 @@ void run_both_directions(const std::function<void(size_t)>& run);
 
 // For the current call: 2 within run_both_directions, while the other call can still join it.
 int concurrent_directions();
-
-// persistent.cpp. nullopt if it cannot run. Backward has a smaller workspace, because the cache
-// also holds dz and the activations.
-Attempt<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache(), int directions = 1);
-Attempt<Gradients> persistent_backward(
-    const SequenceBackwardArgs& args,
-    int64_t workspace_bytes = workspace_of_cache() / 2,
-    int directions = 1);
 
 }  // namespace lltm::cuda

@@ -24,24 +24,15 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <typeinfo>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace lltm::cuda {
 namespace {
 
 using at::Tensor;
-
-// Successive launches with at most `groups` groups each.
-struct RowPlan {
-  PersistentKernel kernel;
-  int64_t groups;
-  int directions;
-
-  int64_t rows() const { return groups * kernel.tiles * kTileRows; }
-};
 
 // Why the per-step engine is faster, or null. Microseconds per step on an H100, in float16
 // (benchmarks/results), persistent and per-step:
@@ -79,56 +70,55 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                               : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
-// How this engine runs a call, or why it cannot. Args selects the kernels.
+// Args selects the kernels.
 template <template <typename> typename Args>
-std::variant<RowPlan, const char*> plan_rows(
-    const SequenceInputs& args, bool training, int directions) {
+PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directions) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
-  if (cell.programs != nullptr) return "no kernels for this cell";
-  if (dtype == at::kDouble) return "dtype is float64";
+  if (cell.programs != nullptr) return {"no kernels for this cell"};
+  if (dtype == at::kDouble) return {"dtype is float64"};
   if (dtype == at::kFloat && cuda_float32() == "ieee") {
-    return "lltm.backends.cuda.float32 is 'ieee'";
+    return {"lltm.backends.cuda.float32 is 'ieee'"};
   }
-  if (flat_size(args.input) == 0 || hidden == 0) return "nothing to compute";
-  if (hidden % kHiddenMultiple != 0) return "H is not a multiple of 8";
+  if (flat_size(args.input) == 0 || hidden == 0) return {"nothing to compute"};
+  if (hidden % kHiddenMultiple != 0) return {"H is not a multiple of 8"};
   const PersistentLimits limits = persistent_limits();
   if (limits.multiprocessors < slices_of(hidden)) {
-    return "too few thread blocks run concurrently on this device";
+    return {"too few thread blocks run concurrently on this device"};
   }
 
   // The fewest rows per thread block with which all rows run concurrently, otherwise the most.
   const bool tf32 = Gemm(dtype).uses_tf32();
   const auto plan_directions = [&](int count) {
-    RowPlan plan = {};
+    PersistentPlan plan;
     for (const int tiles : kTileCounts) {
       const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
         const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
         if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
-        plan = {kernel, limits.multiprocessors / (count * slices_of(hidden)), count};
+        const int64_t groups = limits.multiprocessors / (count * slices_of(hidden));
+        plan = {nullptr, hidden, kernel, groups, count};
         return true;
       });
       if (!fits || plan.rows() >= batch) break;
     }
     return plan;
   };
-  RowPlan plan = plan_directions(directions);
+  PersistentPlan plan = plan_directions(directions);
   if (directions > 1 && plan.rows() < batch) plan = plan_directions(1);
-  if (plan.groups == 0) return "H is too large";
+  if (plan.groups == 0) return {"H is too large"};
   const int64_t launches = at::ceil_div(batch, plan.rows());
   const int64_t step_count = (args.batch_sizes.defined() ? *args.batch_sizes : *args.input).size(0);
-  const char* const slower = why_slower(step_count, training, hidden, launches);
-  if (slower != nullptr) return slower;
+  plan.why_not = why_slower(step_count, training, hidden, launches);
   return plan;
 }
 
 // Fewer multiprocessors are available than in the occupancy check.
-const char* rejected() {
+std::nullopt_t rejected() {
   TORCH_WARN_ONCE(
       "lltm::sequence: the GPU rejected a persistent kernel, because too few multiprocessors are "
       "available to this process (MPS or MIG may reserve some); using the per-step engine");
-  return "the GPU rejected a launch";
+  return std::nullopt;
 }
 
 constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
@@ -179,7 +169,7 @@ struct Launches {
 
 template <typename Args>
 bool launch_all(
-    std::initializer_list<Launches<Args>*> calls, const RowPlan& plan, Stream stream) {
+    std::initializer_list<Launches<Args>*> calls, const PersistentPlan& plan, Stream stream) {
   for (;;) {
     Args* next[2] = {};
     DirectionArgs<Args> launch;
@@ -202,7 +192,7 @@ bool launch_all(
 }
 
 template <typename Args>
-bool launch(Launches<Args> call, const RowPlan& plan, Stream stream) {
+bool launch(Launches<Args> call, const PersistentPlan& plan, Stream stream) {
   if (plan.directions == 2 && pair->second != nullptr) {
     pair->waiting = &call;
     pair->args = &typeid(Args);
@@ -266,7 +256,7 @@ template <typename T>
 bool launch_forward_steps(
     const SequenceArgs& args,
     const std::vector<Step>& steps,
-    const RowPlan& plan,
+    const PersistentPlan& plan,
     int64_t workspace_bytes,
     const ForwardResults& results,
     const Tensor& h,
@@ -310,7 +300,7 @@ bool launch_forward_steps(
   a.checkpoint_steps = results.every;
   a.last_time = static_cast<int64_t>(steps.size()) - 1;
   a.words.begun = mutable_data<uint32_t>(begun);
-  a.words.failure = failure_word();
+  a.words.failure = failure_word(stream);
   const auto begin_chunk = [&](const Chunk& chunk) {
     gemm(
         operand_rows(x, chunk.begin, chunk.rows),
@@ -321,9 +311,7 @@ bool launch_forward_steps(
     a.gates_offset = chunk.begin;
   };
   return launch<PersistentForwardArgs<T>>(
-      {a, steps, chunks, !args.reverse, /*ends_without_rows=*/false, begin_chunk},
-      plan,
-      stream);
+      {a, steps, chunks, !args.reverse, /*ends_without_rows=*/false, begin_chunk}, plan, stream);
 }
 
 template <typename T>
@@ -338,7 +326,7 @@ StepMatrix<const T> step_matrix(const Tensor& tensor) {
 template <typename T>
 bool launch_backward_steps(
     const SequenceBackwardArgs& args,
-    const RowPlan& plan,
+    const PersistentPlan& plan,
     int64_t workspace_bytes,
     const Tensor& dz_memory,
     const BackwardTensors& tensors) {
@@ -366,7 +354,7 @@ bool launch_backward_steps(
   a.dh = mutable_data<float>(tensors.dh);
   a.dc = mutable_data<float>(tensors.dc);
   a.words.begun = mutable_data<uint32_t>(dz_memory);
-  a.words.failure = failure_word();
+  a.words.failure = failure_word(stream);
   const auto begin_chunk = [&](const Chunk& chunk) {
     mark_rows_absent(tensors.dz, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
   };
@@ -388,11 +376,15 @@ int concurrent_directions() {
   return pair != nullptr && (pair->second != nullptr || pair->waiting != nullptr) ? 2 : 1;
 }
 
-Attempt<SequenceResult> persistent_forward(
-    const SequenceArgs& args, int64_t workspace_bytes, int directions) {
-  const auto planned = plan_rows<PersistentForwardArgs>(args, args.save, directions);
-  if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
-  const RowPlan& plan = std::get<RowPlan>(planned);
+PersistentPlan plan_persistent(const SequenceArgs& args, int directions) {
+  return plan_rows<PersistentForwardArgs>(args, args.save, directions);
+}
+PersistentPlan plan_persistent(const SequenceBackwardArgs& args, int directions) {
+  return plan_rows<PersistentBackwardArgs>(args, /*training=*/true, directions);
+}
+
+std::optional<SequenceResult> persistent_forward(
+    const SequenceArgs& args, const PersistentPlan& plan, int64_t workspace_bytes) {
   const auto options = args.input->options();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const ForwardResults results(args, steps.size());
@@ -400,15 +392,12 @@ Attempt<SequenceResult> persistent_forward(
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
-  if (!launched) return {{}, rejected()};
-  return {SequenceResult(results.output, h, c, results.saved()), nullptr, plan.kernel.tiles, plan.groups};
+  if (!launched) return rejected();
+  return SequenceResult(results.output, h, c, results.saved());
 }
 
-Attempt<Gradients> persistent_backward(
-    const SequenceBackwardArgs& args, int64_t workspace_bytes, int directions) {
-  const auto planned = plan_rows<PersistentBackwardArgs>(args, /*training=*/true, directions);
-  if (const auto* why_not = std::get_if<const char*>(&planned)) return {{}, *why_not};
-  const RowPlan& plan = std::get<RowPlan>(planned);
+std::optional<Gradients> persistent_backward(
+    const SequenceBackwardArgs& args, const PersistentPlan& plan, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input->scalar_type();
   const int64_t rows = flat_size(args.input), columns = args.cell->slots * args.h_0->size(1);
   const auto options = args.input->options(), wide = compute_options(args.input);
@@ -421,9 +410,9 @@ Attempt<Gradients> persistent_backward(
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
     return launch_backward_steps<T>(args, plan, workspace_bytes, dz_memory, tensors);
   });
-  if (!launched) return {{}, rejected()};
+  if (!launched) return rejected();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  return {sequence_gradients(args, steps, Gemm(dtype), tensors), nullptr, plan.kernel.tiles, plan.groups};
+  return sequence_gradients(args, steps, Gemm(dtype), tensors);
 }
 
 }  // namespace lltm::cuda

@@ -1,7 +1,7 @@
 #include "cuda/engine/self_check.h"
 
 #include "cuda/engine/engine.h"
-#include "cuda/kernel/persistent.h"
+#include "cuda/gemm/gemm.h"
 #include "op/aten_fallback.h"
 
 #include <ATen/TensorOperators.h>
@@ -14,11 +14,16 @@
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
+#include <cmath>
+#include <compare>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace lltm::cuda {
@@ -26,94 +31,138 @@ namespace {
 
 using at::Tensor;
 
-// More than a slice of hidden units, less than a tile of rows.
-constexpr int64_t kSteps = 4, kBatch = 3, kInput = 5, kHidden = 24;
+constexpr int64_t kSteps = 4, kInput = 5;
+// Unless a persistent kernel is checked: more than a slice of hidden units, less than a tile of
+// rows.
+constexpr int64_t kBatch = 3, kHidden = 24;
 
-// Maximum error relative to the largest value, in epsilons of the dtype (TF32 for float32). For
-// float64, 2^-42: surrogate gradients amplify rounding.
-constexpr double kMostEpsilons = 16;
-double epsilon(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 0x1p-42 : dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;
+// Checked once. TF32: PyTorch allows GEMMs in float32 to use it.
+struct Kernels {
+  const CellInfo* cell;
+  at::ScalarType dtype;
+  bool tf32;
+  c10::DeviceIndex device;
+  Engine engine;
+  int tiles, units, shared_units;  // of the persistent engine (persistent.h)
+
+  auto operator<=>(const Kernels&) const = default;
+};
+
+// Maximum error relative to the largest value, and the dtype of the reference. Correct kernels have
+// at most a quarter of this error, in float32 and float64 a hundredth; TF32 products have seven
+// times the limit of float32. In 16 bits and TF32 the ATen fallback rounds like the kernels, so
+// that a threshold in a custom cell has the same result.
+struct Criterion {
+  double most_error;
+  at::ScalarType reference;
+};
+Criterion criterion_of(const Kernels& kernels) {
+  if (kernels.dtype == at::kDouble) return {0x1p-38, at::kDouble};
+  if (kernels.dtype == at::kFloat && !kernels.tf32) return {0x1p-15, at::kDouble};
+  return {kernels.dtype == at::kBFloat16 ? 0x1p-5 : 0x1p-8, kernels.dtype};
 }
 
+// The same problem in the kernels' dtype and in the reference's.
 struct Problem {
   const CellInfo& cell;
-  const at::TensorOptions options;
-  const int64_t of_x = cell.x.count() * kHidden, of_h = cell.h.count() * kHidden;
-  const Tensor input = values({kSteps, kBatch, kInput}, 1), first_input = input[0];
-  const Tensor h = values({kBatch, kHidden}, 1);
-  const Tensor c = values({kBatch, cell.state_columns() * kHidden}, 0.5);
-  const Tensor weight_ih = values({of_x, kInput}, 0.2), weight_hh = values({of_h, kHidden}, 0.2);
-  const Tensor bias_ih = values({of_x + cell.parameters * kHidden}, 0.2);
+  const at::TensorOptions kernels_options, options;
+  const bool is_step;
+  const int64_t batch, hidden;
+  const int64_t of_x = cell.x.count() * hidden, of_h = cell.h.count() * hidden;
+  const double scale = 1 / std::sqrt(static_cast<double>(hidden));
+  const Tensor input = values({kSteps, batch, kInput}, 1), first_input = input[0];
+  const Tensor h = values({batch, hidden}, 1);
+  const Tensor c = values({batch, cell.state_columns() * hidden}, 0.5);
+  const Tensor weight_ih = values({of_x, kInput}, 0.2), weight_hh = values({of_h, hidden}, scale);
+  const Tensor bias_ih = values({of_x + cell.parameters * hidden}, 0.2);
   const Tensor bias_hh = values({of_h}, 0.2);
-  const Tensor grad_output = values({kSteps, kBatch, kHidden}, 1);
+  const Tensor grad_output = is_step ? Tensor() : values({kSteps, batch, hidden}, 1);
+  const Tensor reset = is_step ? Tensor() : values({kSteps, batch}, 1).gt(0.8);
   const OutputMask all = {true, true, true, true, true, true, true};
 
   // Deterministic, without the user's random generator.
-  Tensor values(at::IntArrayRef sizes, double scale) const {
-    const Tensor numbers = at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble);
-    return numbers.square().sin().mul(scale).view(sizes).to(options);
+  Tensor values(at::IntArrayRef sizes, double factor) const {
+    const int64_t count = c10::multiply_integers(sizes);
+    const Tensor numbers = at::arange(1, count + 1, options.dtype(at::kDouble));
+    return rounded(numbers.square_().sin_().mul_(factor).view(sizes));
+  }
+  // To the kernels' dtype, and converted to the problem's.
+  Tensor rounded(const Tensor& tensor) const {
+    return tensor.defined() ? tensor.to(kernels_options).to(options) : tensor;
   }
 
-  template <typename Forward, typename Backward>
-  std::vector<Tensor> run(bool step, const Forward& forward, const Backward& backward) const {
-    const Tensor& x = step ? first_input : input;
-    const SequenceInputs args = {cell, x, h, c, weight_ih, weight_hh, bias_ih, bias_hh};
-    const SequenceResult results = forward({args, /*save=*/true});
+  SequenceInputs inputs() const {
+    const Tensor& x = is_step ? first_input : input;
+    return {cell, x, h, c, weight_ih, weight_hh, bias_ih, bias_hh, {}, /*reverse=*/false, reset};
+  }
+  SequenceArgs forward() const { return {inputs(), /*save=*/true}; }
+  // Of the forward pass with these results.
+  SequenceBackwardArgs backward(const SequenceResult& results) const {
     const auto& [output, h_n, c_n, saved] = results;
-    const Tensor& grad = step ? output : grad_output;
-    return as_list(results, backward({args, output, saved, grad, h, c, all}));
-  }
-
-  template <typename Results>
-  static std::vector<Tensor> as_list(const Results& results, const Gradients& gradients) {
-    return std::apply(
-        [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; },
-        std::tuple_cat(results, gradients));
+    return {inputs(), rounded(output), rounded(saved), grad_output, h, c, all};
   }
 };
 
-// Empty if the results match or the persistent engine does not support the problem.
-std::string what_is_wrong(const CellInfo& cell, const Tensor& like, Engine engine) {
-  const Problem problem{cell, like.options()};
-  std::vector<Tensor> ours;
+// Empty if none is too large.
+template <typename Results>
+std::string error_of(
+    const std::optional<Results>& results, const Results& expected, double most_error) {
+  if (!results.has_value()) return "the GPU rejected a launch";
+  const auto list = [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; };
+  const std::vector<Tensor> ours = std::apply(list, *results), exact = std::apply(list, expected);
+  for (size_t k = 0; k < exact.size(); ++k) {
+    // A step has no output, and some cells save nothing.
+    if (!exact[k].defined() || exact[k].numel() == 0) continue;
+    const Tensor value = exact[k].to(at::kDouble);
+    const double most = value.abs().max().item<double>();
+    const double error = (ours[k].to(at::kDouble) - value).abs().max().item<double>();
+    if (error <= most_error * most) continue;
+    const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
+    return c10::str(name, k, " differs by ", error, "; its largest value is ", most);
+  }
+  return "";
+}
+
+// Empty if the results match. A persistent kernel gets a full group of rows and a part of another,
+// if both run concurrently.
+std::string what_is_wrong(
+    const Kernels& kernels, const at::TensorOptions& options, PersistentPlan plan) {
+  plan.directions = 1;  // without the call for the other direction
+  const Engine engine = kernels.engine;
+  const bool is_step = engine == Engine::step, is_persistent = plan.groups > 0;
+  const int64_t hidden = is_persistent ? plan.hidden : kHidden;
+  const int64_t batch =
+      is_persistent ? std::min(plan.rows(), plan.kernel.tiles * kTileRows + kBatch) : kBatch;
+  const auto [most_error, dtype] = criterion_of(kernels);
+  const Problem problem{*kernels.cell, options, options, is_step, batch, hidden};
+  const Problem exact{*kernels.cell, options, options.dtype(dtype), is_step, batch, hidden};
+  const SequenceResult expected = aten_fallback::sequence_forward(exact.forward());
+  std::string wrong;
   try {
-    if (engine == Engine::step) {
-      ours = problem.run(/*step=*/true, step_forward, step_backward);
-    } else if (engine == Engine::per_step) {
-      ours = problem.run(
-          /*step=*/false,
-          [](const SequenceArgs& args) { return per_step_forward(args); },
-          per_step_backward);
-    } else {
-      const auto run = [](const auto& attempt) {
-        return attempt ? *attempt : throw attempt.why_not;
-      };
-      ours = problem.run(
-          /*step=*/false,
-          [&](const SequenceArgs& args) { return run(persistent_forward(args)); },
-          [&](const SequenceBackwardArgs& args) { return run(persistent_backward(args)); });
+    if (engine != Engine::persistent_backward) {
+      const SequenceArgs args = problem.forward();
+      wrong = error_of<SequenceResult>(
+          is_persistent ? persistent_forward(args, plan)
+          : is_step     ? step_forward(args)
+                        : per_step_forward(args),
+          expected,
+          most_error);
     }
-  } catch (const char* /*why_not*/) {
-    return "";
+    if (engine != Engine::persistent_forward && wrong.empty()) {
+      const SequenceBackwardArgs args = problem.backward(expected);
+      wrong = error_of<Gradients>(
+          is_persistent ? persistent_backward(args, plan)
+          : is_step     ? step_backward(args)
+                        : per_step_backward(args),
+          aten_fallback::sequence_backward(exact.backward(expected)),
+          most_error);
+    }
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const std::exception& error) {
     return error.what();
   }
-  const std::vector<Tensor> expected = problem.run(
-      engine == Engine::step, aten_fallback::sequence_forward, aten_fallback::sequence_backward);
-  for (size_t k = 0; k < expected.size(); ++k) {
-    // A step has no output, and some cells save nothing.
-    if (!expected[k].defined() || expected[k].numel() == 0) continue;
-    const Tensor exact = expected[k].to(at::kDouble);
-    const double most = exact.abs().max().item<double>();
-    const double error = (ours[k].to(at::kDouble) - exact).abs().max().item<double>();
-    if (!(error <= kMostEpsilons * epsilon(like.scalar_type()) * most)) {
-      return c10::str("result ", k, " differs by ", error, "; its largest value is ", most);
-    }
-  }
-  return "";
+  return wrong;
 }
 
 class Apart {
@@ -131,51 +180,68 @@ class Apart {
 };
 
 // One error per check, with a stable address.
-using Key = std::tuple<const CellInfo*, at::ScalarType, c10::DeviceIndex, Engine>;
 std::mutex mutex;
-std::map<Key, std::string>& checked = *new std::map<Key, std::string>;
+std::map<Kernels, std::string>& checked = *new std::map<Kernels, std::string>;
+
+constexpr const char* kTitles[] = {
+    // in the order of Engine
+    "single-step kernels",
+    "sequence kernels",
+    "persistent forward kernel",
+    "persistent backward kernel"};
 
 }  // namespace
 
-const char* why_not_kernels(const CellInfo& cell, const Tensor& input, Engine engine) {
-  const Key key = {&cell, input.scalar_type(), input.device().index(), engine};
+const char* why_not_kernels(
+    const CellInfo& cell, const Tensor& input, Engine engine, const PersistentPlan& plan) {
+  // Before the cuBLAS handle: makes the context current, without which PyTorch warns.
+  const auto capture = c10::cuda::currentStreamCaptureStatusMayInitCtx();
+  const at::ScalarType dtype = input.scalar_type();
+  const bool tf32 = dtype == at::kFloat && Gemm(dtype).uses_tf32();
+  const PersistentKernel& kernel = plan.kernel;
+  const Kernels kernels = {
+      &cell,
+      dtype,
+      tf32,
+      input.device().index(),
+      engine,
+      kernel.tiles,
+      kernel.units,
+      kernel.shared_units};
   const auto answer = [](const std::string& wrong) {
     return wrong.empty() ? nullptr : wrong.c_str();
   };
   {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (const auto found = checked.find(key); found != checked.end()) return answer(found->second);
+    const auto found = checked.find(kernels);
+    if (found != checked.end()) return answer(found->second);
   }
-  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
-    return nullptr;
-  }
+  if (capture != c10::cuda::CaptureStatus::None) return nullptr;
   // Not under the lock: a waiting thread may hold the GIL, which a warning needs. Concurrent checks
   // find the same result.
   const std::string wrong = [&] {
     const Apart apart;
-    return what_is_wrong(cell, input, engine);
+    return what_is_wrong(kernels, input.options(), plan);
   }();
-  const bool first = [&] {
+  const auto [place, is_first] = [&] {
     const std::lock_guard<std::mutex> lock(mutex);
-    return checked.emplace(key, wrong).second;
+    return checked.emplace(kernels, wrong);
   }();
-  if (first && !wrong.empty()) {
-    if (engine == Engine::persistent) take_failure();  // reported by the warning below
+  if (is_first && !wrong.empty()) {
+    if (plan.groups > 0) take_failure(current_stream());  // reported by the warning below
     TORCH_WARN(
         "lltm: the ",
-        engine == Engine::step       ? "single-step kernels"
-        : engine == Engine::per_step ? "sequence kernels"
-                                     : "persistent kernels",
+        kTitles[static_cast<int>(engine)],
         " of the cell ",
         cell.title(),
         " in ",
-        input.scalar_type(),
-        " failed their self-check on ",
+        dtype,
+        " failed the self-check on ",
         input.device(),
-        " and are disabled: ",
+        " and will not be used: ",
         wrong);
   }
-  return why_not_kernels(cell, input, engine);
+  return answer(place->second);
 }
 
 void forget_self_checks() {

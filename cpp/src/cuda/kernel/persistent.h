@@ -122,7 +122,7 @@ struct StepMatrix {
 struct LaunchWords {
   std::uint32_t* begun = nullptr;
   std::uint32_t blocks = 0xFFFFFFFF;
-  std::uint32_t* failure = nullptr;  // failure_word()
+  std::uint32_t* failure = nullptr;  // failure_word(stream)
 };
 
 // N, B: rows over all steps and in the state. S pre-activations: Sx depend on x, Sh on h. G: blocks
@@ -202,11 +202,12 @@ struct DirectionArgs {
 static_assert(sizeof(DirectionArgs<PersistentForwardArgs<float>>) <= 4096);
 static_assert(sizeof(DirectionArgs<PersistentBackwardArgs<float>>) <= 4096);
 
-// Kernels on any device set this word on a timeout. Such a kernel ends about a second after all
-// blocks have begun; missing words become NaN.
-std::uint32_t* failure_word();
-// Since the last call. Does not wait.
-bool take_failure();
+// Kernels on the stream of the current device set this word on a timeout. Such a kernel ends about
+// a second after all blocks have begun; missing words become NaN. A graph replays on any stream:
+// during capture, the word is that of the default stream.
+std::uint32_t* failure_word(Stream stream);
+// Since the last call for this stream. Does not wait.
+bool take_failure(Stream stream);
 
 // Limits of the current device. Zero if it cannot run the kernels.
 struct PersistentLimits {

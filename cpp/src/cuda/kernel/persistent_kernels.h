@@ -9,8 +9,8 @@
 //     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
 //     void begin()                               counts the block
 //     bool all_have_begun()                      all blocks in the launch
-//     bool wait(int& polls)                      between polls; false if the lane times out
-//                                                (Patience)
+//     bool wait(int& polls)                      after a poll without success, which it counts;
+//                                                false if the lane times out (Patience)
 //     void mma<T, kTf32>(float (&d)[4], const Words& a, std::uint32_t, std::uint32_t)
 //                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
 //                                                3xTF32, which makes NaN of infinity)
@@ -180,11 +180,11 @@ struct Patience {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
-  // `polls`: of a word so far.
+  // `polls`: of a word, zero before the first; only this function changes it.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
     if (counts < 0) return false;
-    if (polls <= most_polls) return true;
+    if (++polls <= most_polls) return true;
     if (counts == 0) {
       counts = -1;
       return false;
@@ -299,7 +299,7 @@ struct States {
 template <int kCount, int kUnitsK, typename T, typename Machine>
 LLTM_CELL_INLINE void poll(
     Machine& m, States<T, kUnitsK>* states, int warp, int lane, int first = 0) {
-  for (int polls = 1;; ++polls) {
+  for (int polls = 0;;) {
     bool absent[kCount][kUnitsK], any = false;
     LLTM_UNROLL
     for (int n = 0; n < kCount; ++n) {
@@ -567,6 +567,8 @@ LLTM_CELL_INLINE void finish_forward(
       constexpr int k = slot;
       z[n][k] += bias[k];
       if constexpr (Definition::kCell.h.contains(k)) {
+        // A row after the first may be in a tile without rows, which has no sums.
+        if (n > 0 && !p.is_in(step.rows, n)) return;
         add_sums<kTiles, kRecurrent<Definition>>(
             sums, p, n, k - Definition::kCell.h.begin, z[n][k]);
       }

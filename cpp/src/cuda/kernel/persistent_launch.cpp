@@ -7,16 +7,15 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace lltm::cuda {
 namespace {
-
-// In host memory that every device can write; null until a kernel may use it.
-std::atomic<std::uint32_t*> failure_word_if_any;
 
 // During a capture, CUDA rejects loading a kernel's module and allocating, which may wait for other
 // work. These calls do not affect the captured work.
@@ -31,22 +30,30 @@ int attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
-// Never freed: kernels may run until the process ends.
-std::uint32_t* failure_word() {
-  static std::uint32_t* const word = [] {
+// In host memory that every device can write. Never freed: kernels may run until the process ends.
+// PyTorch has fewer streams on eight devices; further streams share the last word.
+std::uint32_t* failure_word(Stream stream) {
+  constexpr std::size_t kWords = 1024;
+  static std::mutex& mutex = *new std::mutex;
+  static auto& indices = *new std::map<std::pair<c10::DeviceIndex, void*>, std::size_t>;
+  static std::uint32_t* const words = [] {
     const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
     void* memory = nullptr;
-    C10_CUDA_CHECK(
-        cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
-    failure_word_if_any = new (memory) std::uint32_t(0);
-    return failure_word_if_any.load();
+    C10_CUDA_CHECK(cudaHostAlloc(
+        &memory, kWords * sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
+    return new (memory) std::uint32_t[kWords]();
   }();
-  return word;
+  const bool captures =
+      c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  void* const handle = captures ? nullptr : stream.handle;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [found, is_new] =
+      indices.try_emplace({c10::cuda::current_device(), handle}, indices.size());
+  return words + std::min(found->second, kWords - 1);
 }
 
-bool take_failure() {
-  std::uint32_t* const word = failure_word_if_any.load();
-  return word != nullptr && std::atomic_ref(*word).exchange(0) != 0;
+bool take_failure(Stream stream) {
+  return std::atomic_ref(*failure_word(stream)).exchange(0) != 0;
 }
 
 // Device attributes cost a call each; they never change.
