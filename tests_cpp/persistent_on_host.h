@@ -212,7 +212,7 @@ class HostBlock {
     }
 
     bool wait(int& polls) {
-      if (patience_.wait(*this, polls, most_polls)) {
+      if (poll_limit_.wait(*this, polls, most_polls)) {
         fiber_.suspend();
         return true;
       }
@@ -293,7 +293,7 @@ class HostBlock {
     HostBlock* block_ = nullptr;
     int thread_ = 0;
     lltm::cuda::LaunchWords words_;
-    lltm::cuda::Patience patience_;
+    lltm::cuda::PollLimit poll_limit_;
     const Meeting* waits_for_ = nullptr;
     unsigned generation_ = 0;
     Fiber fiber_;

@@ -125,32 +125,32 @@ struct Launch {
   bool all_have_begun() const { return begun; }
 };
 
-int polls_of(lltm::cuda::Patience& patience, Launch& launch, int most, int begins_after = 0) {
+int polls_of(lltm::cuda::PollLimit& poll_limit, Launch& launch, int most, int begins_after = 0) {
   for (int polls = 0, all = 1; all < 100'000; ++all) {
     launch.begun = all > begins_after;
-    if (!patience.wait(launch, polls, most)) return all;
+    if (!poll_limit.wait(launch, polls, most)) return all;
   }
   return -1;
 }
 
-TEST(PersistentPatience, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
+TEST(PersistentPollLimit, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
   Launch launch;
   for (const int begins_after : {0, 5, 95, 100, 101, 150, 995}) {
-    lltm::cuda::Patience patience;
-    const int polls = polls_of(patience, launch, 100, begins_after);
+    lltm::cuda::PollLimit poll_limit;
+    const int polls = polls_of(poll_limit, launch, 100, begins_after);
     EXPECT_GT(polls - begins_after, 100) << "not before they have run out once";
     EXPECT_LE(polls - begins_after, 303);
     int next = 0;
-    EXPECT_FALSE(patience.wait(launch, next, 100)) << "from then on at once";
+    EXPECT_FALSE(poll_limit.wait(launch, next, 100)) << "from then on at once";
   }
 }
 
-TEST(PersistentPatience, EndsEvenIfBlocksNeverStart) {
+TEST(PersistentPollLimit, EndsEvenIfBlocksNeverStart) {
   Launch launch;
-  lltm::cuda::Patience patience;
-  const int polls = polls_of(patience, launch, 100, /*begins_after=*/1'000'000);
-  EXPECT_GT(polls, 100 * lltm::cuda::Patience::kMostCounts);
-  EXPECT_LT(polls, 103 * (lltm::cuda::Patience::kMostCounts + 1));
+  lltm::cuda::PollLimit poll_limit;
+  const int polls = polls_of(poll_limit, launch, 100, /*begins_after=*/1'000'000);
+  EXPECT_GT(polls, 100 * lltm::cuda::PollLimit::kMostCounts);
+  EXPECT_LT(polls, 103 * (lltm::cuda::PollLimit::kMostCounts + 1));
 }
 
 // In the second slice of units and the first group of rows.

@@ -105,7 +105,7 @@ TEST_P(CudaSelfCheck, ThePerStepEngineReplacesTheFailingPersistentKernel) {
   const PersistentSetting persistent(true);
   multiprocessors = 1;
   const Arguments one_tile = sequence_problem({2, 3, 4, 16}, at::kHalf, 1);
-  const Arguments four_tiles = sequence_problem({2, 20, 4, 16}, at::kHalf, 1);
+  const Arguments four_tiles = sequence_problem({3, 20, 4, 16}, at::kHalf, 1);
   const lltm::SequenceArgs args = {engine_inputs(four_tiles), /*save=*/true};
   const Tensors results = as_list(lltm::cuda::per_step_forward(args));
   const lltm::SequenceBackwardArgs backward_args = {
@@ -214,7 +214,7 @@ TEST_F(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   EXPECT_TRUE(warnings.texts.empty());
 }
 
-TEST(CudaSelfChecks, EachCellWithoutKernelsWarnsOnce) {
+TEST_F(CudaSelfChecks, EachCellWithoutKernelsWarnsOnce) {
   const at::NoGradGuard no_grad;
   Arguments a = problem("gru");
   a.weights = at::ones({16, 4}), a.weight_hh = at::ones({16, 16});

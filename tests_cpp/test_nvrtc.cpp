@@ -184,6 +184,8 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
       form.tiles = tiles;
       form.tf32 = type.tf32;
       expect_no_spills(form, {{"Args", sizeof(Args)}}, kArchitectures);
+      form.directions = 2;
+      expect_no_spills(form, {{"Args", sizeof(DirectionArgs<Args>)}}, kArchitectures);
       if (tiles != 1) continue;
       const std::string ptx = compile(print_kernel(form), 999);
       const char* const mma = type.tf32 || type.type == KernelType::kFloat ? "m16n8k8" : "m16n8k16";

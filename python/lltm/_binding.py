@@ -56,7 +56,7 @@ def _call(name: str, arguments: dict[str, Any]) -> list[Tensor]:
     return result
 
 
-def _untraced(op: Any, *arguments: bool) -> Any:
+def _untraced(op: Any, *arguments: bool | str | None) -> Any:
     """Calls an operator without tensors, which torch.jit.trace cannot record."""
     jit: Any = torch._C
     state = jit._get_tracing_state()

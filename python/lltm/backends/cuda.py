@@ -38,7 +38,7 @@ float32: str | None
 
 @contextmanager
 def flags(
-    persistent: bool | EllipsisType = ..., float32: str | None | EllipsisType = ...
+    persistent: bool | EllipsisType = ..., float32: str | EllipsisType | None = ...
 ) -> Iterator[None]:
     """Context manager that changes settings for calls that start inside the block.
 

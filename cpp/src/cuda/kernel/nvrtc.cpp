@@ -124,9 +124,9 @@ class Compilation {
 int known_capability(int capability) {
   const Nvrtc& nvrtc = loaded().nvrtc;
   int count = 0;
-  nvrtc.nvrtcGetNumSupportedArchs(&count);
+  if (nvrtc.nvrtcGetNumSupportedArchs(&count) != 0) return capability;
   std::vector<int> known(count);
-  nvrtc.nvrtcGetSupportedArchs(known.data());
+  if (nvrtc.nvrtcGetSupportedArchs(known.data()) != 0) return capability;
   const auto above = std::upper_bound(known.begin(), known.end(), capability);
   return above == known.begin() ? capability : above[-1];
 }

@@ -24,7 +24,7 @@ struct Gpu {
   static constexpr int kMostPolls = 1 << 21;
 
   const LaunchWords& words;
-  Patience patience = {};
+  PollLimit poll_limit = {};
 
   __device__ int slice() const { return static_cast<int>(blockIdx.x); }
   __device__ int group() const { return static_cast<int>(blockIdx.y); }
@@ -61,7 +61,7 @@ struct Gpu {
 
   // The failure word is in host memory: no context is lost, and the host does not wait.
   __device__ bool wait(int& polls) {
-    if (patience.wait(*this, polls, kMostPolls)) return true;
+    if (poll_limit.wait(*this, polls, kMostPolls)) return true;
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(words.failure), "r"(1) : "memory");
     return false;
   }

@@ -10,7 +10,7 @@
 //     void begin()                               counts the block
 //     bool all_have_begun()                      all blocks in the launch
 //     bool wait(int& polls)                      after a poll without success, which it counts;
-//                                                false if the lane times out (Patience)
+//                                                false if the lane times out (PollLimit)
 //     void mma<T, kTf32>(float (&d)[4], const Words& a, std::uint32_t, std::uint32_t)
 //                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
 //                                                3xTF32, which makes NaN of infinity)
@@ -176,7 +176,7 @@ LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_
 // clock continues while another process or a debugger interrupts the kernel. Blocks may begin
 // arbitrarily late if another stream occupies multiprocessors: a lane stops only if its polls run
 // out after all blocks had begun.
-struct Patience {
+struct PollLimit {
   static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
   int counts = kMostCounts;               // negative after a timeout
 
