@@ -31,11 +31,8 @@ const bool kLoaded = [] {
   return true;
 }();
 
-// Of the persistent kernels; .ci/nightly compiles them for all.
-const std::vector<int> kArchitectures = [] {
-  const char* const all = std::getenv("LLTM_ALL_ARCHITECTURES");
-  return all == nullptr ? std::vector<int>{90} : std::vector<int>{80, 86, 89, 90, 100, 120};
-}();
+// `make check-cuda-build` compiles the largest persistent kernels, .ci/nightly all of them.
+const bool kCompilesAll = std::getenv("LLTM_COMPILE_ALL_KERNELS") != nullptr;
 
 struct Kind {
   const char* name;
@@ -137,18 +134,21 @@ struct PersistentType {
   KernelType type;
   bool tf32;
 };
-const PersistentType kPersistentTypes[] = {
-    {"float16", KernelType::kHalf, false},
-    {"bfloat16", KernelType::kBFloat16, false},
-    {"float32", KernelType::kFloat, false},
-    {"tf32", KernelType::kFloat, true}};
+std::vector<PersistentType> persistent_types() {
+  std::vector<PersistentType> types = {
+      {"float16", KernelType::kHalf, false},
+      {"float32", KernelType::kFloat, false},
+      {"tf32", KernelType::kFloat, true}};
+  if (kCompilesAll) types.push_back({"bfloat16", KernelType::kBFloat16, false});
+  return types;
+}
 class PersistentKernels
     : public testing::TestWithParam<std::tuple<const CellInfo*, PersistentType, bool>> {};
 INSTANTIATE_TEST_SUITE_P(
     Cells,
     PersistentKernels,
     testing::Combine(
-        testing::ValuesIn(kCells), testing::ValuesIn(kPersistentTypes), testing::Bool()),
+        testing::ValuesIn(kCells), testing::ValuesIn(persistent_types()), testing::Bool()),
     [](const auto& info) {
       const char* const direction = std::get<2>(info.param) ? "backward_" : "forward_";
       return std::string(direction) + std::get<0>(info.param)->name + "_" +
@@ -165,15 +165,16 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
   };
   int most = 1;
   while (kernel_of(most + 1, 1).shared_units == 0) ++most;
-  // The largest weights in registers, and several chunks in shared memory; all with one and two
-  // chunks, and with all tiles, for all architectures.
+  // The largest weights in registers, and several chunks in shared memory.
   const int chunk = shared_chunk(outputs);
-  for (const int units : {most, most + 3 * chunk, most - 1, most + 1, most + chunk + 1}) {
-    for (const int tiles : {1, 4, 2}) {
-      if (kArchitectures.size() == 1 &&
-          (tiles == 2 || (units != most && units <= most + chunk + 1))) {
-        continue;
-      }
+  std::vector<int> unit_counts = {most, most + 3 * chunk}, tile_counts = {1, 4}, gpus = {90};
+  if (kCompilesAll) {
+    unit_counts.insert(unit_counts.end(), {most - 1, most + 1, most + chunk + 1});
+    tile_counts.push_back(2);
+    gpus = {80, 86, 89, 90, 100, 120};
+  }
+  for (const int units : unit_counts) {
+    for (const int tiles : tile_counts) {
       const PersistentKernel kernel = kernel_of(units, tiles);
       SCOPED_TRACE(
           testing::Message() << kernel.units << " + " << kernel.shared_units << " units, " << tiles
@@ -183,10 +184,12 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
       form.shared_units = kernel.shared_units;
       form.tiles = tiles;
       form.tf32 = type.tf32;
-      expect_no_spills(form, {{"Args", sizeof(Args)}}, kArchitectures);
-      form.directions = 2;
-      expect_no_spills(form, {{"Args", sizeof(DirectionArgs<Args>)}}, kArchitectures);
-      if (tiles != 1) continue;
+      expect_no_spills(form, {{"Args", sizeof(Args)}}, gpus);
+      if (tiles != 1) {
+        form.directions = 2;
+        expect_no_spills(form, {{"Args", sizeof(DirectionArgs<Args>)}}, gpus);
+        continue;
+      }
       const std::string ptx = compile(print_kernel(form), 999);
       const char* const mma = type.tf32 || type.type == KernelType::kFloat ? "m16n8k8" : "m16n8k16";
       for (const char* instruction : {mma, "ld.relaxed.gpu.global.v4", "st.relaxed.gpu.global"}) {
