@@ -19,7 +19,7 @@ std::map<void*, std::uint32_t> failures;  // of each stream
 }  // namespace
 
 PersistentLimits persistent_limits() {
-  return {lltm_test::multiprocessors, lltm_test::shared_bytes};
+  return {nullptr, lltm_test::multiprocessors, lltm_test::shared_bytes};
 }
 
 std::uint32_t* failure_word(Stream stream) {

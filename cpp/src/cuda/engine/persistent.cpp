@@ -84,6 +84,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   if (flat_size(args.input) == 0 || hidden == 0) return {"nothing to compute"};
   if (hidden % kHiddenMultiple != 0) return {"H is not a multiple of 8"};
   const PersistentLimits limits = persistent_limits();
+  if (limits.why_not != nullptr) return {limits.why_not};
   if (limits.multiprocessors < slices_of(hidden)) {
     return {"too few thread blocks run concurrently on this device"};
   }

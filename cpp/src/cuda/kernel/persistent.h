@@ -209,8 +209,9 @@ std::uint32_t* failure_word(Stream stream);
 // Since the last call for this stream. Does not wait.
 bool take_failure(Stream stream);
 
-// Limits of the current device. Zero if it cannot run the kernels.
+// Limits of the current device, or why it cannot run the kernels.
 struct PersistentLimits {
+  const char* why_not = nullptr;
   std::int64_t multiprocessors = 0;  // each runs a thread block
   std::int64_t shared_bytes = 0;     // for a thread block
 };

@@ -63,11 +63,13 @@ PersistentLimits persistent_limits() {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [found, is_new] = known.try_emplace(c10::cuda::current_device());
   PersistentLimits& limits = found->second;
-  if (is_new && attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-      attribute(cudaDevAttrCooperativeLaunch) != 0 && why_no_compiled_kernels() == nullptr) {
-    limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-    limits.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  }
+  if (!is_new) return limits;
+  limits.why_not = attribute(cudaDevAttrComputeCapabilityMajor) < 8
+                       ? "compute capability is below 8.0"
+                   : attribute(cudaDevAttrCooperativeLaunch) == 0 ? "no cooperative launches"
+                                                                  : why_no_compiled_kernels();
+  limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  limits.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   return limits;
 }
 
