@@ -64,9 +64,10 @@ struct PolledRow {
     const auto* const row = reinterpret_cast<const float*>(words);
     constexpr int kWarp = 1, kLane = 6;
     lltm::cuda::States<float, kUnitsK> states;
-    states.load(*this, {row, /*polled=*/true}, kWords, kWarp, kLane, 0);
+    const auto from = [&](int) { return lltm::cuda::StateRow<float>{row, /*polled=*/true}; };
+    states.load(*this, from(0), kWords, kWarp, kLane, 0);
     EXPECT_EQ(std::exchange(reads, 0), kUnitsK);
-    lltm::cuda::poll<1>(*this, &states, kWarp, kLane);
+    lltm::cuda::poll<1>(*this, &states, from, kWarp, kLane);
     for (int j = 0; j < kUnitsK; ++j) {
       const auto first = lltm::cuda::k_of<float>(kWarp, kLane, j);
       for (int n = 0; n < 4; ++n) EXPECT_EQ(states.x[j].w[n], words[first + n]) << j;

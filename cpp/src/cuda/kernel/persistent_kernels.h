@@ -279,13 +279,11 @@ struct StateRow {
 // B: lane / 4 is a row in the tile. Units [first, first + kUnitsK) of the warp.
 template <typename T, int kUnitsK>
 struct States {
-  StateRow<T> from;
   Words x[kUnitsK];
 
   template <typename Machine>
   LLTM_CELL_INLINE void load(
-      Machine& m, const StateRow<T>& source, std::int64_t k_size, int warp, int lane, int first) {
-    from = source;
+      Machine& m, const StateRow<T>& from, std::int64_t k_size, int warp, int lane, int first) {
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
       const std::int64_t k = k_of<T>(warp, lane, first + j);
@@ -295,17 +293,18 @@ struct States {
 };
 
 // Polls until all words are present. Absent words are read again together, to share a round trip.
-// After a timeout, missing words become NaN and the lane continues, so that the grid ends.
-template <int kCount, int kUnitsK, typename T, typename Machine>
+// After a timeout, missing words become NaN and the lane continues, so that the grid ends. from(n)
+// is the row of states[n].
+template <int kCount, int kUnitsK, typename T, typename Machine, typename From>
 LLTM_CELL_INLINE void poll(
-    Machine& m, States<T, kUnitsK>* states, int warp, int lane, int first = 0) {
+    Machine& m, States<T, kUnitsK>* states, const From& from, int warp, int lane, int first = 0) {
   for (int polls = 0;;) {
     bool absent[kCount][kUnitsK], any = false;
     LLTM_UNROLL
     for (int n = 0; n < kCount; ++n) {
       LLTM_UNROLL
       for (int j = 0; j < kUnitsK; ++j) {
-        any |= absent[n][j] = states[n].from.polled && !is_there(states[n].x[j]);
+        any |= absent[n][j] = from(n).polled && !is_there(states[n].x[j]);
       }
     }
     if (!any) return;
@@ -315,8 +314,7 @@ LLTM_CELL_INLINE void poll(
       LLTM_UNROLL
       for (int j = 0; j < kUnitsK; ++j) {
         if (!absent[n][j]) continue;
-        states[n].x[j] =
-            goes_on ? m.read(states[n].from.row + k_of<T>(warp, lane, first + j)) : kNaNWords;
+        states[n].x[j] = goes_on ? m.read(from(n).row + k_of<T>(warp, lane, first + j)) : kNaNWords;
       }
     }
   }
@@ -398,10 +396,12 @@ LLTM_CELL_INLINE void multiply(
   const std::int64_t k_size = weights(0).k_size;
   const Words* const shared = shared_weights<kTiles, kOutputs>(m);
   States<T, kUnitsK> states[kInFlight];
-  const auto load = [&](int tile) {
+  const auto row_of = [&](int tile) {
     const bool exists = tile < kTiles && tile < tiles;
-    const StateRow<T> from = exists ? source(tile, lane / 4) : StateRow<T>{nullptr, false};
-    states[tile % kInFlight].load(m, from, k_size, warp, lane, 0);
+    return exists ? source(tile, lane / 4) : StateRow<T>{nullptr, false};
+  };
+  const auto load = [&](int tile) {
+    states[tile % kInFlight].load(m, row_of(tile), k_size, warp, lane, 0);
   };
   LLTM_UNROLL
   for (int tile = 0; tile < kInFlight; ++tile) load(tile);
@@ -409,10 +409,11 @@ LLTM_CELL_INLINE void multiply(
   for (int tile = 0; tile < kTiles; ++tile) {
     if (tile >= tiles) continue;
     States<T, kUnitsK>& now = states[tile % kInFlight];
-    if (tile == 0) poll<kInFlight>(m, states, warp, lane);
-    if (tile >= kInFlight) poll<1>(m, &now, warp, lane);
+    const auto from = [&](int n) { return row_of(tile + n); };
+    if (tile == 0) poll<kInFlight>(m, states, from, warp, lane);
+    if (tile >= kInFlight) poll<1>(m, &now, from, warp, lane);
     [[maybe_unused]] States<T, kChunk> next;
-    if constexpr (kSharedK > 0) next.load(m, now.from, k_size, warp, lane, kUnitsK);
+    if constexpr (kSharedK > 0) next.load(m, from(0), k_size, warp, lane, kUnitsK);
     m.sync_warp();
     float d[kOutputs][kParts][4] = {};
     [[maybe_unused]] bool finite = true;
@@ -431,10 +432,10 @@ LLTM_CELL_INLINE void multiply(
     if constexpr (kSharedK > 0) {
       LLTM_UNROLL_BY(1)
       for (int first = 0; first < kSharedK; first += kChunk) {
-        poll<1>(m, &next, warp, lane, kUnitsK + first);
+        poll<1>(m, &next, from, warp, lane, kUnitsK + first);
         const States<T, kChunk> chunk = next;
         if (first + kChunk < kSharedK) {
-          next.load(m, now.from, k_size, warp, lane, kUnitsK + first + kChunk);
+          next.load(m, from(0), k_size, warp, lane, kUnitsK + first + kChunk);
         }
         m.sync_warp();
         LLTM_UNROLL
