@@ -90,28 +90,28 @@ has_tf32 = pytest.mark.skipif(
 
 @has_tf32
 @pytest.mark.parametrize(
-    ("shape", "dtype", "forward", "backward"),
+    ("shape", "dtype", "supported"),
     [
-        ((5, 3, 4, 64), torch.bfloat16, True, True),
-        ((5, 3, 4, 64), torch.float16, True, True),
-        ((5, 3, 4, 64), torch.float32, False, False),
-        ((5, 3, 4, 64), torch.float64, False, False),
-        ((5, 3, 4, 60), torch.bfloat16, False, False),
-        ((5, 3, 4, 1032), torch.bfloat16, True, False),
-        ((5, 3, 4, 1544), torch.bfloat16, False, False),
+        ((5, 3, 4, 64), torch.bfloat16, True),
+        ((5, 3, 4, 64), torch.float16, True),
+        ((5, 3, 4, 64), torch.float32, True),
+        ((5, 3, 4, 64), torch.float64, False),
+        ((5, 3, 4, 60), torch.bfloat16, False),
+        ((5, 3, 4, 1032), torch.bfloat16, True),
+        ((2, 3, 4, 64), torch.bfloat16, False),
     ],
     ids=str,
 )
 def test_the_setting_chooses_the_kernels(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, forward: bool, backward: bool
+    shape: tuple[int, int, int, int], dtype: torch.dtype, supported: bool
 ) -> None:
     a = on_gpu(support.sequence_arguments(shape, dtype))
     for enabled in (False, True):
         with lltm.backends.cuda.flags(persistent=enabled):
             run(a)  # the first call also checks the kernels
             names = kernels_of(lambda: run(a))
-        assert any("lltm_persistent_forward" in name for name in names) == (enabled and forward)
-        assert any("lltm_persistent_backward" in name for name in names) == (enabled and backward)
+        for kernel in ("lltm_persistent_forward", "lltm_persistent_backward"):
+            assert any(kernel in name for name in names) == (enabled and supported)
 
 
 # 4,800 rows of 9,216 bytes need several chunks.
@@ -476,7 +476,7 @@ def test_replace_uses_the_persistent_engine_on_a_gpu() -> None:
 def test_explain_reports_the_engine_of_a_sequence() -> None:
     call = explain.Call("sequence", 3, 2, 8, 16, dynamic=False, device="cuda")
     schedule = " ".join(explain.schedule(call).split())
-    assert "on CUDA, forward: per-step (dtype is float32 or float64)" in schedule
+    assert "on CUDA, forward: persistent" in schedule
 
 
 # Streaming updates the state in place, with and without graph replay.
