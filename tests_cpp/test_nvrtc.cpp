@@ -13,6 +13,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -187,6 +188,7 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
       expect_no_spills(form, {{"Args", sizeof(Args)}}, gpus);
       if (tiles != 1) {
         form.directions = 2;
+        form.tiles = std::min(tiles, most_tiles<typename Args::Element>(2));
         expect_no_spills(form, {{"Args", sizeof(DirectionArgs<Args>)}}, gpus);
         continue;
       }

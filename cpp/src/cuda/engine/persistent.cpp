@@ -96,6 +96,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
     for (const int tiles : kTileCounts) {
       const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
         const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
+        if (tiles > most_tiles<T>(count)) return false;
         if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
         const int64_t groups = limits.multiprocessors / (count * slices_of(hidden));
         plan = {nullptr, hidden, kernel, groups, count};

@@ -26,6 +26,11 @@ constexpr std::int64_t slices_of(std::int64_t hidden) {
 }
 
 constexpr int kTileCounts[] = {1, 2, 4};
+// In float32, several tiles of two directions would spill registers.
+template <typename T>
+constexpr int most_tiles(int directions) {
+  return directions > 1 && sizeof(T) == sizeof(float) ? 1 : 4;
+}
 
 // 16 adjacent bytes in a row of a state are a lane's operands, in four lanes a unit of K. A
 // multiple of kHiddenMultiple units makes them belong to one row and gate.

@@ -123,13 +123,18 @@ __device__ auto definition_of(CellList<Definition, Others...>) {
   }
 }
 
-template <typename Args>
-__device__ const Args& of_direction(const Args& args) {
-  return args;
+template <typename Args, typename Run>
+__device__ void visit_direction(const Args& args, const Run& run) {
+  run(args);
 }
-template <typename Args>
-__device__ const Args& of_direction(const DirectionArgs<Args>& args) {
-  return args.of[blockIdx.z];
+// Without an index, which needs registers.
+template <typename Args, typename Run>
+__device__ void visit_direction(const DirectionArgs<Args>& args, const Run& run) {
+  if (blockIdx.z == 0) {
+    run(args.of[0]);
+  } else {
+    run(args.of[1]);
+  }
 }
 
 }  // namespace
@@ -139,7 +144,8 @@ __device__ const Args& of_direction(const DirectionArgs<Args>& args) {
   extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)            \
       name(const __grid_constant__ Args all) {                              \
     using Definition = decltype(definition_of<kId>(Cells()));               \
-    const auto& args = of_direction(all);                                   \
-    Gpu gpu{args.words};                                                    \
-    run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu);     \
+    visit_direction(all, [](const auto& args) {                             \
+      Gpu gpu{args.words};                                                  \
+      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu);   \
+    });                                                                     \
   }
