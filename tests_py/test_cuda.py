@@ -41,7 +41,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True], ids=["forward
 
 @pytest.fixture(params=[False, True], ids=["per_step", "persistent"])
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """float32 and float64 always use the per-step engine."""
+    """float64 always uses the per-step engine."""
     with lltm.backends.cuda.flags(persistent=request.param):
         yield
 

@@ -95,7 +95,8 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
     PersistentPlan plan;
     for (const int tiles : kTileCounts) {
       const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
-        const PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
+        PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
+        kernel.directions = count;
         if (tiles > most_tiles<T>(count)) return false;
         if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
         const int64_t groups = limits.multiprocessors / (count * slices_of(hidden));
@@ -115,7 +116,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   return plan;
 }
 
-// Fewer multiprocessors are available than in the occupancy check.
+// Fewer multiprocessors are available than the device reports.
 std::nullopt_t rejected() {
   TORCH_WARN_ONCE(
       "lltm::sequence: the GPU rejected a persistent kernel, because too few multiprocessors are "

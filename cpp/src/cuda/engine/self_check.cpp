@@ -43,7 +43,7 @@ struct Kernels {
   bool tf32;
   c10::DeviceIndex device;
   Engine engine;
-  int tiles, units, shared_units;  // of the persistent engine (persistent.h)
+  int tiles, units, shared_units, directions;  // of the persistent engine (persistent.h)
 
   auto operator<=>(const Kernels&) const = default;
 };
@@ -127,7 +127,7 @@ std::string error_of(
 // if both run concurrently.
 std::string what_is_wrong(
     const Kernels& kernels, const at::TensorOptions& options, PersistentPlan plan) {
-  plan.directions = 1;  // without the call for the other direction
+  plan.directions = 1;  // the kernel for two directions, with one call
   const Engine engine = kernels.engine;
   const bool is_step = engine == Engine::step, is_persistent = plan.groups > 0;
   const int64_t hidden = is_persistent ? plan.hidden : kHidden;
@@ -207,7 +207,8 @@ const char* why_not_kernels(
       engine,
       kernel.tiles,
       kernel.units,
-      kernel.shared_units};
+      kernel.shared_units,
+      kernel.directions};
   const auto answer = [](const std::string& wrong) {
     return wrong.empty() ? nullptr : wrong.c_str();
   };

@@ -61,9 +61,10 @@ constexpr int outputs_of(const CellInfo& cell) {
 struct PersistentKernel {
   const CellInfo* cell;
   int tiles;
-  bool tf32;         // float32: products in TF32, otherwise 3xTF32
-  int units;         // of K per warp, with weights in registers
-  int shared_units;  // further units, with weights in shared memory, in chunks
+  bool tf32;           // float32: products in TF32, otherwise 3xTF32
+  int units;           // of K per warp, with weights in registers
+  int shared_units;    // further units, with weights in shared memory, in chunks
+  int directions = 1;  // most in a launch
 };
 
 // Of 255 registers, a unit's weights occupy 8 per output and its states 4. 3xTF32 and addresses of

@@ -90,7 +90,7 @@ bool launch_persistent(
   form.shared_units = kernel.shared_units;
   form.tiles = kernel.tiles;
   form.tf32 = kernel.tf32 ? 1 : 0;
-  form.directions = args.count;
+  form.directions = kernel.directions;
   // A kernel for one direction reads only the first.
   void* parameters[] = {const_cast<DirectionArgs<Args>*>(&args)};
   const Grid grid = {
