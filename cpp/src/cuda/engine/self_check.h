@@ -1,7 +1,7 @@
-// Only an H100 has passed the tests, with earlier kernels. Before kernels are used, they compute a small problem and are
-// compared with the ATen fallback, once per process for each cell, dtype and device. Each kernel of
-// the persistent engine is checked separately, with the H of its first call. Delete this when GPUs
-// of other architectures have passed.
+// Only an H100 has passed the tests, with earlier kernels. Before kernels are used, they compute a
+// small problem and are compared with the ATen fallback, once per process for each cell, dtype and
+// device. Each kernel of the persistent engine is checked separately, with the H of its first call.
+// Delete this when GPUs of other architectures have passed.
 #pragma once
 
 #include "cell/cell.h"

@@ -17,8 +17,8 @@ enum class KernelType : unsigned char { kDouble, kFloat, kHalf, kBFloat16 };
 struct KernelForm {
   const CellInfo* cell;
   bool backward;
-  KernelType tensor, state;                              // T and D of elementwise.h
-  int width = 0;                                         // units per thread
+  KernelType tensor, state;                                              // T and D of elementwise.h
+  int width = 0;                                                         // units per thread
   int units = 0, shared_units = 0, tiles = 0, tf32 = 0, directions = 0;  // PersistentKernel
 
   bool is_persistent() const { return tiles > 0; }
