@@ -63,7 +63,7 @@ FLOAT32 = "--gtest_filter=Persistent/*float32*"
 NEW = "(float32 and persistent) or reset or mask or checkpoint or direction"
 NCU = (
     *("ncu", "--clock-control=none", "--cache-control=none", "--print-units=base", "--set=basic"),
-    # The first launches are those of the self-check.
+    # The self-check makes the first launches.
     *("--metrics=lts__t_sectors_srcunit_tex_op_read.sum", "--launch-skip=4", "--launch-count=1"),
     "--kill=yes",
 )

@@ -144,7 +144,7 @@ CompiledKernel& kernel_of(const KernelForm& form) {
   return kernels[form];
 }
 
-// Steps launch the same two kernels again and again.
+// Remembers the last kernel: the steps of a sequence launch the same one, without a lock.
 CUfunction find(const KernelForm& form, std::int64_t shared_bytes) {
   struct Found {
     KernelForm form = {};
