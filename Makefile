@@ -86,10 +86,9 @@ test-slow: .venv/.test .venv/.examples .venv/.docs
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
 
 # The newest patch release of every supported minor release. Each gets a new environment, up to 6 GB.
-# CPU tests need no CUDA kernels, which compile for minutes.
 TORCH_VERSIONS ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 test-torch-versions:
-	TARGET=test-python CMAKE_ARGS=-DLLTM_CUDA=OFF .ci/versions \
+	TARGET=test-python .ci/versions \
 	  $(foreach version,$(TORCH_VERSIONS),$(BASE_PYTHON),torch==$(version))
 
 # The accuracy criterion: docs/accuracy.md.
@@ -208,20 +207,19 @@ CUDA_TORCH ?= torch==2.14.1
 # The CUDA backend on the CPU, tests whose code differs in a CUDA build, and one part of the GPU tests,
 # to check that they start.
 # The package is installed by CMake, without pip.
-NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_kernels|cuda_on_host(\.combinations\.0|\.schedule)?|nvrtc.*|symbols|consumer.*)$$
+NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_on_host(\.combinations\.0|\.schedule)?|nvrtc.*|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests
 # Python tests of operators, devices and errors. .ci/nightly runs more. CPU code does not depend on
 # CUDA.
 PYTHON_WITHOUT_GPU ?= tests_py/test_cell.py tests_py/test_sequence.py tests_py/test_errors.py \
   tests_py/test_cuda.py tests_py/test_cuda_build.py
 
-# Needs nvcc with the same CUDA major version as torch; cmake/lltm-cuda.cmake lists where it is
-# searched. Uses a separate environment.
+# In a separate environment with NVRTC. Needs no CUDA toolkit.
 check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 # The same compiler name as in pip's build, so that ccache reuses the objects of `make test`.
 check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
-	cmake --fresh --preset cuda  # the cache would keep the previous architectures
+	cmake --preset cuda
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_cuda_host_tests lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
@@ -273,13 +271,9 @@ unpack-gpu:
 	build/gpu/tests_cpp/lltm_cuda_tests --gtest_list_tests > build/gpu/tests.txt
 	$(gpu_python) -c 'import lltm'
 
-# Architecture of the GPU of this system.
-CUDAARCHS ?= $(or $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap \
-  --format=csv,noheader 2> /dev/null))),90)-real
 compile-gpu:
 	$(if $(SITE_PACKAGES),PYTHONPATH=$(abspath $(SITE_PACKAGES))) \
 	cmake --preset gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
-	  -DCMAKE_CUDA_ARCHITECTURES="$(CUDAARCHS)" \
 	  $(if $(GOOGLETEST),-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST="$(abspath $(GOOGLETEST))") \
 	  $(if $(NLOHMANN_JSON),-DFETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON="$(abspath $(NLOHMANN_JSON))")
 	cmake --build --preset gpu --target $(GPU_TARGETS)
@@ -328,8 +322,7 @@ KIT_TORCH ?= torch==2.11.0
 # Packages that the tests import, and headers for compiling on the GPU system.
 KIT_PACKAGES := expecttest hypothesis nlohmann_json pybind11 pytest pytest-xdist
 # Library search path of the binaries, in the folder that unpack-gpu links to.
-KIT_RPATH := $(foreach folder,. ..,$$ORIGIN/$(folder)/site-packages/torch/lib \
-  $$ORIGIN/$(folder)/site-packages/nvidia/cu13/lib)
+KIT_RPATH := $$ORIGIN/./site-packages/torch/lib $$ORIGIN/../site-packages/torch/lib
 gpu-kit: export PATH := $(CURDIR)/build/kit-venv/bin:$(PATH)
 gpu-kit: build/kit-venv/.tools
 	cmake --preset gpu -B build/kit -DPython_EXECUTABLE="$$(command -v python)" \

@@ -27,11 +27,7 @@ function(lltm_install_prefix target)
     set(torch "@here@/${beside}")
   else()
     set(torch "${LLTM_TORCH_ROOT}")
-    foreach(library "${LLTM_TORCH_ROOT}/lib/libtorch" ${LLTM_TORCH_CUDA_LIBRARIES})
-      cmake_path(GET library PARENT_PATH folder)
-      list(APPEND search_path "${folder}")
-    endforeach()
-    list(REMOVE_DUPLICATES search_path)
+    list(APPEND search_path "${LLTM_TORCH_ROOT}/lib")
   endif()
   # Changing the path when installing would leave a build ID that depends on the build folder.
   set_target_properties(${target} PROPERTIES
@@ -42,15 +38,13 @@ function(lltm_install_prefix target)
     DESTINATION "${CMAKE_INSTALL_DATADIR}/licenses/lltm" COMPONENT runtime)
 endfunction()
 
-# torch and CUDA's libraries are packages next to lltm.
+# torch is a package next to lltm.
 set(LLTM_SITE_PACKAGES ".." CACHE STRING "Path from the wheel's lib/.. to the folder of packages")
 mark_as_advanced(LLTM_SITE_PACKAGES)
 function(lltm_install_wheel target)
   set(site "../${LLTM_SITE_PACKAGES}")
-  set(search_path torch/lib ${LLTM_CUDA_FOLDERS})
-  list(TRANSFORM search_path PREPEND "${LLTM_ORIGIN}/${site}/")
   set_target_properties(${target} PROPERTIES
-    INSTALL_RPATH "${LLTM_ORIGIN};${search_path}" BUILD_WITH_INSTALL_RPATH ON)
+    INSTALL_RPATH "${LLTM_ORIGIN};${LLTM_ORIGIN}/${site}/torch/lib" BUILD_WITH_INSTALL_RPATH ON)
   _lltm_install(${target} lib include "@here@/${site}/torch" python python ${ARGN})
 endfunction()
 

@@ -12,11 +12,7 @@
 # to an error message or "".
 #
 # Result: lltm::torch, LLTM_TORCH_ROOT (the folder with include/ and lib/), LLTM_TORCH_VERSION
-# (major.minor.patch), LLTM_TORCH_HAS_CUDA, LLTM_TORCH_CUDA_VERSION (major.minor, as torch was
-# built).
-#
-# lltm_find_torch_cuda(reason) then defines lltm::torch_cuda, without a toolkit: torch's CUDA
-# libraries and those that liblltm calls, listed in LLTM_TORCH_CUDA_LIBRARIES.
+# (major.minor.patch).
 
 function(lltm_find_torch reason)
   set(${reason} "" PARENT_SCOPE)
@@ -29,7 +25,7 @@ function(lltm_find_torch reason)
       return()
     endif()
   endif()
-  foreach(name ROOT VERSION HAS_CUDA CUDA_VERSION)
+  foreach(name ROOT VERSION)
     get_property(value TARGET lltm::torch PROPERTY LLTM_TORCH_${name})
     set(LLTM_TORCH_${name} "${value}" PARENT_SCOPE)
   endforeach()
@@ -98,27 +94,9 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
   target_compile_features(lltm::torch INTERFACE cxx_std_20)
   _lltm_link_needed(lltm::torch ${libraries})
 
-  set(has_cuda OFF)
-  set(cuda_version "")
-  if(EXISTS "${root}/lib/libtorch_cuda.so")
-    set(has_cuda ON)
-    # 2.13.0+cu130 in Python packages and unpacked libtorch; only packages also have CUDA's, 13.0.
-    foreach(file version.py build-version)
-      if(EXISTS "${root}/${file}")
-        file(READ "${root}/${file}" text)
-        if(text MATCHES "cuda: [^\n]*'([0-9]+\\.[0-9]+)'")
-          set(cuda_version "${CMAKE_MATCH_1}")
-        elseif(text MATCHES "\\+cu([0-9]+)([0-9])")
-          set(cuda_version "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}")
-        endif()
-      endif()
-    endforeach()
-  endif()
   set_target_properties(lltm::torch PROPERTIES
     LLTM_TORCH_ROOT "${root}"
-    LLTM_TORCH_VERSION "${version}"
-    LLTM_TORCH_HAS_CUDA "${has_cuda}"
-    LLTM_TORCH_CUDA_VERSION "${cuda_version}")
+    LLTM_TORCH_VERSION "${version}")
 endfunction()
 
 # A program's search path (DT_RUNPATH) does not apply to its libraries' dependencies, so the program
@@ -131,39 +109,4 @@ function(_lltm_link_needed target)
       "LINKER:--push-state,--no-as-needed,${libraries},--pop-state")
   endif()
   target_link_libraries(${target} INTERFACE ${ARGN})
-endfunction()
-
-function(lltm_find_torch_cuda reason)
-  set(${reason} "" PARENT_SCOPE)
-  if(NOT TARGET lltm::torch_cuda)
-    string(REGEX MATCH "^[0-9]+" major "${LLTM_TORCH_CUDA_VERSION}")
-    # Next to torch in a Python environment (a common folder for CUDA 13, earlier a folder per
-    # library), in libtorch's folder, and in a toolkit.
-    get_filename_component(site "${LLTM_TORCH_ROOT}" DIRECTORY)
-    set(hints "${site}/nvidia/cu${major}/lib"
-      "${site}/nvidia/cuda_runtime/lib" "${site}/nvidia/cublas/lib" "${LLTM_TORCH_ROOT}/lib")
-    foreach(toolkit "${CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}" /usr/local/cuda)
-      if(toolkit)
-        list(APPEND hints "${toolkit}/lib64" "${toolkit}/lib")
-      endif()
-    endforeach()
-    set(libraries "")
-    foreach(name c10_cuda torch_cuda cudart cublas)
-      # Packages have libcudart.so.13, but no libcudart.so.
-      unset(_lltm_library)
-      find_library(_lltm_library NAMES lib${name}.so.${major} ${name} HINTS ${hints} NO_CACHE)
-      if(NOT _lltm_library)
-        set(${reason} "library ${name} of CUDA ${LLTM_TORCH_CUDA_VERSION} not found; the torch in \
-${LLTM_TORCH_ROOT} was built with it; set CUDAToolkit_ROOT to its folder" PARENT_SCOPE)
-        return()
-      endif()
-      list(APPEND libraries "${_lltm_library}")
-    endforeach()
-    add_library(lltm::torch_cuda INTERFACE IMPORTED GLOBAL)
-    target_link_libraries(lltm::torch_cuda INTERFACE lltm::torch)
-    _lltm_link_needed(lltm::torch_cuda ${libraries})
-    set_target_properties(lltm::torch_cuda PROPERTIES LLTM_LIBRARIES "${libraries}")
-  endif()
-  get_property(libraries TARGET lltm::torch_cuda PROPERTY LLTM_LIBRARIES)
-  set(LLTM_TORCH_CUDA_LIBRARIES "${libraries}" PARENT_SCOPE)
 endfunction()

@@ -11,8 +11,7 @@ default pairs are this Python with each torch.
 Each minor release of torch needs a separate liblltm: torch's C++ ABI is stable only within a minor
 release, and its stable ABI lacks parts that liblltm uses (autograd and autocast in C++, transforms,
 the GEMM micro-kernel). In the merged wheel, the library for the last torch is in the package's
-folder, the others are in lltm/torch<X.Y>/, and lltm/_native.py selects. CPU kernels only: CUDA
-libraries differ between torch releases.
+folder, the others are in lltm/torch<X.Y>/, and lltm/_native.py selects.
 
 With --arch aarch64, cross-compiles a wheel for Linux on ARM, and tests it in the emulated Python of
 .ci/aarch64.
@@ -38,7 +37,7 @@ FOLDER = ROOT / "build" / "wheels"
 DIST = FOLDER / "dist"
 BUILD_TOOLS = ["scikit-build-core>=1.1", "pybind11>=3.0", "nlohmann_json>=3.11", "cmake", "ninja"]
 # Libraries in the user's torch.
-EXCLUDED = ["libtorch*.so", "libc10*.so", "libgomp*.so*", "libcudart*.so*", "libcublas*.so*"]
+EXCLUDED = ["libtorch*.so", "libc10*.so", "libgomp*.so*"]
 # Python tests that need neither a compiler nor the larger packages of the test extra.
 TESTS = ["test_cell", "test_sequence", "test_layer", "test_errors", "test_low_level_pair"]
 TESTS += ["test_prepacked", "test_streaming", "test_layer_operators", "test_native"]
@@ -99,7 +98,6 @@ def build(torch: str, install_dir: str, site_packages: str, arch: str) -> Path:
         *("-C", f"wheel.install-dir={install_dir}"),
         *("-C", f"cmake.define.LLTM_SITE_PACKAGES={site_packages}"),
         *("-C", "cmake.define.LLTM_CPU_KERNELS=all"),
-        *("-C", "cmake.define.LLTM_CUDA=OFF"),
         *cross,
         _PYTHON_HOST_PLATFORM=f"linux-{arch}",
     )

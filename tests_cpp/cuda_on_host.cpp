@@ -3,6 +3,7 @@
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
+#include "cuda/context.h"
 #include "cuda/kernel/compiled.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
@@ -20,43 +21,44 @@
 #include <limits>
 #include <string_view>
 
+namespace lltm::cuda {
 namespace {
 
 // Column j starts at data + j * ld; or the transpose.
 struct Columns {
   const void* data;
-  cudaDataType_t type;
+  CudaDataType type;
   int64_t ld;
-  cublasOperation_t op;
+  CublasOperation op;
 };
 
 double element(const Columns& matrix, int64_t row, int64_t col) {
-  const int64_t index = matrix.op == CUBLAS_OP_N ? col * matrix.ld + row : row * matrix.ld + col;
+  const int64_t index = matrix.op == kNotTransposed ? col * matrix.ld + row : row * matrix.ld + col;
   switch (matrix.type) {
-    case CUDA_R_64F:
+    case kR64F:
       return static_cast<const double*>(matrix.data)[index];
-    case CUDA_R_32F:
+    case kR32F:
       return static_cast<const float*>(matrix.data)[index];
-    case CUDA_R_16F:
+    case kR16F:
       return static_cast<const c10::Half*>(matrix.data)[index];
-    case CUDA_R_16BF:
+    case kR16BF:
       return static_cast<const c10::BFloat16*>(matrix.data)[index];
   }
   TORCH_INTERNAL_ASSERT(false);
 }
 
-void set_element(void* data, cudaDataType_t type, int64_t index, double value) {
+void set_element(void* data, CudaDataType type, int64_t index, double value) {
   switch (type) {
-    case CUDA_R_64F:
+    case kR64F:
       static_cast<double*>(data)[index] = value;
       return;
-    case CUDA_R_32F:
+    case kR32F:
       static_cast<float*>(data)[index] = static_cast<float>(value);
       return;
-    case CUDA_R_16F:
+    case kR16F:
       static_cast<c10::Half*>(data)[index] = static_cast<c10::Half>(value);
       return;
-    case CUDA_R_16BF:
+    case kR16BF:
       static_cast<c10::BFloat16*>(data)[index] = static_cast<c10::BFloat16>(value);
       return;
   }
@@ -67,8 +69,8 @@ bool is_valid(int64_t ld, int64_t rows) {
 }
 
 // `extent` is the length of a contiguous column.
-bool is_aligned(const void* data, cudaDataType_t type, int64_t ld, int64_t extent) {
-  const int64_t size = type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
+bool is_aligned(const void* data, CudaDataType type, int64_t ld, int64_t extent) {
+  const int64_t size = type == kR64F ? 8 : type == kR32F ? 4 : 2;
   const auto address = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(data));
   return address % 16 == 0 && ld * size % 16 == 0 && extent * size % 16 == 0;
 }
@@ -85,76 +87,60 @@ bool is_tf32_forbidden() {
   return value != nullptr && std::string_view(value) == "0";
 }
 
-bool is_supported(
-    cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cublasComputeType_t compute) {
+bool is_supported(CudaDataType a, CudaDataType b, CudaDataType c, CublasCompute compute) {
   if (a != b) return false;
-  if (compute == CUBLAS_COMPUTE_64F) return a == CUDA_R_64F && c == CUDA_R_64F;
-  return a != CUDA_R_64F && (c == a || c == CUDA_R_32F);
+  if (compute == kCompute64F) return a == kR64F && c == kR64F;
+  return a != kR64F && (c == a || c == kR32F);
 }
 
-}  // namespace
+constexpr int kInvalidValue = 7;  // cublasStatus_t
 
-cudaError_t cudaMemset2DAsync(
-    void* data, size_t pitch, int value, size_t width, size_t height, cudaStream_t) {
-  if (width > pitch) return cudaErrorInvalidValue;
-  for (size_t row = 0; row < height; ++row) {
-    std::memset(static_cast<char*>(data) + row * pitch, value, width);
-  }
-  return cudaSuccess;
-}
+int math_mode = kDefaultMath;
 
-cublasHandle_t at::cuda::getCurrentCUDABlasHandle() {
-  static HostCublas handle;
-  handle.math_mode = lltm_test::allow_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH;
-  return &handle;
-}
-
-cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
-  handle->math_mode = mode;
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
-  *mode = handle->math_mode;
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasGemmEx_64(
-    cublasHandle_t handle,
-    cublasOperation_t op_a,
-    cublasOperation_t op_b,
+// Rejects empty GEMMs and, like cuBLAS, leading dimensions too small or above 32 bits and
+// unsupported types.
+int gemm(
+    void*,
+    int of_a,
+    int of_b,
     int64_t m,
     int64_t n,
     int64_t k,
     const void* alpha,
     const void* a,
-    cudaDataType_t a_type,
+    int type_of_a,
     int64_t lda,
     const void* b,
-    cudaDataType_t b_type,
+    int type_of_b,
     int64_t ldb,
     const void* beta,
     void* c,
-    cudaDataType_t c_type,
+    int type_of_c,
     int64_t ldc,
-    cublasComputeType_t compute_type,
-    cublasGemmAlgo_t) {
-  if (std::min({m, n, k}) < 1 || !is_valid(lda, op_a == CUBLAS_OP_N ? m : k) ||
-      !is_valid(ldb, op_b == CUBLAS_OP_N ? k : n) || !is_valid(ldc, m) ||
+    int compute,
+    int) {
+  const auto op_a = static_cast<CublasOperation>(of_a), op_b = static_cast<CublasOperation>(of_b);
+  const auto a_type = static_cast<CudaDataType>(type_of_a);
+  const auto b_type = static_cast<CudaDataType>(type_of_b);
+  const auto c_type = static_cast<CudaDataType>(type_of_c);
+  const auto compute_type = static_cast<CublasCompute>(compute);
+  if (std::min({m, n, k}) < 1 || !is_valid(lda, op_a == kNotTransposed ? m : k) ||
+      !is_valid(ldb, op_b == kNotTransposed ? k : n) || !is_valid(ldc, m) ||
       !is_supported(a_type, b_type, c_type, compute_type)) {
-    return CUBLAS_STATUS_INVALID_VALUE;
+    return kInvalidValue;
   }
-  lltm_test::last_math_mode = handle->math_mode;
+  lltm_test::last_math_mode = math_mode;
   ++lltm_test::gemm_calls;
-  if (!is_aligned(a, a_type, lda, op_a == CUBLAS_OP_N ? m : k) ||
-      !is_aligned(b, b_type, ldb, op_b == CUBLAS_OP_N ? k : n) || !is_aligned(c, c_type, ldc, m)) {
+  if (!is_aligned(a, a_type, lda, op_a == kNotTransposed ? m : k) ||
+      !is_aligned(b, b_type, ldb, op_b == kNotTransposed ? k : n) ||
+      !is_aligned(c, c_type, ldc, m)) {
     ++lltm_test::unaligned_gemm_calls;
   }
-  const cudaDataType_t scale = compute_type == CUBLAS_COMPUTE_64F ? CUDA_R_64F : CUDA_R_32F;
-  const double a_scale = element({alpha, scale, 1, CUBLAS_OP_N}, 0, 0);
-  const double c_scale = element({beta, scale, 1, CUBLAS_OP_N}, 0, 0);
-  const bool allowed = handle->math_mode == CUBLAS_TF32_TENSOR_OP_MATH && !is_tf32_forbidden();
-  const bool tf32 = a_type == CUDA_R_32F && (allowed || lltm_test::fault == lltm_test::Fault::tf32);
+  const CudaDataType scale = compute_type == kCompute64F ? kR64F : kR32F;
+  const double a_scale = element({alpha, scale, 1, kNotTransposed}, 0, 0);
+  const double c_scale = element({beta, scale, 1, kNotTransposed}, 0, 0);
+  const bool allowed = math_mode == kTf32Math && !is_tf32_forbidden();
+  const bool tf32 = a_type == kR32F && (allowed || lltm_test::fault == lltm_test::Fault::tf32);
   const auto read = [tf32](const Columns& matrix, int64_t row, int64_t col) {
     const double value = element(matrix, row, col);
     return tf32 ? to_tf32(static_cast<float>(value)) : value;
@@ -165,19 +151,74 @@ cublasStatus_t cublasGemmEx_64(
       double sum = 0;
       for (int64_t p = 0; p < k; ++p) {
         sum += read(left, i, p) * read(right, p, j);
-        if (lltm_test::sums_in_order && scale == CUDA_R_32F) sum = static_cast<float>(sum);
+        if (lltm_test::sums_in_order && scale == kR32F) sum = static_cast<float>(sum);
       }
       sum *= a_scale;
       // With a factor of zero, C is not read: it may be NaN.
-      if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, CUBLAS_OP_N}, i, j);
+      if (c_scale != 0) sum += c_scale * element({c, c_type, ldc, kNotTransposed}, i, j);
       set_element(c, c_type, j * ldc + i, sum);
     }
   }
-  return CUBLAS_STATUS_SUCCESS;
+  return 0;
 }
 
-namespace lltm::cuda {
-namespace {
+// Sets TF32 mode if allowed, like ATen's.
+int blas_handle(void** handle) {
+  math_mode = lltm_test::allow_tf32 ? kTf32Math : kDefaultMath;
+  *handle = &math_mode;
+  return 0;
+}
+
+int memset_2d(
+    Functions::Address to, size_t pitch, unsigned char value, size_t width, size_t height, void*) {
+  if (width > pitch) return 1;
+  for (size_t row = 0; row < height; ++row) {
+    std::memset(reinterpret_cast<char*>(to) + row * pitch, value, width);
+  }
+  return 0;
+}
+
+Functions functions_on_host() {
+  Functions f = {};
+  f.aoti_torch_get_current_cuda_stream = [](int32_t, void** stream) {
+    *stream = lltm_test::stream;
+    return 0;
+  };
+  f.cuCtxGetDevice = [](int* device) {
+    *device = current_device();
+    return 0;
+  };
+  f.cuDeviceGetAttribute = [](int* value, int which, int) {
+    if (which != static_cast<int>(DeviceAttribute::kL2CacheBytes)) return 1;
+    *value = 48 << 20;
+    return 0;
+  };
+  f.cuGetErrorString = [](int, const char** text) {
+    *text = "invalid value";
+    return 0;
+  };
+  f.cuMemcpyDtoHAsync_v2 = [](void* to, Functions::Address from, size_t bytes, void*) {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return 0;
+  };
+  f.cuMemsetD2D8Async = memset_2d;
+  f.cuStreamIsCapturing = [](void*, int* status) {
+    *status = lltm_test::capturing ? 1 : 0;
+    return 0;
+  };
+  f.cuStreamSynchronize = [](void*) { return 0; };
+  f.cublasGemmEx_64 = gemm;
+  f.cublasGetMathMode = [](void*, int* mode) {
+    *mode = math_mode;
+    return 0;
+  };
+  f.cublasSetMathMode = [](void*, int mode) {
+    math_mode = mode;
+    return 0;
+  };
+  f.torch_get_current_cuda_blas_handle = blas_handle;
+  return f;
+}
 
 template <typename Body>
 void for_each_thread(int64_t count, const Body& body) {
@@ -213,8 +254,9 @@ void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
 
 }  // namespace
 
-Stream current_stream() {
-  return {lltm_test::stream};
+const Functions& functions() {
+  static const Functions functions = functions_on_host();
+  return functions;
 }
 
 const char* why_no_compiled_kernels() {

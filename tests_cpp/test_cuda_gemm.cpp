@@ -214,11 +214,11 @@ TEST_P(CudaTf32, TheEnvironmentCanForbidIt) {
 TEST_P(CudaTf32, SixteenBitGemmsAccumulateInFloat32) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     EXPECT_EQ(times_one(1.5, dtype), 1.5);
-    EXPECT_EQ(last_math_mode, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+    EXPECT_EQ(last_math_mode, lltm::cuda::kNoReducedPrecisionReduction);
   }
   // Sets the shared handle's mode.
   times_one(1, at::kFloat);
-  EXPECT_EQ(last_math_mode, GetParam() ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH);
+  EXPECT_EQ(last_math_mode, GetParam() ? lltm::cuda::kTf32Math : lltm::cuda::kDefaultMath);
 }
 
 // With z_i = 0 and z_g = 1 + 2^-12, c' = (1 + 2^-12) / 2.

@@ -757,7 +757,7 @@ void check_one(const Arguments& a, int64_t expected_launches) {
 // The kernel passes its self-check.
 template <typename Args>
 void expect_checked(lltm::cuda::Engine engine, const Args& args) {
-  const Temporarily checked(c10::cuda::capturing, false);
+  const Temporarily checked(lltm_test::capturing, false);
   const auto plan = lltm::cuda::plan_persistent(args);
   EXPECT_EQ(lltm::cuda::why_not_kernels(*args.cell, args.input, engine, plan), nullptr);
 }
@@ -864,7 +864,7 @@ TEST(PersistentPair, FailuresAndTheSelfCheckConcernBothDirections) {
   const Arguments a = sequence_problem({3, 5, 4, 24}, at::kHalf, 1);
   const lltm::SequenceArgs args = {operator_inputs(a)};
   {
-    const Temporarily checked(c10::cuda::capturing, false);
+    const Temporarily checked(lltm_test::capturing, false);
     const int64_t of_check = launches([&] { sequence(a); }) - 1;
     EXPECT_GT(of_check, 0);
     lltm::cuda::forget_self_checks();

@@ -23,13 +23,13 @@ namespace {
 // Starts and ends with working, unchecked kernels.
 class CudaSelfChecks : public testing::Test {
  protected:
-  CudaSelfChecks() { c10::cuda::capturing = false; }
+  CudaSelfChecks() { lltm_test::capturing = false; }
   ~CudaSelfChecks() override {
     fault = persistent_fault = Fault::none;
     faulty_tiles = 0;
     multiprocessors = multiprocessors_;
     allow_tf32 = false;
-    c10::cuda::capturing = true;
+    lltm_test::capturing = true;
     lltm::cuda::forget_self_checks();
   }
 
@@ -170,12 +170,12 @@ TEST_P(CudaSelfCheck, NothingIsCheckedInAGraph) {
   const at::NoGradGuard no_grad;
   const Arguments a = problem("lltm", at::kDouble);
   Warnings warnings;
-  c10::cuda::capturing = true;
+  lltm_test::capturing = true;
   const int64_t before = gemm_calls;
   sequence(a);
   EXPECT_EQ(gemm_calls - before, 1 + 5) << "of this call alone";
   fault = GetParam();
-  c10::cuda::capturing = false;
+  lltm_test::capturing = false;
   EXPECT_TRUE(identical(sequence(a), by_aten_fallback(a)));
   EXPECT_EQ(warnings.texts.size(), 1);
 }

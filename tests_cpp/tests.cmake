@@ -157,11 +157,3 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_NM AND CMAKE_OBJDUMP
   add_test(NAME vectorized COMMAND ${CMAKE_COMMAND} ${binaries} "-DOBJDUMP=${CMAKE_OBJDUMP}"
     -P "${CMAKE_CURRENT_SOURCE_DIR}/check_vectorized.cmake")
 endif()
-if(LLTM_CUOBJDUMP)
-  add_test(NAME cuda_kernels COMMAND ${CMAKE_COMMAND}
-    "-DCUOBJDUMP=${LLTM_CUOBJDUMP}" "-DLIBRARY=$<TARGET_FILE:lltm>"
-    "-DARCHITECTURES=${CMAKE_CUDA_ARCHITECTURES}" "-DDEFINITIONS=${LLTM_DEFINITIONS}"
-    -P "${CMAKE_CURRENT_SOURCE_DIR}/check_cuda.cmake")
-elseif(LLTM_CUDA)
-  message(STATUS "lltm: cuobjdump not found; the kernels in the library are not tested")
-endif()

@@ -27,7 +27,7 @@ from lltm import explain
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU found"),
     pytest.mark.skipif(
-        "CUDA kernels: none" in lltm.build_info(), reason="this lltm was built without CUDA"
+        "LLTM_CUDA is OFF" in lltm.build_info(), reason="this lltm was built without CUDA"
     ),
     # Some cells of the gallery have no kernels.
     pytest.mark.filterwarnings("ignore:lltm. on CUDA, the cell .*products, means:UserWarning"),

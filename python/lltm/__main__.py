@@ -6,7 +6,6 @@ import argparse
 import ctypes
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator
 
@@ -31,14 +30,6 @@ def _environment() -> Iterator[tuple[str, str]]:
     if features := _arm_features():
         yield "CPU extensions", features
     yield "CUDA devices", _cuda_devices()
-    if torch.cuda.is_available():
-        yield (
-            "CUDA kernels chosen",
-            ", ".join(
-                _cuda_kernels(*torch.cuda.get_device_capability(d))
-                for d in range(torch.cuda.device_count())
-            ),
-        )
     yield "torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
     yield "threads", str(torch.get_num_threads())
     yield "Python", f"{platform.python_version()} ({sys.executable})"
@@ -69,24 +60,6 @@ def _cuda_devices() -> str:
         "{} sm_{}{}".format(torch.cuda.get_device_name(d), *torch.cuda.get_device_capability(d))
         for d in range(torch.cuda.device_count())
     )
-
-
-def _cuda_kernels(major: int, minor: int) -> str:
-    """Returns the kernels that CUDA selects for a device of this capability.
-
-    These are binaries with the same major version, up to the device's minor version, or else PTX up
-    to the device's version.
-    """
-    match = re.search(r"^CUDA kernels: (.*)$", _C.build_info(), re.MULTILINE)
-    built = re.findall(r"(sm|compute)_(\d+)(\d)\b", match[1] if match else "")
-    if not built:
-        return "ATen operations"
-    versions = [(kind, int(x), int(y)) for kind, x, y in built]
-    binaries = [(x, y) for kind, x, y in versions if kind == "sm" and x == major and y <= minor]
-    ptx = [(x, y) for kind, x, y in versions if kind == "compute" and (x, y) <= (major, minor)]
-    if binaries:
-        return "sm_{}{}".format(*max(binaries))
-    return "compute_{}{}".format(*max(ptx)) if ptx else "none for this device"
 
 
 def _arm_features() -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from . import modules
+from . import _C, modules
 from ._recurrent import Recurrent
 
 
@@ -157,12 +157,9 @@ def _kind(module: Any, base: type | None, dtype: torch.dtype) -> _Kind:
 
 def _gpu(device: torch.device) -> tuple[tuple[int, int], bool]:
     """Returns a GPU's compute capability, and True if this lltm has kernels for it."""
-    from .__main__ import _cuda_kernels  # `python -m lltm` warns if it is imported before
-
     if not torch.cuda.is_available():  # a fake tensor
         return (0, 0), False
-    capability = torch.cuda.get_device_capability(device)
-    return capability, _cuda_kernels(*capability).startswith(("sm_", "compute_"))
+    return torch.cuda.get_device_capability(device), "CUDA kernels: none" not in _C.build_info()
 
 
 def _slow_on_gpu(kind: _Kind, capability: tuple[int, int], has_kernels: bool) -> str | None:

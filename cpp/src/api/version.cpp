@@ -19,6 +19,7 @@ const char* cpu_kernels() {
 }
 
 std::string build_info() {
+  const auto cuda = find_device(c10::DeviceType::CUDA).description;
   std::ostringstream info;
   info << "lltm: " << LLTM_VERSION << '\n'
        << "torch: " << TORCH_VERSION << '\n'
@@ -31,13 +32,7 @@ std::string build_info() {
       "unknown"
 #endif
        << '\n'
-       << "CUDA kernels: " <<
-#if defined(LLTM_CUDA_KERNELS)
-      LLTM_CUDA_KERNELS
-#else
-      "none (ATen operations)"
-#endif
-       << '\n'
+       << "CUDA kernels: " << (cuda == nullptr ? "none (LLTM_CUDA is OFF)" : cuda()) << '\n'
        << find_device(c10::DeviceType::CPU).description();
   return info.str();
 }

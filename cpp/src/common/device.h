@@ -14,7 +14,7 @@ namespace lltm {
 
 // A device may lack features (null).
 struct Device {
-  // The name of the kernels in use, and lines of build_info.
+  // The name of the kernels in use, and lines of build_info (on CUDA the rest of one).
   const char* (*kernels)() = nullptr;
   std::string (*description)() = nullptr;
   // True if the two directions of a layer take less time concurrently. `call`: one of them.

@@ -2,6 +2,7 @@
 #include "op/backend.h"
 #include "common/device.h"
 #include "common/weights.h"
+#include "cuda/context.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/compiled.h"
@@ -9,7 +10,9 @@
 
 #include <lltm/backends.h>
 
-#include <c10/cuda/CUDAGuard.h>
+#include <string>
+
+#include <c10/core/DeviceGuard.h>
 
 namespace lltm::cuda {
 namespace {
@@ -20,7 +23,7 @@ const char* why_unsupported(const Args& args) {
   const CellInfo& cell = *args.cell;
   if (!cell.is_element_wise() || has_heads(args.weight_hh) || cell.outputs > 0)
     return "products, means, given gates, heads or states as output";
-  return cell.programs == nullptr ? nullptr : why_no_compiled_kernels();
+  return why_no_compiled_kernels();
 }
 
 template <auto engine, auto fallback, typename Args>
@@ -34,8 +37,14 @@ auto choose(const Args& args) {
   return fallback(args);
 }
 
+std::string description() {
+  const char* const why_not = why_no_compiled_kernels();
+  return why_not == nullptr ? "compiled by NVRTC at their first use"
+                            : std::string("none (") + why_not + ")";
+}
+
 struct Cuda {
-  using DeviceGuard = c10::cuda::CUDAGuard;
+  using DeviceGuard = c10::DeviceGuard;
   static constexpr auto forward =
       choose<cuda::sequence_forward, aten_fallback::sequence_forward, SequenceArgs>;
   static constexpr auto backward =
@@ -44,17 +53,15 @@ struct Cuda {
 
 }  // namespace
 
-// Native tests register this backend for the CPU, with host versions of CUDA functions.
-#if !defined(LLTM_CUDA_KEY)
-#define LLTM_CUDA_KEY CUDA
-#endif
 TORCH_LIBRARY_IMPL(lltm, LLTM_CUDA_KEY, m) {
   const auto fits = [](const SequenceArgs& /*call*/, bool /*training*/) {
     return cuda_persistent();
   };
   register_device(
-      c10::DeviceType::LLTM_CUDA_KEY,
-      {.fits_side_by_side = fits, .run_side_by_side = run_both_directions});
+      kDeviceType,
+      {.description = description,
+       .fits_side_by_side = fits,
+       .run_side_by_side = run_both_directions});
   register_backend<Cuda>(m);
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/engine/self_check.h"
 
+#include "cuda/context.h"
 #include "cuda/engine/engine.h"
 #include "cuda/gemm/gemm.h"
 #include "op/aten_fallback.h"
@@ -9,8 +10,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
@@ -103,6 +102,20 @@ struct Problem {
   }
 };
 
+// Waits, without PyTorch's warning (torch.cuda.set_sync_debug_mode).
+double read(const Tensor& scalar) {
+  double value = 0;
+  const Stream stream = current_stream();
+  check_driver(
+      functions().cuMemcpyDtoHAsync_v2(
+          &value,
+          reinterpret_cast<Functions::Address>(scalar.const_data_ptr<double>()),
+          sizeof(value),
+          stream.handle));
+  check_driver(functions().cuStreamSynchronize(stream.handle));
+  return value;
+}
+
 // Empty if none is too large.
 template <typename Results>
 std::string error_of(
@@ -114,8 +127,8 @@ std::string error_of(
     // A step has no output, and some cells save nothing.
     if (!exact[k].defined() || exact[k].numel() == 0) continue;
     const Tensor value = exact[k].to(at::kDouble);
-    const double most = value.abs().max().item<double>();
-    const double error = (ours[k].to(at::kDouble) - value).abs().max().item<double>();
+    const double most = read(value.abs().max());
+    const double error = read((ours[k].to(at::kDouble) - value).abs().max());
     if (error <= most_error * most) continue;
     const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
     return c10::str(name, k, " differs by ", error, "; its largest value is ", most);
@@ -165,18 +178,10 @@ std::string what_is_wrong(
   return wrong;
 }
 
-class Apart {
- public:
-  Apart() { state_.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-  ~Apart() { state_.set_sync_debug_mode(before_); }
-  Apart(const Apart&) = delete;
-  Apart& operator=(const Apart&) = delete;
-
- private:
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
-  const at::AutoDispatchBelowADInplaceOrView below_autograd_;
-  c10::cuda::WarningState& state_ = c10::cuda::warning_state();
-  const c10::cuda::SyncDebugMode before_ = state_.get_sync_debug_mode();
+// Without the caller's autograd and autocast.
+struct Apart {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
 };
 
 // One error per check, with a stable address.
@@ -194,8 +199,7 @@ constexpr const char* kTitles[] = {
 
 const char* why_not_kernels(
     const CellInfo& cell, const Tensor& input, Engine engine, const PersistentPlan& plan) {
-  // Before the cuBLAS handle: makes the context current, without which PyTorch warns.
-  const auto capture = c10::cuda::currentStreamCaptureStatusMayInitCtx();
+  const bool captures = is_capturing(current_stream());
   const at::ScalarType dtype = input.scalar_type();
   const bool tf32 = dtype == at::kFloat && Gemm(dtype).uses_tf32();
   const PersistentKernel& kernel = plan.kernel;
@@ -217,7 +221,7 @@ const char* why_not_kernels(
     const auto found = checked.find(kernels);
     if (found != checked.end()) return answer(found->second);
   }
-  if (capture != c10::cuda::CaptureStatus::None) return nullptr;
+  if (captures) return nullptr;
   // Not under the lock: a waiting thread may hold the GIL, which a warning needs. Concurrent checks
   // find the same result.
   const std::string wrong = [&] {

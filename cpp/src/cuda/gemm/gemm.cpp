@@ -1,14 +1,11 @@
 #include "cuda/gemm/gemm.h"
 
+#include "cuda/context.h"
+
 #include <lltm/backends.h>
 
-#include <ATen/cuda/CUDAContextLight.h>
-#include <ATen/cuda/Exceptions.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAStream.h>
 #include <c10/util/env.h>
-
-#include <cublas_v2.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -47,24 +44,24 @@ int64_t byte_offset(const at::Tensor& tensor, int64_t elements) {
   return tensor.numel() == 0 ? 0 : elements * static_cast<int64_t>(tensor.element_size());
 }
 
-cudaDataType_t data_type(at::ScalarType dtype) {
+CudaDataType data_type(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
-      return CUDA_R_64F;
+      return kR64F;
     case at::kFloat:
-      return CUDA_R_32F;
+      return kR32F;
     case at::kHalf:
-      return CUDA_R_16F;
+      return kR16F;
     case at::kBFloat16:
-      return CUDA_R_16BF;
+      return kR16BF;
     default:
       TORCH_INTERNAL_ASSERT(false, "unchecked dtype ", dtype);
   }
 }
 
 // cuBLAS is column-major: contiguous rows are its columns.
-cublasOperation_t operation(const GemmOperand& operand) {
-  return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+CublasOperation operation(const GemmOperand& operand) {
+  return operand.transposed ? kTransposed : kNotTransposed;
 }
 
 }  // namespace
@@ -123,43 +120,43 @@ GemmResult result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
 void zero(const GemmResult& c) {
   if (c.rows == 0 || c.cols == 0) return;
   const size_t element = c10::elementSize(c.dtype);
-  C10_CUDA_CHECK(cudaMemset2DAsync(
-      c.data,
-      static_cast<size_t>(c.ld) * element,
-      0,
-      static_cast<size_t>(c.cols) * element,
-      static_cast<size_t>(c.rows),
-      c10::cuda::getCurrentCUDAStream()));
+  check_driver(
+      functions().cuMemsetD2D8Async(
+          reinterpret_cast<Functions::Address>(c.data),
+          static_cast<size_t>(c.ld) * element,
+          0,
+          static_cast<size_t>(c.cols) * element,
+          static_cast<size_t>(c.rows),
+          current_stream().handle));
 }
 
 std::int64_t l2_cache_bytes() {
-  return at::cuda::getCurrentDeviceProperties()->l2CacheSize;
+  return attribute(DeviceAttribute::kL2CacheBytes);
 }
 
 // ATen's handle is bound to the current stream and its workspace: it works in a captured graph, and
 // results are bitwise identical in every run. ATen sets the math mode before each use, so it is not
 // restored here.
-Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype), handle_(at::cuda::getCurrentCUDABlasHandle()) {
+Gemm::Gemm(at::ScalarType dtype) : dtype_(dtype) {
+  TORCH_CHECK(
+      functions().torch_get_current_cuda_blas_handle(&handle_) == 0,
+      "PyTorch has no cuBLAS handle");
   if (dtype_ == at::kHalf || dtype_ == at::kBFloat16) {
     // Also accumulates split-K partial results in float32.
-    TORCH_CUDABLAS_CHECK(cublasSetMathMode(
-        static_cast<cublasHandle_t>(handle_),
-        static_cast<cublasMath_t>(
-            CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    check_cublas(functions().cublasSetMathMode(handle_, kNoReducedPrecisionReduction));
   }
   if (const auto precision = cuda_float32(); dtype_ == at::kFloat && precision.has_value()) {
-    TORCH_CUDABLAS_CHECK(cublasSetMathMode(
-        static_cast<cublasHandle_t>(handle_),
-        precision == "tf32" ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH));
+    check_cublas(
+        functions().cublasSetMathMode(handle_, precision == "tf32" ? kTf32Math : kDefaultMath));
   }
 }
 
 // NVIDIA_TF32_OVERRIDE=0 overrides a handle's mode.
 bool Gemm::uses_tf32() const {
   if (dtype_ != at::kFloat || c10::utils::get_env("NVIDIA_TF32_OVERRIDE") == "0") return false;
-  cublasMath_t mode;
-  TORCH_CUDABLAS_CHECK(cublasGetMathMode(static_cast<cublasHandle_t>(handle_), &mode));
-  return mode == CUBLAS_TF32_TENSOR_OP_MATH;
+  int mode = 0;
+  check_cublas(functions().cublasGetMathMode(handle_, &mode));
+  return mode == kTf32Math;
 }
 
 void Gemm::operator()(
@@ -172,26 +169,27 @@ void Gemm::operator()(
   const bool is_double = dtype_ == at::kDouble;
   const double alpha = 1, beta = accumulate ? 1 : 0;
   const float alpha_f32 = 1, beta_f32 = accumulate ? 1 : 0;
-  TORCH_CUDABLAS_CHECK(cublasGemmEx_64(
-      static_cast<cublasHandle_t>(handle_),
-      operation(b),
-      operation(a),
-      N,
-      M,
-      K,
-      is_double ? static_cast<const void*>(&alpha) : &alpha_f32,
-      b.data,
-      data_type(dtype_),
-      b.ld,
-      a.data,
-      data_type(dtype_),
-      a.ld,
-      is_double ? static_cast<const void*>(&beta) : &beta_f32,
-      c.data,
-      data_type(c.dtype),
-      c.ld,
-      is_double ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-      CUBLAS_GEMM_DEFAULT));
+  check_cublas(
+      functions().cublasGemmEx_64(
+          handle_,
+          operation(b),
+          operation(a),
+          N,
+          M,
+          K,
+          is_double ? static_cast<const void*>(&alpha) : &alpha_f32,
+          b.data,
+          data_type(dtype_),
+          b.ld,
+          a.data,
+          data_type(dtype_),
+          a.ld,
+          is_double ? static_cast<const void*>(&beta) : &beta_f32,
+          c.data,
+          data_type(c.dtype),
+          c.ld,
+          is_double ? kCompute64F : kCompute32F,
+          kCublasDefaultAlgorithm));
 }
 
 }  // namespace lltm::cuda

@@ -66,7 +66,7 @@ class Gemm {
 
  private:
   at::ScalarType dtype_;
-  void* handle_;
+  void* handle_ = nullptr;
 };
 
 }  // namespace lltm::cuda

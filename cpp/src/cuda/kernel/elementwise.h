@@ -46,7 +46,8 @@ struct Stream {
   void* handle;
 };
 
-// The current device's; both must stay current. Costs more than a launch: once per operator.
+// The current device's; makes its context current. All must stay current. Costs more than a launch:
+// once per operator.
 Stream current_stream();
 
 // Queues the kernel. Does nothing without rows or units.

@@ -48,7 +48,7 @@ struct Loaded {
 
   Loaded() {
     void* library = nullptr;
-    for (const char* name : {"libcaffe2_nvrtc.so", LLTM_NVRTC}) {
+    for (const char* name : {"libcaffe2_nvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"}) {
       if (library == nullptr) library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
     }
     if (library == nullptr) {

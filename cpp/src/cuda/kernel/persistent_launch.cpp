@@ -1,9 +1,7 @@
+#include "cuda/context.h"
 #include "cuda/kernel/compiled.h"
 #include "cuda/kernel/persistent.h"
 
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -15,20 +13,6 @@
 #include <utility>
 
 namespace lltm::cuda {
-namespace {
-
-// During a capture, CUDA rejects loading a kernel's module and allocating, which may wait for other
-// work. These calls do not affect the captured work.
-using OutsideOfCapture = c10::cuda::CUDAStreamCaptureModeGuard;
-
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  C10_CUDA_CHECK(cudaGetDevice(&device));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
-  return value;
-}
-
-}  // namespace
 
 // In host memory that every device can write. Never freed: kernels may run until the process ends.
 // PyTorch has fewer streams on eight devices; further streams share the last word.
@@ -37,18 +21,16 @@ std::uint32_t* failure_word(Stream stream) {
   static std::mutex& mutex = *new std::mutex;
   static auto& indices = *new std::map<std::pair<c10::DeviceIndex, void*>, std::size_t>;
   static std::uint32_t* const words = [] {
-    const OutsideOfCapture outside(cudaStreamCaptureModeRelaxed);
+    const OutsideOfCapture outside;
     void* memory = nullptr;
-    C10_CUDA_CHECK(cudaHostAlloc(
-        &memory, kWords * sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
+    check_driver(
+        functions().cuMemHostAlloc(
+            &memory, kWords * sizeof(std::uint32_t), kHostAllocPortable | kHostAllocDeviceMap));
     return new (memory) std::uint32_t[kWords]();
   }();
-  const bool captures =
-      c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  void* const handle = captures ? nullptr : stream.handle;
+  void* const handle = is_capturing(stream) ? nullptr : stream.handle;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [found, is_new] =
-      indices.try_emplace({c10::cuda::current_device(), handle}, indices.size());
+  const auto [found, is_new] = indices.try_emplace({current_device(), handle}, indices.size());
   return words + std::min(found->second, kWords - 1);
 }
 
@@ -61,21 +43,25 @@ PersistentLimits persistent_limits() {
   static auto& mutex = *new std::mutex;
   static auto& known = *new std::map<c10::DeviceIndex, PersistentLimits>;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [found, is_new] = known.try_emplace(c10::cuda::current_device());
+  const auto [found, is_new] = known.try_emplace(current_device());
   PersistentLimits& limits = found->second;
   if (!is_new) return limits;
-  limits.why_not = attribute(cudaDevAttrComputeCapabilityMajor) < 8
+  limits.why_not = attribute(DeviceAttribute::kCapabilityMajor) < 8
                        ? "compute capability is below 8.0"
-                   : attribute(cudaDevAttrCooperativeLaunch) == 0 ? "no cooperative launches"
-                                                                  : why_no_compiled_kernels();
-  limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  limits.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+                   : attribute(DeviceAttribute::kCooperativeLaunch) == 0 ? "no cooperative launches"
+                                                                         : nullptr;
+  limits.multiprocessors = attribute(DeviceAttribute::kMultiprocessorCount);
+  limits.shared_bytes = attribute(DeviceAttribute::kMaxSharedBytes);
   return limits;
 }
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream) {
-  C10_CUDA_CHECK(cudaMemsetAsync(
-      data, 0xFF, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.handle)));
+  check_driver(
+      functions().cuMemsetD8Async(
+          reinterpret_cast<Functions::Address>(data),
+          0xFF,
+          static_cast<std::size_t>(bytes),
+          stream.handle));
 }
 
 template <typename Args>

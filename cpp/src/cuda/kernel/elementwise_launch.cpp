@@ -1,41 +1,12 @@
-// The element-wise kernels and all their launches; compiled.h has those of custom cells. Only c10
-// headers, to compile faster.
-#include "cuda/kernel/elementwise.h"
-
-#include "cell/cells.h"
 #include "cuda/kernel/compiled.h"
+#include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
 
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 namespace lltm::cuda {
 namespace {
-
-template <typename Definition, int kWidth, typename T>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    lltm_forward(const ForwardArgs<T> args, const ForwardAccess wide, const std::int64_t count) {
-  const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);
-  if (n < count) forward_at<DefinitionRegisters<Definition>, kWidth>(args, wide, n);
-}
-
-template <typename Definition, int kWidth, typename T, typename D>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks) lltm_backward(
-    const BackwardArgs<T, D> args, const BackwardAccess wide, const std::int64_t count) {
-  const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);
-  if (n < count) backward_at<DefinitionRegisters<Definition>, kWidth>(args, wide, n);
-}
-
-template <typename Definition, int kWidth, typename T>
-auto kernel_of(const ForwardArgs<T>& /*args*/) {
-  return lltm_forward<Definition, kWidth, T>;
-}
-template <typename Definition, int kWidth, typename T, typename D>
-auto kernel_of(const BackwardArgs<T, D>& /*args*/) {
-  return lltm_backward<Definition, kWidth, T, D>;
-}
 
 // From here on, every multiprocessor gets several warps in the wide form. Below, more threads with
 // one unit each are faster.
@@ -49,30 +20,13 @@ void launch(const CellInfo& cell, bool backward, const Args& args, Stream stream
   const int width = is_wide ? kWide<T> : 1;
   std::int64_t count = args.rows * (args.hidden / width);
   auto access = access_of(args);
-  if (cell.programs != nullptr) {
-    void* parameters[] = {const_cast<Args*>(&args), &access, &count};
-    const KernelForm form = {&cell, backward, kKernelType<T>, kKernelType<D>, width};
-    const Grid grid = {blocks_for(count), 1, 1, kThreads, 0, /*cooperative=*/false};
-    launch_compiled(form, grid, parameters, stream);
-    return;
-  }
-  visit_cell(cell, [&]<typename Definition>(Definition) {
-    const auto kernel =
-        is_wide ? kernel_of<Definition, kWide<T>>(args) : kernel_of<Definition, 1>(args);
-    kernel<<<
-        static_cast<unsigned>(blocks_for(count)),
-        kThreads,
-        0,
-        static_cast<cudaStream_t>(stream.handle)>>>(args, access, count);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+  void* parameters[] = {const_cast<Args*>(&args), &access, &count};
+  const KernelForm form = {&cell, backward, kKernelType<T>, kKernelType<D>, width};
+  const Grid grid = {blocks_for(count), 1, 1, kThreads, 0, /*cooperative=*/false};
+  launch_compiled(form, grid, parameters, stream);
 }
 
 }  // namespace
-
-Stream current_stream() {
-  return {c10::cuda::getCurrentCUDAStream().stream()};
-}
 
 template <typename T>
 void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream) {
