@@ -243,8 +243,7 @@ BENCH_FLAGS ?=
 # compute-sanitizer and ncu are rarely on the PATH.
 GPU_BIN := $(shell $(PYTHON) -c 'import os, sys, sysconfig; \
   print(sysconfig.get_path("scripts"), os.path.dirname(sys.executable), sep=":")')
-CUDA_BIN := $(filter-out ./,$(dir $(CUDACXX))) \
-  $(addsuffix /bin,$(CUDA_PATH) $(CUDA_HOME) /usr/local/cuda) \
+CUDA_BIN := $(addsuffix /bin,$(CUDA_PATH) $(CUDA_HOME) /usr/local/cuda) \
   $(wildcard /opt/nvidia/nsight-compute/*)
 build-gpu unpack-gpu compile-gpu test-cuda test-cuda-sanitize bench-cuda first-contact: \
   export PATH := $(GPU_BIN):$(PATH)$(subst $() ,,$(foreach folder,$(CUDA_BIN),:$(folder)))
@@ -344,7 +343,7 @@ docs: .venv/.docs
 	sphinx-build -W --keep-going -n -q -d build/docs/doctrees docs build/docs/html
 
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \
-  \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
+  \( -name '*.cpp' -o -name '*.h' \) -print)
 
 lint: .venv/.test .venv/.demo .venv/.dev
 	clang-format --dry-run -Werror $(CPP_FILES)

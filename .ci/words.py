@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-FILES = ("*.md", "cpp/*.h", "cpp/*.cpp", "cpp/*.cu", "python/lltm/*.py", "tests_py/*.py")
+FILES = ("*.md", "cpp/*.h", "cpp/*.cpp", "python/lltm/*.py", "tests_py/*.py")
 FILES += ("tests_cpp/*.py", "tests_cpp/*.h", "tests_cpp/*.cpp")
 VERBS = "quanti|initiali|vectori|optimi|normali|speciali|paralleli|seriali|recogni"
 AVOIDED = re.compile(

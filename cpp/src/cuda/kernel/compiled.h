@@ -1,5 +1,4 @@
-// Kernels that NVRTC compiles at their first use on a GPU, kept by the process: the element-wise
-// kernels of custom cells, and all persistent kernels.
+// All kernels: NVRTC compiles them at their first use on a GPU, and the process keeps them.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"

@@ -1,4 +1,4 @@
-// Arguments and launches of the element-wise kernels. No ATen header: nvcc compiles elementwise.cu.
+// Arguments and launches of the element-wise kernels. No ATen header: NVRTC compiles the arguments.
 #pragma once
 
 #include "cell/cell.h"

@@ -172,7 +172,7 @@ constexpr bool fits_wide(const CellInfo& cell, std::int64_t hidden) {
   return hidden % kWide<T> == 0 && bytes <= kMostBytes;
 }
 
-// Calls body(k) with k as a std::integral_constant. With unrolled loops, nvcc uses up to twelve
+// Calls body(k) with k as a std::integral_constant. With unrolled loops, NVRTC uses up to twelve
 // more registers in backward, and fewer blocks fit on a multiprocessor.
 template <int kCount, typename Body>
 LLTM_CELL_INLINE void for_each_index(const Body& body) {

@@ -114,15 +114,6 @@ struct Gpu {
   }
 };
 
-template <int kId, typename Definition, typename... Others>
-__device__ auto definition_of(CellList<Definition, Others...>) {
-  if constexpr (kId == Definition::kCell.id) {
-    return Definition{};
-  } else {
-    return definition_of<kId>(CellList<Others...>());
-  }
-}
-
 template <typename Args, typename Run>
 __device__ void visit_direction(const Args& args, const Run& run) {
   run(args);
@@ -143,7 +134,7 @@ __device__ void visit_direction(const DirectionArgs<Args>& args, const Run& run)
 #define LLTM_PERSISTENT_KERNEL(name, kId, kUnitsK, kSharedK, kTiles, kTf32) \
   extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)            \
       name(const __grid_constant__ Args all) {                              \
-    using Definition = decltype(definition_of<kId>(Cells()));               \
+    using Definition = BuiltIn<kId>;                                        \
     visit_direction(all, [](const auto& args) {                             \
       Gpu gpu{args.words};                                                  \
       run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu);   \

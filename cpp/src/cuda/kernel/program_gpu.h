@@ -1,5 +1,7 @@
+// Types and the element-wise kernels on a GPU, compiled by NVRTC.
 #pragma once
 
+#include "cell/cells.h"
 #include "cuda/kernel/elementwise_kernels.h"
 
 #include <cstdint>
@@ -34,6 +36,17 @@ struct BFloat16 {
     return math::bit_cast<float>(std::uint32_t{bits} << 16);
   }
 };
+
+template <int kId, typename Definition, typename... Others>
+auto definition_of(CellList<Definition, Others...>) {
+  if constexpr (kId == Definition::kCell.id) {
+    return Definition{};
+  } else {
+    return definition_of<kId>(CellList<Others...>());
+  }
+}
+template <int kId>
+using BuiltIn = decltype(definition_of<kId>(Cells()));
 
 }  // namespace
 }  // namespace lltm::cuda

@@ -101,8 +101,13 @@ std::string print_kernel(const KernelForm& form) {
   std::ostringstream to = new_stream();
   to << "#include \"cuda/kernel/" << (form.is_persistent() ? "persistent" : "program")
      << "_gpu.h\"\n\n";
-  if (!form.is_persistent()) to << print_definition(*form.cell, "Definition") << '\n';
-  to << "namespace lltm::cuda {\nusing Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
+  const bool is_custom = form.cell->programs != nullptr;
+  if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
+  to << "namespace lltm::cuda {\n";
+  if (!is_custom && !form.is_persistent()) {
+    to << "using Definition = DefinitionRegisters<BuiltIn<" << form.cell->id << ">>;\n";
+  }
+  to << "using Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
      << (form.is_persistent() ? "Persistent" : "") << direction << "Args<"
      << kTypes[static_cast<int>(form.tensor)];
   if (form.backward && !form.is_persistent()) to << ", " << kTypes[static_cast<int>(form.state)];

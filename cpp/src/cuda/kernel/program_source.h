@@ -13,7 +13,7 @@ namespace lltm::cuda {
 
 enum class KernelType : unsigned char { kDouble, kFloat, kHalf, kBFloat16 };
 
-// A kernel of a custom cell (`width`) or a persistent kernel (the last line).
+// An element-wise kernel (`width`) or a persistent kernel (the last line).
 struct KernelForm {
   const CellInfo* cell;
   bool backward;
