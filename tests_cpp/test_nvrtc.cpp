@@ -3,6 +3,7 @@
 #include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
+#include "cuda/functions.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/nvrtc.h"
 #include "cuda/kernel/persistent.h"
@@ -12,6 +13,11 @@
 #include <gtest/gtest.h>
 
 #include <dlfcn.h>
+
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+#include <library_types.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,6 +29,30 @@
 
 namespace lltm::cuda {
 namespace {
+
+#if __has_include(<cuda.h>)
+static_assert(kCooperativeLaunchTooLarge == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+static_assert(kLaunchOutOfResources == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(kMaxDynamicSharedBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+static_assert(kHostAllocPortable == CU_MEMHOSTALLOC_PORTABLE);
+static_assert(kHostAllocDeviceMap == CU_MEMHOSTALLOC_DEVICEMAP);
+constexpr bool equals(DeviceAttribute ours, CUdevice_attribute theirs) {
+  return static_cast<int>(ours) == static_cast<int>(theirs);
+}
+static_assert(
+    equals(DeviceAttribute::kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
+static_assert(equals(DeviceAttribute::kL2CacheBytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE));
+static_assert(
+    equals(DeviceAttribute::kCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR));
+static_assert(
+    equals(DeviceAttribute::kCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+static_assert(equals(DeviceAttribute::kCooperativeLaunch, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH));
+static_assert(equals(
+    DeviceAttribute::kMaxSharedBytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN));
+static_assert(int{kR32F} == int{CUDA_R_32F} && int{kR64F} == int{CUDA_R_64F});
+static_assert(int{kR16F} == int{CUDA_R_16F} && int{kR16BF} == int{CUDA_R_16BF});
+#endif
 
 // Loads the libraries as PyTorch does on a GPU: one finds the other by name.
 const bool kLoaded = [] {

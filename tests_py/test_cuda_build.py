@@ -1,10 +1,16 @@
-"""CUDA kernels without a GPU: registered."""
+"""CUDA kernels without a GPU: they are registered, and CUDA's functions are found."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import support
 import torch
 
 import lltm
@@ -32,3 +38,30 @@ def test_the_dispatcher_has_cuda_kernels_if_the_library_has(operator: str) -> No
 
 def test_prepack_has_no_cuda_kernel() -> None:
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("lltm::prepack", "CUDA")
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch has no CUDA")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the driver's substitute needs a C compiler")
+@pytest.mark.parametrize("missing", [None, "cuLaunchKernel"])
+def test_cuda_functions_are_found(missing: str | None, tmp_path: Path) -> None:
+    """With a substitute for the driver's library, whose functions nothing calls."""
+    source = (support.ROOT / "cpp" / "src" / "cuda" / "functions.cpp").read_text()
+    names = set(re.findall(r"LLTM_FIND\(driver, (\w+)\)", source)) - {missing}
+    driver = tmp_path / "libcuda.so.1"
+    code = "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
+    command = ["cc", "-shared", "-x", "c", "-", "-o", str(driver)]
+    subprocess.run(command, input=code, text=True, check=True)
+    # Without a driver, PyTorch's library that loads NVRTC cannot be loaded.
+    load = "import ctypes, glob, os, torch; site = os.path.dirname(torch.__path__[0])\n"
+    load += "for name in sorted(glob.glob(site + '/nvidia/**/libnvrtc*.so.1?*', recursive=True)):\n"
+    load += "    ctypes.CDLL(name, ctypes.RTLD_GLOBAL)\n"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", f"{load}import lltm; print(lltm.build_info())"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = f"none (CUDA has no function {missing})" if missing else "compiled by NVRTC"
+    assert f"CUDA kernels: {expected}" in result.stdout
