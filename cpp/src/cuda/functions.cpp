@@ -17,8 +17,7 @@ struct Found {
     void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     void* const torch = ::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (driver == nullptr || torch == nullptr) {
-      why_not = driver == nullptr ? "the CUDA driver (libcuda.so.1) was not found"
-                                  : "PyTorch has no CUDA (libtorch_cuda.so is not loaded)";
+      why_not = torch == nullptr ? "PyTorch has no CUDA" : "there is no CUDA driver, libcuda.so.1";
       return;
     }
 #define LLTM_FIND(library, name) find(library, #name, functions.name)
