@@ -261,6 +261,18 @@ TEST(Nvrtc, ReportsErrors) {
   }
 }
 
+TEST(Nvrtc, TheKeyContainsEverythingThatDeterminesTheCode) {
+  const std::string key = compilation_key("source", 90);
+  for (const std::string& part : {std::string("source"), nvrtc_version(), std::string("sm_90")}) {
+    EXPECT_NE(key.find(part), std::string::npos) << part;
+  }
+  for (const ProgramHeader& header : kProgramHeaders) {
+    EXPECT_NE(key.find(header.text), std::string::npos) << header.name;
+  }
+  EXPECT_NE(compilation_key("source", 999).find("compute_"), std::string::npos);
+  EXPECT_GE(std::stoi(nvrtc_version()), 12);
+}
+
 TEST(Nvrtc, SourceDependsOnTheCellAndTypes) {
   const std::string source = print_kernel(
       {find_cell(lltm_test::kDuoText),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,13 +53,14 @@ def test_cuda_functions_are_found(missing: str | None, tmp_path: Path) -> None:
     load = "import ctypes, glob, os, torch; site = os.path.dirname(torch.__path__[0])\n"
     load += "for name in sorted(glob.glob(site + '/nvidia/**/libnvrtc*.so.1?*', recursive=True)):\n"
     load += "    ctypes.CDLL(name, ctypes.RTLD_GLOBAL)\n"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-c", f"{load}import lltm; print(lltm.build_info())"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+    result = support.run_python(
+        *("-c", f"{load}import lltm; print(lltm.build_info())"),
+        LD_LIBRARY_PATH=str(tmp_path),
+        LLTM_CACHE_DIR=str(tmp_path / "cache"),
     )
-    expected = f"none (CUDA has no function {missing})" if missing else "compiled by NVRTC"
-    assert f"CUDA kernels: {expected}" in result.stdout
+    if missing:
+        expected = f"none \\(CUDA has no function {missing}\\)\n"
+    else:
+        expected = r"compiled by NVRTC \d+\.\d+ at their first use\nCUDA kernel cache: "
+        expected += re.escape(f"{tmp_path}/cache\n")
+    assert re.search(f"^CUDA kernels: {expected}", result.stdout, re.MULTILINE), result.stdout

@@ -32,7 +32,7 @@ std::string build_info() {
       "unknown"
 #endif
        << '\n'
-       << "CUDA kernels: " << (cuda == nullptr ? "none (LLTM_CUDA is OFF)" : cuda()) << '\n'
+       << "CUDA kernels: " << (cuda == nullptr ? "none (LLTM_CUDA is OFF)\n" : cuda())
        << find_device(c10::DeviceType::CPU).description();
   return info.str();
 }

@@ -10,8 +10,6 @@
 
 #include <lltm/backends.h>
 
-#include <string>
-
 #include <c10/core/DeviceGuard.h>
 
 namespace lltm::cuda {
@@ -37,12 +35,6 @@ auto choose(const Args& args) {
   return fallback(args);
 }
 
-std::string description() {
-  const char* const why_not = why_no_compiled_kernels();
-  return why_not == nullptr ? "compiled by NVRTC at their first use"
-                            : std::string("none (") + why_not + ")";
-}
-
 struct Cuda {
   using DeviceGuard = c10::DeviceGuard;
   static constexpr auto forward =
@@ -59,7 +51,7 @@ TORCH_LIBRARY_IMPL(lltm, LLTM_CUDA_KEY, m) {
   };
   register_device(
       kDeviceType,
-      {.description = description,
+      {.description = describe_compiled_kernels,
        .fits_side_by_side = fits,
        .run_side_by_side = run_both_directions});
   register_backend<Cuda>(m);

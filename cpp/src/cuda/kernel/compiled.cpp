@@ -1,6 +1,7 @@
 #include "cuda/kernel/compiled.h"
 
 #include "cuda/context.h"
+#include "cuda/kernel/kernel_cache.h"
 #include "cuda/kernel/nvrtc.h"
 
 #include <c10/util/Exception.h>
@@ -15,7 +16,8 @@ namespace {
 
 std::string compiled(const KernelForm& form, int capability) {
   try {
-    return compile(print_kernel(form), capability);
+    const std::string source = print_kernel(form);
+    return cached(compilation_key(source, capability), [&] { return compile(source, capability); });
   } catch (const std::runtime_error& error) {
     TORCH_CHECK(
         false,
@@ -92,6 +94,14 @@ void* find(const KernelForm& form, std::int64_t shared_bytes) {
 const char* why_no_compiled_kernels() {
   const char* const why_not = why_no_functions();
   return why_not == nullptr ? why_no_nvrtc() : why_not;
+}
+
+std::string describe_compiled_kernels() {
+  if (const char* const why_not = why_no_compiled_kernels()) {
+    return std::string("none (") + why_not + ")\n";
+  }
+  return "compiled by NVRTC " + nvrtc_version() +
+         " at their first use\nCUDA kernel cache: " + describe_kernel_cache() + "\n";
 }
 
 bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream stream) {

@@ -1,4 +1,5 @@
-// All kernels: NVRTC compiles them at their first use on a GPU, and the process keeps them.
+// All kernels: NVRTC compiles them at their first use on a GPU; the process and files
+// (kernel_cache.h) keep them.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"
@@ -7,12 +8,16 @@
 #include <c10/util/Half.h>
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 namespace lltm::cuda {
 
 // Null if kernels can be compiled and launched, otherwise the reason.
 const char* why_no_compiled_kernels();
+
+// Lines of build_info.
+std::string describe_compiled_kernels();
 
 template <typename T>
 constexpr KernelType kKernelType = std::is_same_v<T, double>      ? KernelType::kDouble

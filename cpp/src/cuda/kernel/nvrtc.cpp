@@ -15,6 +15,7 @@ namespace {
 // A toolkit may lack nvrtc.h. 0 means success.
 using NvrtcProgram = struct NvrtcProgramOfIts*;
 struct Nvrtc {
+  int (*nvrtcVersion)(int* major, int* minor);
   int (*nvrtcGetNumSupportedArchs)(int* count);
   int (*nvrtcGetSupportedArchs)(int* capabilities);
   int (*nvrtcCreateProgram)(
@@ -57,12 +58,13 @@ struct Loaded {
       return;
     }
 #define LLTM_FIND(function) find(library, #function, nvrtc.function)
-    const bool complete =
-        LLTM_FIND(nvrtcGetNumSupportedArchs) && LLTM_FIND(nvrtcGetSupportedArchs) &&
-        LLTM_FIND(nvrtcCreateProgram) && LLTM_FIND(nvrtcDestroyProgram) &&
-        LLTM_FIND(nvrtcCompileProgram) && LLTM_FIND(nvrtcGetProgramLogSize) &&
-        LLTM_FIND(nvrtcGetProgramLog) && LLTM_FIND(nvrtcGetCUBINSize) && LLTM_FIND(nvrtcGetCUBIN) &&
-        LLTM_FIND(nvrtcGetPTXSize) && LLTM_FIND(nvrtcGetPTX) && LLTM_FIND(nvrtcGetErrorString);
+    const bool complete = LLTM_FIND(nvrtcVersion) && LLTM_FIND(nvrtcGetNumSupportedArchs) &&
+                          LLTM_FIND(nvrtcGetSupportedArchs) && LLTM_FIND(nvrtcCreateProgram) &&
+                          LLTM_FIND(nvrtcDestroyProgram) && LLTM_FIND(nvrtcCompileProgram) &&
+                          LLTM_FIND(nvrtcGetProgramLogSize) && LLTM_FIND(nvrtcGetProgramLog) &&
+                          LLTM_FIND(nvrtcGetCUBINSize) && LLTM_FIND(nvrtcGetCUBIN) &&
+                          LLTM_FIND(nvrtcGetPTXSize) && LLTM_FIND(nvrtcGetPTX) &&
+                          LLTM_FIND(nvrtcGetErrorString);
 #undef LLTM_FIND
     if (!complete) why_not = "this NVRTC lacks a required function";
   }
@@ -93,8 +95,10 @@ class Compilation {
   Compilation(const Compilation&) = delete;
   Compilation& operator=(const Compilation&) = delete;
 
-  void run(const std::vector<const char*>& options) const {
-    check(nvrtc_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data()));
+  void run(const std::vector<std::string>& options) const {
+    std::vector<const char*> texts;
+    for (const std::string& option : options) texts.push_back(option.c_str());
+    check(nvrtc_.nvrtcCompileProgram(program_, static_cast<int>(texts.size()), texts.data()));
   }
   std::string log() const { return text(nvrtc_.nvrtcGetProgramLogSize, nvrtc_.nvrtcGetProgramLog); }
   std::string machine_code() const { return text(nvrtc_.nvrtcGetCUBINSize, nvrtc_.nvrtcGetCUBIN); }
@@ -131,6 +135,16 @@ int known_capability(int capability) {
   return above == known.begin() ? capability : above[-1];
 }
 
+std::vector<std::string> options_for(int capability) {
+  if (const char* const why_not = why_no_nvrtc()) throw std::runtime_error(why_not);
+  const int known = known_capability(capability);
+  return {
+      "--gpu-architecture=" + std::string(known == capability ? "sm_" : "compute_") +
+          std::to_string(known),
+      "--std=c++20",
+      "--device-as-default-execution-space"};
+}
+
 }  // namespace
 
 const char* why_no_nvrtc() {
@@ -138,15 +152,27 @@ const char* why_no_nvrtc() {
   return why_not.empty() ? nullptr : why_not.c_str();
 }
 
+std::string nvrtc_version() {
+  int major = 0, minor = 0;
+  loaded().nvrtc.nvrtcVersion(&major, &minor);
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+std::string compilation_key(const std::string& source, int capability) {
+  std::vector<std::string> parts = options_for(capability);
+  parts.push_back(nvrtc_version());
+  for (const ProgramHeader& header : kProgramHeaders) {
+    parts.insert(parts.end(), {header.name, header.text});
+  }
+  std::string key = source;
+  for (const std::string& part : parts) key += '\0' + part;
+  return key;
+}
+
 std::string compile(const std::string& source, int capability, std::string* log) {
-  if (const char* const why_not = why_no_nvrtc()) throw std::runtime_error(why_not);
-  const int known = known_capability(capability);
-  const bool to_ptx = known != capability;
-  const std::string architecture =
-      "--gpu-architecture=" + std::string(to_ptx ? "compute_" : "sm_") + std::to_string(known);
-  std::vector<const char*> options = {
-      architecture.c_str(), "--std=c++20", "--device-as-default-execution-space"};
-  if (log != nullptr && !to_ptx) options.push_back("--ptxas-options=-v");
+  std::vector<std::string> options = options_for(capability);
+  const bool to_ptx = known_capability(capability) != capability;
+  if (log != nullptr && !to_ptx) options.emplace_back("--ptxas-options=-v");
   const Compilation compilation(source);
   compilation.run(options);
   if (log != nullptr) *log = compilation.log();

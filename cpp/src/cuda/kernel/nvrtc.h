@@ -9,10 +9,16 @@ namespace lltm::cuda {
 // Null if NVRTC can be loaded, otherwise the reason.
 const char* why_no_nvrtc();
 
+// For example "13.0". Requires NVRTC.
+std::string nvrtc_version();
+
 // Compiles a source, which may include kProgramHeaders (program_source.h), to machine code for a
 // compute capability (90 for 9.0), or to PTX if NVRTC does not support the GPU yet. Needs no GPU.
 // Throws std::runtime_error with the compiler's message. `log` gets the messages, with each
 // kernel's registers.
 std::string compile(const std::string& source, int capability, std::string* log = nullptr);
+
+// Everything that determines the result: source, options, NVRTC's version, kProgramHeaders.
+std::string compilation_key(const std::string& source, int capability);
 
 }  // namespace lltm::cuda
