@@ -37,15 +37,12 @@ using OpenFile = std::unique_ptr<std::FILE, Close>;
 // FNV-1a of 128 bits. A cryptographic hash is not needed: only trusted files are read.
 __extension__ using Digest = unsigned __int128;
 
+constexpr Digest kDigestOfNothing = (Digest{0x6c62272e07bb0142} << 64) | 0x62b821756295c58d;
+
 Digest extended(Digest digest, std::string_view text) {
   constexpr Digest kPrime = (Digest{1} << 88) + 0x13b;
   for (const char byte : text) digest = (digest ^ static_cast<unsigned char>(byte)) * kPrime;
   return digest;
-}
-
-Digest digest_of(std::string_view text) {
-  constexpr Digest kBasis = (Digest{0x6c62272e07bb0142} << 64) | 0x62b821756295c58d;
-  return extended(kBasis, text);
 }
 
 std::string hexadecimal(Digest digest) {
@@ -119,10 +116,9 @@ struct Folder {
   }
 };
 
-// ---- files --------------------------------------------------------------------
-
-// A file contains the digest of the key and code together, then the code. Its name is the digest
-// of the key.
+// ---- files: named by the digest of their key ----------------------------------
+//
+// A file contains the digest of the key and code together, then the code.
 
 OpenFile open_file(int folder, const std::string& name, int flags) {
   const int file =
@@ -194,7 +190,7 @@ std::string cached(
   const Folder cache;
   if (!cache.why_not.empty()) return compile();
   const int folder = ::dirfd(cache.folder.get());
-  const Digest digest = digest_of(key);
+  const Digest digest = extended(kDigestOfNothing, key);
   const std::string name = hexadecimal(digest) + std::string(kSuffix);
   std::string code = load(folder, name, digest, most_bytes);
   if (!code.empty()) return code;

@@ -21,7 +21,7 @@ std::string cached(
     const std::function<std::string()>& compile,
     std::int64_t most_bytes = kKernelCacheBytes);
 
-// Returns the folder, or "none" with the reason.
+// Returns the folder, which it creates, or "none" with the reason.
 std::string describe_kernel_cache();
 
 }  // namespace lltm::cuda
