@@ -223,8 +223,8 @@ check-cuda-build: build/cuda-venv/.tools
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_cuda_host_tests lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
-	PYTHONPATH=build/cuda/site python -m lltm
-	PYTHONPATH=build/cuda/site pytest -q --numprocesses $(JOBS) $(PYTHON_WITHOUT_GPU)
+	PYTHONPATH=$(CURDIR)/build/cuda/site python -m lltm
+	PYTHONPATH=$(CURDIR)/build/cuda/site pytest -q --numprocesses $(JOBS) $(PYTHON_WITHOUT_GPU)
 
 # The targets below need a GPU, and in the environment of $(PYTHON): torch with CUDA, cmake,
 # ninja, pybind11, pytest, numpy, and expecttest for opcheck. Nothing is downloaded. If
