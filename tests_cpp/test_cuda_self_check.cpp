@@ -235,7 +235,7 @@ TEST_F(CudaSelfChecks, EachCellWithoutKernelsWarnsOnce) {
       "lltm: on CPU, the cell averaged runs as PyTorch's operations, many times slower than "
       "kernels (products, means, given gates, heads or states as output); see the page \"On a "
       "GPU\" in lltm's documentation");
-  const Arguments built_in = problem("gru");
+  const Arguments built_in = problem("lstm");
   has_nvrtc = false;
   EXPECT_TRUE(identical(sequence(built_in), by_aten_fallback(built_in)));
   has_nvrtc = true;
