@@ -41,8 +41,12 @@ class Stage:
 
 
 PYTHON = sys.executable
-BENCH = (PYTHON, "benchmarks/bench_cuda.py", "--quick", "--rounds=5", "--cell", "lstm", "gru")
-SWEEP = (PYTHON, "benchmarks/sweep.py", "--rounds=3", "--seed=1")
+CELLS = ("--quick", "--cell", "lstm", "gru")
+BENCH = (PYTHON, "benchmarks/bench_cuda.py", *CELLS, "--rounds=5")
+SWEEP = (
+    *(PYTHON, "benchmarks/sweep.py", *CELLS, "--rounds=3"),
+    *("--device=cuda", "--seed=1", "--count=40", "--seconds=75"),
+)
 SHAPES = ("--shapes", "1024,16,768,768", "100,64,512,512", "100,16,256,256")
 DEVICE = f"""command -v nvidia-smi || {{ echo no GPU found; exit 1; }}
 nproc; nvidia-smi --query --display=CLOCK,POWER
@@ -80,12 +84,9 @@ def stages(results: Path) -> list[Stage]:
         command = (*NCU, f"--kernel-name=lltm_persistent_{direction}", *program)
         return Stage(f"ncu-{direction}-{dtype}", command, 120)
 
-    def sweep(name: str, environment: Mapping[str, str], *options: str) -> Stage:
-        command = (*SWEEP, *options, f"--json={results}/{name}.json", "--seconds=75")
-        small = ("--device=cpu", "--quick", "--count=1", "--seed=39")
-        return Stage(name, command, 100, environment, small)
-
     both = ("--dtype", "float32", "float16")
+    sweep = (*SWEEP, *both, f"--json={results}/sweep-gpu.json")
+    small = ("--device=cpu", "--count=1", "--seed=39")
     return [
         Stage("device", ("sh", "-c", DEVICE), 60),
         Stage("build", ("make", "--no-print-directory", "build-gpu"), 420),
@@ -93,13 +94,12 @@ def stages(results: Path) -> list[Stage]:
         Stage("pytest-new", (*PYTEST, "-k", NEW), 180, TESTING, ("--collect-only",)),
         bench("float32", *SHAPES, "--dtype=float32"),
         bench("forms", *both, "--form", "bidirectional", "layers", "packed"),
-        sweep("sweep-gpu", {}, "--device=cuda", "--quick", "--count=40", *BENCH[-3:], *both),
+        Stage("sweep-gpu", sweep, 100, rehearsal=small),
         *(bench(dtype, *SHAPES, "--dtype", dtype) for dtype in ("float16", "bfloat16")),
         bench("compile", *both, "--shapes", SHAPES[-1], "--compile", "--engine=persistent"),
         *starmap(profile, product(("float32", "bfloat16"), ("forward", "backward"))),
         Stage("native", NATIVE, 180, TESTING, ("--gtest_list_tests",)),
         Stage("pytest", PYTEST, 180, TESTING, ("--collect-only",)),
-        sweep("sweep-16", {"OMP_NUM_THREADS": "16"}, "--count=20"),
     ]
 
 

@@ -10,20 +10,17 @@ the first dtype is then measured with one thread, on a GPU the rows are those of
 Shapes with more than LARGEST multiply-adds are sampled again, because a few of them would take as
 long as all others.
 
-Prints a line of time ratios, lltm to the other implementation, per shape (TxBxIxH) and cell; the
-distributions of the speedups over torch.nn's layer, the LLTM's also over its PyTorch reference, and
-of prepacked layers over ONNX Runtime's, which packs its weights in advance too; and the ten
-smallest speedups over torch.nn with the schedules of the kernels (LLTM_SCHEDULE).
+Prints a line of time ratios, lltm to the other implementation, per shape (TxBxIxH) and cell, and
+the distributions of the speedups over torch.nn's layer, the LLTM's also over its PyTorch reference,
+and of prepacked layers over ONNX Runtime's, which packs its weights in advance too.
+`python -m lltm.explain` shows the schedule of a shape.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -127,33 +124,6 @@ def by_baseline(
     return groups
 
 
-def worst(measured: Mapping[Case, Row], count: int = 10) -> str:
-    """Runs a new process, because LLTM_SCHEDULE is read once per process."""
-    theirs = {case: f"nn.{case.yardstick}" for case in measured}
-    rows = [(case, row) for case, row in measured.items() if theirs[case] in row.seconds]
-    speedups = [(row.speedup(theirs[case]), case) for case, row in rows]
-    found = sorted(speedups, key=lambda each: each[0])[:count]
-    program = f"""
-import sys
-import torch
-from lltm.benchmark.cases import Case
-from lltm.benchmark.contenders import OURS, Layer, contenders
-
-for speedup, case in {found}:
-    print(f"{{speedup:.2f}}  {{case}}", file=sys.stderr, flush=True)
-    with torch.set_grad_enabled(case.training):
-        Layer(contenders(case)[OURS], case).run()
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "LLTM_SCHEDULE": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return result.stderr.replace("\nlltm: ", "\n      lltm: ")
-
-
 def main() -> None:
     made = parser("python benchmarks/sweep.py", __doc__)
     made.add_argument("--count", type=int, default=60, help="shapes; default: 60")
@@ -197,7 +167,6 @@ def main() -> None:
     print("\n".join(["", *table(groups)]))
     results = {"settings": asdict(settings), "seed": options.seed}
     finish(options, results, [*measured.values(), *alone.values()], ())
-    print(f"\nThe ten worst:\n{worst(measured)}")
 
 
 if __name__ == "__main__":

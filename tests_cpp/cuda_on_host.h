@@ -37,4 +37,26 @@ inline int64_t persistent_launches = 0;
 inline std::vector<std::pair<int64_t, int64_t>> filled;
 // Launches before launches fail.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
+
+template <typename Body>
+int64_t launches(const Body& body) {
+  const int64_t before = persistent_launches;
+  body();
+  return persistent_launches - before;
+}
+
+// Sets a variable.
+template <typename T>
+class Temporarily {
+ public:
+  Temporarily(T& variable, T value)
+      : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~Temporarily() { variable_ = before_; }
+  Temporarily(const Temporarily&) = delete;
+  Temporarily& operator=(const Temporarily&) = delete;
+
+ private:
+  T& variable_;
+  T before_;
+};
 }  // namespace lltm_test

@@ -25,6 +25,10 @@ inline int most_polls = 100'000'000;
 // Before a grid's last block starts, as if other work occupied the GPU.
 inline int late_rounds = 0;
 
+// Words that a thread of a slice publishes never arrive if this returns true.
+using Lost = std::function<bool(int slice, int thread)>;
+inline Lost lost;
+
 // Blocks run in order, each until it waits. `rounds` counts the last grid's rounds.
 inline bool round_robin = false;
 inline int rounds = 0;
@@ -193,6 +197,7 @@ class HostBlock {
 
     // Writes each word once, never the "absent" value.
     void publish(void* data, std::uint32_t word) {
+      if (lost && lost(slice(), thread_)) return;
       if (reinterpret_cast<std::uintptr_t>(data) % sizeof(word) != 0) {
         throw std::logic_error("a word is written that begins in between");
       }

@@ -14,10 +14,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -41,7 +41,7 @@ template <int kUnitsK>
 struct PolledRow {
   static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits<float>;
   alignas(16) std::uint32_t words[kWords];
-  std::function<void(int)> appear;  // in wait(n)
+  std::function<void(int)> appear;  // in wait(n), and 0 before the first read
   int waits = 0, reads = 0;
 
   PolledRow() { std::fill(std::begin(words), std::end(words), lltm::cuda::kAbsent); }
@@ -64,6 +64,7 @@ struct PolledRow {
     const auto* const row = reinterpret_cast<const float*>(words);
     constexpr int kWarp = 1, kLane = 6;
     lltm::cuda::States<float, kUnitsK> states;
+    appear(0);
     const auto from = [&](int) { return lltm::cuda::StateRow<float>{row, /*polled=*/true}; };
     states.load(*this, from(0), kWords, kWarp, kLane, 0);
     EXPECT_EQ(std::exchange(reads, 0), kUnitsK);
@@ -88,7 +89,7 @@ TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
 
 // The loop ends one round trip after the last word appears.
 TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripRemains) {
-  for (const int last : {1, 2, 5}) {
+  for (const int last : {0, 1, 2, 5}) {
     PolledRow<TypeParam::value> row;
     row.appear = [&](int n) {
       if (n == last) std::iota(std::begin(row.words), std::end(row.words), 1U);
@@ -99,19 +100,11 @@ TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripRemains) {
   }
 }
 
-TYPED_TEST(PersistentPoll, PublishedUnitsAreNotReadAgain) {
-  PolledRow<TypeParam::value> row;
-  std::iota(std::begin(row.words), std::end(row.words), 1U);
-  row.poll();
-  EXPECT_EQ(row.waits, 0);
-  EXPECT_EQ(row.reads, 0);
-}
-
 TYPED_TEST(PersistentPoll, OnlyMissingUnitsAreReadAgain) {
   constexpr int kUnitsK = TypeParam::value;
   PolledRow<kUnitsK> row;
   row.appear = [&](int n) {
-    if (n > kUnitsK) return;  // all have appeared
+    if (n == 0 || n > kUnitsK) return;
     const int words = PolledRow<kUnitsK>::kWords / kUnitsK;
     const auto unit = std::begin(row.words) + (kUnitsK - n) * words;
     std::iota(unit, unit + words, 1U);
@@ -126,10 +119,10 @@ struct Launch {
   bool all_have_begun() const { return begun; }
 };
 
-int polls_of(lltm::cuda::PollLimit& poll_limit, Launch& launch, int most, int begins_after = 0) {
+int polls_of(lltm::cuda::PollLimit& poll_limit, Launch& launch, int begins_after) {
   for (int polls = 0, all = 1; all < 100'000; ++all) {
     launch.begun = all > begins_after;
-    if (!poll_limit.wait(launch, polls, most)) return all;
+    if (!poll_limit.wait(launch, polls, 100)) return all;
   }
   return -1;
 }
@@ -138,7 +131,7 @@ TEST(PersistentPollLimit, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
   Launch launch;
   for (const int begins_after : {0, 5, 95, 100, 101, 150, 995}) {
     lltm::cuda::PollLimit poll_limit;
-    const int polls = polls_of(poll_limit, launch, 100, begins_after);
+    const int polls = polls_of(poll_limit, launch, begins_after);
     EXPECT_GT(polls - begins_after, 100) << "not before they have run out once";
     EXPECT_LE(polls - begins_after, 303);
     int next = 0;
@@ -149,7 +142,7 @@ TEST(PersistentPollLimit, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
 TEST(PersistentPollLimit, EndsEvenIfBlocksNeverStart) {
   Launch launch;
   lltm::cuda::PollLimit poll_limit;
-  const int polls = polls_of(poll_limit, launch, 100, /*begins_after=*/1'000'000);
+  const int polls = polls_of(poll_limit, launch, /*begins_after=*/1'000'000);
   EXPECT_GT(polls, 100 * lltm::cuda::PollLimit::kMostCounts);
   EXPECT_LT(polls, 103 * (lltm::cuda::PollLimit::kMostCounts + 1));
 }
@@ -200,26 +193,6 @@ TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutBankConflicts) {
   EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
-template <typename T>
-class Temporarily {
- public:
-  Temporarily(T& variable, T value) : variable_(variable), before_(variable) { variable = value; }
-  ~Temporarily() { variable_ = before_; }
-  Temporarily(const Temporarily&) = delete;
-  Temporarily& operator=(const Temporarily&) = delete;
-
- private:
-  T& variable_;
-  T before_;
-};
-
-template <typename Body>
-int64_t launches(const Body& body) {
-  const int64_t before = persistent_launches;
-  body();
-  return persistent_launches - before;
-}
-
 lltm::SequenceArgs forward_args(const Arguments& a) {
   return {engine_inputs(a), /*save=*/true};
 }
@@ -238,17 +211,28 @@ Tensors backward(const Arguments& a, const Tensors& results) {
   return as_list(lltm::cuda::sequence_backward(backward_args(a, results)));
 }
 
-std::vector<Form> persistent_forms() {
-  std::vector<Form> forms;
-  for (const char* cell : kCells) {
-    forms.push_back(
-        {.name = cell,
-         .run = sequence,
-         .baseline = eager_sequence,
-         .cell = cell,
-         .setting = persistent<true>});
-  }
-  return forms;
+Tensors all_of(Tensors first, const Tensors& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+Evaluation evaluated(const Arguments& a, const Function& function = sequence) {
+  return evaluate(function, a, random_gradients(a));
+}
+Evaluation per_step_evaluated(const Arguments& a) {
+  const PersistentSetting per_step(false);
+  return evaluated(a);
+}
+
+// Forward and backward of each call need `each` launches.
+void check_persistent(const Problem& problem, int64_t each = 1, uint64_t problems = 1) {
+  int64_t calls = 0;
+  const Function counted = [&](const Arguments& a) {
+    ++calls;
+    return sequence(a);
+  };
+  const int64_t launched =
+      launches([&] { lltm_test::check(counted, eager_sequence, problem, kRandom, problems); });
+  EXPECT_EQ(launched, 2 * each * calls);
 }
 
 class PersistentEngine : public FormTest {
@@ -256,84 +240,45 @@ class PersistentEngine : public FormTest {
   int64_t row_bytes() const {  // pre-activations, H = 24
     return lltm::find_cell(form_.cell)->x.count() * 24 * static_cast<int64_t>(sizeof(float));
   }
-  // Forward and backward each need `each` launches.
-  void check_persistent(const Problem& problem, int64_t each = 1, uint64_t problems = 1) const {
-    int64_t calls = 0;
-    const Function counted = [&](const Arguments& a) {
-      ++calls;
-      return sequence(a);
-    };
-    const int64_t launched =
-        launches([&] { lltm_test::check(counted, eager_sequence, problem, kRandom, problems); });
-    EXPECT_EQ(launched, 2 * each * calls);
-  }
 };
 
 // float16 has the kernels of bfloat16, and is in the tests below.
 constexpr std::array<at::ScalarType, 2> kTypes = {at::kBFloat16, at::kFloat};
-LLTM_EACH_CASE(Cells, PersistentEngine, persistent_forms(), kTypes);
+const Form kForm = {
+    .name = "", .run = sequence, .baseline = eager_sequence, .setting = persistent<true>};
+LLTM_EACH_CASE(Cells, PersistentEngine, forms_of_cells(kForm), kTypes);
 
-// Full and partial slices of units and tiles of rows.
+// Full and partial slices of units and tiles of rows; sequences that end inside a tile and at its
+// end.
 TEST_P(PersistentEngine, ValuesAndGradientsMatchOracle) {
-  for (const Sizes& sizes :
-       {Sizes{3, 1, 16, 8}, Sizes{5, 3, 5, 24}, Sizes{7, 8, 3, 16}, Sizes{3, 17, 9, 40}}) {
-    check_persistent(dense(sizes), 1, 2);
+  for (const Problem& problem :
+       {dense({3, 1, 16, 8}),
+        dense({7, 8, 3, 16}),
+        dense({3, 17, 9, 40}),
+        dense({5, 3, 4, 24}, /*bias=*/false),
+        packed({5}, 3, 8),
+        packed({9, 1, 1, 1}, 2, 16),
+        packed(falling_lengths(19, 6), 3, 24),
+        with_resets_and_mask(dense({6, 3, 5, 24})),
+        with_resets_and_mask(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24))}) {
+    check_persistent(problem, 1, 2);
   }
-  check_persistent(dense({5, 3, 4, 24}, /*bias=*/false));
-}
-
-TEST_P(PersistentEngine, PackedValuesAndGradientsMatchOracle) {
-  check_persistent(packed({5}, 3, 8));
-  check_persistent(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24));
-  check_persistent(packed({9, 1, 1, 1}, 2, 16));
-  // Sequences end inside a tile and at its end.
-  check_persistent(packed(falling_lengths(19, 6), 3, 24));
 }
 
 // With 2 and 4 tiles, 3 and 2 groups run all rows concurrently. Larger batches need several
 // launches, the last with fewer groups.
 TEST_P(PersistentEngine, LargerBatchesUseMoreTilesAndThenMoreLaunches) {
   const Temporarily small(multiprocessors, int64_t{6});  // 2 slices each
-  check_persistent(dense({3, 41, 3, 24}));
+  check_persistent(with_resets_and_mask(dense({3, 41, 3, 24})), 1, 2);
   check_persistent(dense({3, 77, 3, 24}));
-  check_persistent(packed(falling_lengths(40, 4), 3, 24));
+  check_persistent(with_resets_and_mask(packed(falling_lengths(80, 4), 3, 24)), 1, 2);
   check_persistent(dense({3, 200, 3, 24}), /*each=*/3);
-}
-
-Problem with_resets(const Problem& problem) {
-  return [=](uint64_t seed) {
-    Arguments a = problem(seed);
-    a.reset = random_reset(a, seed + 1);
-    return a;
-  };
-}
-Problem with_masks(const Problem& problem) {
-  return [=](uint64_t seed) {
-    Arguments a = problem(seed);
-    a.recurrent_mask = random_mask(a, seed + 2);
-    return a;
-  };
-}
-
-TEST_P(PersistentEngine, ResetsMatchOracle) {
-  check_persistent(with_resets(dense({6, 3, 5, 24})), 1, 3);
-  check_persistent(with_resets(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24)), 1, 3);
-  const Temporarily small(multiprocessors, int64_t{6});
-  check_persistent(with_resets(dense({3, 41, 3, 24})));
-  check_persistent(with_resets(packed(falling_lengths(80, 4), 3, 24)));
-}
-
-TEST_P(PersistentEngine, MasksMatchOracle) {
-  check_persistent(with_masks(dense({6, 3, 5, 24})), 1, 3);
-  check_persistent(with_resets(with_masks(packed({7, 6, 5, 4, 3, 2, 1}, 3, 24))), 1, 3);
-  const Temporarily small(multiprocessors, int64_t{6});
-  check_persistent(with_masks(packed(falling_lengths(80, 4), 3, 24)));
 }
 
 // As of layers with a large H.
 TEST_P(PersistentEngine, WeightsInSharedMemoryMatchOracle) {
   const Temporarily shared(prefers_shared, true);
-  check_persistent(with_resets(dense({4, 9, 5, 200})));
+  check_persistent(with_resets_and_mask(dense({4, 9, 5, 200})), 1, 2);
   const Temporarily small(multiprocessors, int64_t{13});
   check_persistent(dense({3, 33, 3, 200}), /*each=*/2);
 }
@@ -341,36 +286,33 @@ TEST_P(PersistentEngine, WeightsInSharedMemoryMatchOracle) {
 // Backward runs each segment as a call.
 TEST_P(PersistentEngine, CheckpointsAreStatesBetweenSteps) {
   for (const Problem& problem :
-       {dense({7, 9, 5, 24}), packed({7, 6, 6, 3, 1}, 3, 24), with_resets(dense({7, 9, 5, 24}))}) {
-    const Arguments a = problem(1);
-    const Tensors gradients = random_gradients(a);
-    const at::Tensor output = evaluate(sequence, a, gradients).outputs[0];
+       {dense({7, 9, 5, 24}),
+        packed({7, 6, 6, 3, 1}, 3, 24),
+        with_resets_and_mask(dense({7, 9, 5, 24}))}) {
+    const Arguments a = problem(2);
+    const at::Tensor output = sequence(a)[0];
     for (const int64_t steps : {1, 3, 7, 9}) {
       SCOPED_TRACE(testing::Message() << "checkpoint_steps " << steps);
-      Evaluation ours;
       // A segment of 1 step uses the per-step engine.
       const int64_t segments = steps == 1 ? 0 : std::max<int64_t>(7 / steps, 1);
-      EXPECT_EQ(
-          launches([&] { ours = evaluate(checkpointed(steps), a, gradients); }), 1 + 2 * segments);
-      EXPECT_TRUE(identical(ours.outputs[0], output));
+      const int64_t launched = launches(
+          [&] { EXPECT_TRUE(identical(evaluated(a, checkpointed(steps)).outputs[0], output)); });
+      EXPECT_EQ(launched, 1 + 2 * segments);
       lltm_test::check(checkpointed(steps), eager_sequence, problem);
     }
   }
 }
 
 TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
-  const Arguments arguments = with_resets(packed(falling_lengths(36, 5), 3, 24))(1);
-  const Tensors gradients = random_gradients(arguments);
-  const Evaluation all = evaluate(sequence, arguments, gradients);
+  const Arguments a = with_resets_and_mask(packed(falling_lengths(36, 5), 3, 24))(2);
+  const Evaluation all = evaluated(a);
   const Temporarily small(multiprocessors, int64_t{2});
-  Evaluation parts;
-  EXPECT_EQ(launches([&] { parts = evaluate(sequence, arguments, gradients); }), 4);
-  EXPECT_TRUE(identical(parts, all));
+  EXPECT_EQ(launches([&] { EXPECT_TRUE(identical(evaluated(a), all)); }), 4);
 }
 
 TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
   for (const Arguments& a :
-       {dense({9, 11, 3, 24})(1), with_resets(packed({9, 7, 7, 3, 1}, 3, 24))(1)}) {
+       {dense({9, 11, 3, 24})(1), with_resets_and_mask(packed({9, 7, 7, 3, 1}, 3, 24))(2)}) {
     const Tensors all = forward(a);
     for (const int64_t rows : {0, 4, 5, 22, 23}) {
       Tensors chunks;
@@ -381,29 +323,21 @@ TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
 }
 
 TEST_P(PersistentEngine, ArgumentsMayHaveAnyAlignment) {
-  const Arguments aligned = dense({3, 5, 0, 24})(1);
-  const Tensors gradients = random_gradients(aligned);
-  Tensors shifted;
-  for (const at::Tensor& tensor : differentiable(aligned)) {
-    const at::Tensor memory = at::empty({tensor.numel() + 1}, tensor.options());
-    shifted.push_back(memory.slice(0, 1).view(tensor.sizes()).copy_(tensor));
-  }
-  const Evaluation ours = evaluate(sequence, with(aligned, shifted), gradients);
-  const Evaluation expected = evaluate(sequence, aligned, gradients);
-  EXPECT_TRUE(identical(ours, expected));
+  const Layout shifted = {
+      "", [](const at::Tensor& t) {
+        return at::constant_pad_nd(t.flatten(), {1, 0}).slice(0, 1).view(t.sizes());
+      }};
+  const Arguments a = dense({3, 5, 0, 24})(1);
+  EXPECT_TRUE(identical(evaluated(laid_out(a, shifted, form_.positions.back())), evaluated(a)));
 }
 
 // Most warps have a part of K: warps without element-wise work get one step ahead.
 TEST_P(PersistentEngine, EveryScheduleIsBitwiseIdentical) {
   for (const Arguments& a :
        {dense({6, 7, 5, 200})(1), packed({7, 6, 6, 6, 3, 2, 2, 2, 2, 1}, 3, 40)(1)}) {
-    const Tensors gradients = random_gradients(a);
     const Temporarily seed(schedule_seed, uint64_t{1000});
-    const Evaluation first = evaluate(sequence, a, gradients);
-    for (int again = 0; again < 5; ++again) {
-      const Evaluation next = evaluate(sequence, a, gradients);
-      ASSERT_TRUE(identical(next, first)) << again;
-    }
+    const Evaluation first = evaluated(a);
+    for (int again = 0; again < 5; ++again) ASSERT_TRUE(identical(evaluated(a), first)) << again;
   }
 }
 
@@ -419,92 +353,78 @@ TEST(PersistentRounds, AStepNeedsOne) {
   EXPECT_LE(rounds, steps + 2);
 }
 
-// NaNs with all bits set, like an absent word.
-at::Tensor with_nan(const at::Tensor& tensor, int64_t position) {
-  at::Tensor copy = tensor.clone();
-  copy.view(-1).slice(0, position, position + 2).view(at::kByte).fill_(0xFF);
-  return copy;
-}
-
-// As in the per-step engine, without a deadlock.
-TEST_P(PersistentEngine, NaNsPropagate) {
-  const Arguments clean = dense({4, 9, 4, 24})(1);
-  const Tensors clean_gradients = random_gradients(clean);
-  const auto compare = [](const Arguments& a, const Tensors& gradients) {
-    const Evaluation ours = evaluate(sequence, a, gradients);
-    const PersistentSetting per_step(false);
-    const Evaluation theirs = evaluate(sequence, a, gradients);
-    int64_t found = 0;
-    for (const auto& [x, y] :
-         {std::pair(ours.outputs, theirs.outputs), std::pair(ours.gradients, theirs.gradients)}) {
-      for (size_t k = 0; k < x.size(); ++k) {
-        found += x[k].isnan().sum().item<int64_t>();
-        EXPECT_TRUE(identical(x[k].isnan(), y[k].isnan())) << "result " << k;
+// As in the per-step engine, without a deadlock. NaNs have all bits set, like an absent word.
+// Infinities: TF32 has other arithmetic.
+TEST_P(PersistentEngine, NaNsAndInfinitiesPropagate) {
+  const double tolerance = 64 * epsilon(dtype());
+  const Temporarily in_shared(prefers_shared, std::get<2>(GetParam()));
+  for (const bool infinite : {false, true}) {
+    if (infinite && dtype() != at::kFloat) continue;
+    const Arguments clean = dense(infinite ? Sizes{3, 3, 4, 136} : Sizes{4, 9, 4, 24})(1);
+    const Tensors tensors = differentiable(clean);
+    const auto results = [&](const Tensors& inputs) {
+      const auto end = inputs.begin() + static_cast<std::ptrdiff_t>(tensors.size());
+      const auto [outputs, gradients] =
+          evaluate(sequence, with(clean, {inputs.begin(), end}), {end, inputs.end()});
+      return all_of(outputs, gradients);
+    };
+    const Tensors inputs = all_of(tensors, random_gradients(clean));
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const int64_t count = inputs[k].numel();
+      for (const int64_t position : {int64_t{0}, count / 2, count - 2}) {
+        if (infinite && position != 0) continue;
+        SCOPED_TRACE(testing::Message() << "argument or gradient " << k << " at " << position);
+        Tensors replaced = inputs;
+        replaced[k] = inputs[k].clone();
+        const at::Tensor two = replaced[k].view(-1).slice(0, position, position + 2);
+        infinite ? two.fill_(-std::numeric_limits<float>::infinity())
+                 : two.view(at::kByte).fill_(0xFF);
+        const Tensors ours = results(replaced);
+        const PersistentSetting per_step(false);
+        const Tensors theirs = results(replaced);
+        bool has_nan = false;
+        for (size_t n = 0; n < ours.size(); ++n) {
+          has_nan = has_nan || theirs[n].isnan().any().item<bool>();
+          EXPECT_TRUE(at::allclose(ours[n], theirs[n], tolerance, tolerance, /*equal_nan=*/true))
+              << n;
+        }
+        EXPECT_TRUE(has_nan || infinite);
       }
     }
-    EXPECT_GT(found, 0);
-  };
-  const Tensors tensors = differentiable(clean);
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    SCOPED_TRACE(argument_names(clean)[k]);
-    for (const int64_t position : {int64_t{0}, tensors[k].numel() / 2, tensors[k].numel() - 2}) {
-      Tensors replaced = tensors;
-      replaced[k] = with_nan(tensors[k], position);
-      compare(with(clean, replaced), clean_gradients);
-    }
-  }
-  for (size_t k = 0; k < clean_gradients.size(); ++k) {
-    SCOPED_TRACE(testing::Message() << "gradient " << k);
-    Tensors gradients = clean_gradients;
-    gradients[k] = with_nan(gradients[k], gradients[k].numel() / 2);
-    compare(clean, gradients);
   }
 }
 
 TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
-  const auto why_not = [](const Arguments& a, int64_t checkpoint_steps = 0) {
-    const lltm::SequenceArgs args = {engine_inputs(a, checkpoint_steps), /*save=*/true};
-    const char* const reason = lltm::cuda::plan_persistent(args).why_not;
-    return std::string(reason == nullptr ? "" : reason);
+  struct Call {
+    const char* why_not;
+    Sizes sizes;
+    at::ScalarType dtype = at::kHalf;
+    int64_t multiprocessors = 132;
+    bool training = true;
   };
-  const auto problem = [](const Sizes& sizes, at::ScalarType dtype = at::kHalf) {
-    return sequence_problem(sizes, dtype, 1);
-  };
-  EXPECT_EQ(why_not(problem({3, 3, 4, 16})), "");
-  EXPECT_EQ(why_not(problem({3, 3, 4, 16}, at::kFloat)), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16}, at::kDouble)), "dtype is float64");
-  for (const Sizes& empty : {Sizes{0, 3, 4, 16}, {2, 0, 4, 16}, {2, 3, 4, 0}}) {
-    EXPECT_EQ(why_not(problem(empty)), "nothing to compute");
+  const Temporarily little(shared_bytes, int64_t{99} << 10);
+  for (const Call& call : std::vector<Call>{
+           {nullptr, {3, 3, 4, 16}},
+           {"dtype is float64", {3, 3, 4, 16}, at::kDouble},
+           {"nothing to compute", {0, 3, 4, 16}},
+           {"nothing to compute", {3, 0, 4, 16}},
+           {"nothing to compute", {3, 3, 4, 0}},
+           {"H is not a multiple of 8", {3, 3, 4, 20}},
+           {"H is too large", {3, 1, 4, 2056}},
+           {"too few steps", {2, 3, 4, 16}},
+           {"too few steps", {1, 3, 4, 48}, at::kHalf, 132, /*training=*/false},
+           {nullptr, {2, 3, 4, 48}, at::kHalf, 132, /*training=*/false},
+           {nullptr, {3, 128, 4, 48}, at::kHalf, 3},
+           {"B is too large", {3, 129, 4, 48}, at::kHalf, 3},
+           {"too few thread blocks run concurrently on this device", {3, 3, 4, 56}, at::kHalf, 3},
+           {nullptr, {3, 64, 4, 512}, at::kHalf, 32},
+           {"B is too large", {3, 65, 4, 512}, at::kHalf, 32}}) {
+    SCOPED_TRACE(testing::PrintToString(call.sizes));
+    const Temporarily available(multiprocessors, call.multiprocessors);
+    const Arguments a = sequence_problem(call.sizes, call.dtype, 1);
+    EXPECT_STREQ(
+        lltm::cuda::plan_persistent({engine_inputs(a), call.training}).why_not, call.why_not);
   }
-  EXPECT_EQ(why_not(problem({2, 3, 4, 20})), "H is not a multiple of 8");
-  EXPECT_EQ(why_not(problem({3, 1, 4, 1536})), "");
-  {
-    const Temporarily little(shared_bytes, int64_t{99} << 10);
-    EXPECT_EQ(why_not(problem({3, 1, 4, 2056})), "H is too large");
-  }
-  EXPECT_EQ(why_not(problem({3, 3, 4, 16}), /*checkpoint_steps=*/2), "");
-  EXPECT_EQ(why_not(problem({2, 3, 4, 16})), "too few steps");
-  Arguments a = problem({3, 3, 4, 16});
-  a.reset = random_reset(a, 1);
-  EXPECT_EQ(why_not(a), "");
-  a.recurrent_mask = random_mask(a, 1);
-  EXPECT_EQ(why_not(a), "");
-  const Temporarily small(multiprocessors, int64_t{3});
-  const Arguments largest = problem({3, 128, 4, 48});
-  EXPECT_EQ(why_not(largest), "");
-  EXPECT_EQ(launches([&] { forward(largest); }), 4);
-  EXPECT_EQ(why_not(problem({3, 129, 4, 48})), "B is too large");
-  EXPECT_EQ(
-      why_not(problem({2, 3, 4, 56})), "too few thread blocks run concurrently on this device");
-  const Temporarily large(multiprocessors, int64_t{32});
-  EXPECT_EQ(why_not(problem({3, 64, 4, 512})), "");
-  EXPECT_EQ(why_not(problem({3, 65, 4, 512})), "B is too large");
-  const auto in_inference = [&](int64_t steps) {
-    const lltm::SequenceArgs args = {engine_inputs(problem({steps, 3, 4, 48}))};
-    return lltm::cuda::plan_persistent(args).why_not;
-  };
-  EXPECT_STREQ(in_inference(1), "too few steps");
-  EXPECT_EQ(in_inference(2), nullptr);
 }
 
 // ctest checks the printed engines, with LLTM_SCHEDULE set.
@@ -512,115 +432,54 @@ TEST(PersistentSchedule, EachCallReportsItsEngine) {
   const Arguments a = sequence_problem({3, 19, 4, 16}, at::kHalf, 1);
   const Temporarily small(multiprocessors, int64_t{2});
   const PersistentSetting persistent(true);
-  const Tensors gradients = random_gradients(a);
-  EXPECT_EQ(launches([&] { evaluate(sequence, a, gradients); }), 2);
+  EXPECT_EQ(launches([&] { evaluated(a); }), 2);
   const PersistentSetting per_step(false);
   sequence(a);
 }
 
-TEST(PersistentSettings, TheDefaultIsThePersistentEngine) {
-  EXPECT_TRUE(lltm::cuda_persistent());
-  const PersistentSetting per_step(false);
-  EXPECT_FALSE(lltm::cuda_persistent());
-}
-
-// The launch continues after a step that never ran.
+// A thread block's words of the first row never arrive, but the launch ends.
 TEST(PersistentLaunch, AWordThatTimesOutIsNaNAndAnErrorOfTheNextCall) {
-  // Enough polls for words that do appear, with a fixed schedule.
-  const Temporarily few(most_polls, 30);
-  const Temporarily seed(schedule_seed, uint64_t{1});
   const PersistentSetting persistent(true);
-  using T = c10::Half;
-  // Three slices of units. Only the first of two rows had a previous step.
-  const at::TensorOptions half(at::kHalf), wide(at::kFloat);
-  const at::Tensor state = at::zeros({2, 48}, half), weights = at::ones({144 * 48}, half);
-  const at::Tensor gates = at::zeros({6, 144}, wide), dz = at::zeros({7, 144}, half);
-  const at::Tensor output = at::zeros({7, 48}, half), activations = at::ones({7, 192}, half);
-  const at::Tensor dh = at::zeros({2, 48}, wide), dc = at::zeros({2, 48}, wide);
-  const auto data = [](const at::Tensor& tensor) {
-    return static_cast<T*>(tensor.mutable_data_ptr());
-  };
-  const auto kernel_of = []<typename Args>(const Args& args) {
-    return lltm::cuda::persistent_kernel<Args>(lltm::Lltm::kCell, args.hidden, /*tiles=*/1);
-  };
-  const lltm::cuda::Stream stream = lltm::cuda::current_stream();
-  std::uint32_t begun = 0;
-  lltm::cuda::LaunchSteps steps = {};
-  steps.ascending = true;
-  steps.edge = 1;
-  steps.previous_rows = 1;
-  steps.runs = 1;
-  steps.run[0] = {3, 2};
-  const Arguments a = sequence_problem({3, 2, 4, 16}, at::kHalf, 1);
+  Arguments a = sequence_problem({4, 2, 4, 48}, at::kHalf, 1);
+  a.recurrent_mask = at::ones_like(a.h);  // not published: the output
   const Tensors results = forward(a);
-  const auto expect_an_error_once = [&](const auto& call) {
+  const auto check = [&](const auto& run) {
+    at::Tensor nan;
     {
-      const Temporarily other(lltm_test::stream, static_cast<void*>(&begun));
-      call();
+      // Enough polls for words that do appear, with a fixed schedule.
+      const Temporarily few(most_polls, 30);
+      const Temporarily seed(schedule_seed, uint64_t{1});
+      const Temporarily<Lost> first_row(lost, [](int slice, int thread) {
+        return slice == 1 && place_of(thread).row(0) == kFirstRow;
+      });
+      nan = run().isnan();
     }
-    try {
-      call();
-      ADD_FAILURE() << "no error";
-    } catch (const c10::Error& error) {
-      EXPECT_NE(
-          std::string(error.what())
-              .find(
-                  "lltm::sequence: the persistent kernel timed out in an earlier call on this "
-                  "stream of cpu, and its results are NaN"),
-          std::string::npos);
-    }
-    call();
-  };
-  const auto expect_nan_of_the_first_row = [](const at::Tensor& rows) {
-    const at::Tensor nan = rows.slice(0, 1).view({3, 2, -1}).isnan();
-    EXPECT_TRUE(nan.select(1, 0).all().item<bool>());
     EXPECT_FALSE(nan.select(1, 1).any().item<bool>());
+    {
+      const Temporarily other(lltm_test::stream, static_cast<void*>(&nan));
+      run();
+    }
+    expect_error(
+        run,
+        kRuntimeError,
+        "lltm::sequence: the persistent kernel timed out in an earlier call on this stream of cpu, "
+        "and its results are NaN; set lltm.backends.cuda.persistent = False");
+    run();
+    return nan.select(1, 0);
   };
-
-  lltm::cuda::PersistentForwardArgs<T> first;
-  first.hidden = 48;
-  first.batch = 2;
-  first.weights = data(weights);
-  first.gates = gates.const_data_ptr<float>();
-  first.gates_offset = 1;
-  first.h_0 = first.h_before = first.c_before = data(state);
-  first.h = first.c = data(state);
-  first.output = first.operand = data(output);
-  first.words = {&begun, 3, lltm::cuda::failure_word(stream)};
-  first.steps = steps;
-  lltm::cuda::mark_absent(first.output, static_cast<int64_t>(output.nbytes()), stream);
-  const lltm::cuda::DirectionArgs<lltm::cuda::PersistentForwardArgs<T>> one = {{first}, 1};
-  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(first), one, 1, stream));
-  expect_nan_of_the_first_row(output);
-  expect_an_error_once([&] { sequence(a); });
-
-  lltm::cuda::PersistentBackwardArgs<T> second;
-  second.hidden = 48;
-  second.batch = 2;
-  second.weights = data(weights);
-  second.activations = data(activations);
-  second.dz = data(dz);
-  second.dh = dh.mutable_data_ptr<float>();
-  second.dc = dc.mutable_data_ptr<float>();
-  second.words = {&begun, 6, lltm::cuda::failure_word(stream)};
-  second.steps = steps;
-  lltm::cuda::mark_absent(second.dz, static_cast<int64_t>(dz.nbytes()), stream);
-  const lltm::cuda::DirectionArgs<lltm::cuda::PersistentBackwardArgs<T>> other = {{second}, 1};
-  EXPECT_TRUE(lltm::cuda::launch_persistent(kernel_of(second), other, 1, stream));
-  expect_nan_of_the_first_row(dz);
-  expect_an_error_once([&] { backward(a, results); });
+  const at::Tensor nan = check([&] { return sequence(a)[0]; });
+  EXPECT_EQ(nan.sum().item<int64_t>(), 3 * 48) << "after the first step";
+  EXPECT_TRUE(check([&] { return backward(a, results)[0]; }).all().item<bool>());
 }
 
 // Another stream may occupy multiprocessors longer than a lane polls.
 TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Arguments a = dense({4, 9, 3, 40})(1);
-  const Tensors gradients = random_gradients(a);
-  const Evaluation expected = evaluate(sequence, a, gradients);
+  const Evaluation expected = evaluated(a);
   const Temporarily late(late_rounds, 900);
   const Temporarily few(most_polls, 50);
-  const Evaluation ours = evaluate(sequence, a, gradients);
+  EXPECT_TRUE(identical(evaluated(a), expected));
   EXPECT_FALSE(lltm::cuda::take_failure(lltm::cuda::current_stream()));
-  EXPECT_TRUE(identical(ours, expected));
 }
 
 // Then in the cache. The first fill includes the counter of blocks.
@@ -655,22 +514,12 @@ int64_t device_operations(const std::function<void()>& body) {
   aten = -gemm_calls - persistent_launches - static_cast<int64_t>(filled.size());
   const auto count = [](const at::RecordFunction& call) {
     // Views, memory, operations that call others, and fill_, which only a CPU needs for a sum.
-    static const std::set<std::string> others = {
-        "as_strided",
-        "clone",
-        "contiguous",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "fill_",
-        "flatten",
-        "narrow",
-        "slice",
-        "t",
-        "to",
-        "transpose",
-        "view"};
-    if (others.count(std::string(call.name()).substr(std::strlen("aten::"))) == 0) ++aten;
+    const std::string others =
+        " as_strided clone contiguous empty empty_like empty_strided fill_ flatten narrow slice t "
+        "to "
+        "transpose view ";
+    const std::string name = call.name() + std::strlen("aten::");
+    if (others.find(' ' + name + ' ') == std::string::npos) ++aten;
     return std::unique_ptr<at::ObserverContext>();
   };
   const at::CallbackHandle handle = at::addThreadLocalCallback(
@@ -697,60 +546,26 @@ TEST(PersistentOperations, ATrainingCallNeedsFew) {
   expect_operations("lltm", 5, 9);
 }
 
-// The per-step engine computes all steps, even if a later launch fails.
+// The per-step engine computes all steps of forward or backward, even if a later launch fails.
 TEST(PersistentLaunch, IfRejectedTheCallUsesThePerStepEngine) {
   for (const Arguments& a :
        {sequence_problem({3, 70, 4, 24}, at::kHalf, 1),
         packed_problem(falling_lengths(36, 5), 3, 24, at::kHalf, 1)}) {
     const Temporarily small(multiprocessors, int64_t{2});
-    const Tensors gradients = random_gradients(a);
-    const auto run = [&](bool persistent) {
-      const PersistentSetting setting(persistent);
-      return evaluate(sequence, a, gradients);
-    };
-    const Evaluation per_step = run(false);
-    const int64_t all = launches([&] { run(true); });
+    const PersistentSetting persistent(true);
+    const int64_t all = launches([&] { evaluated(a); });
     EXPECT_GE(all, 4);
-    for (int64_t left = 0; left < all / 2; ++left) {
+    const Evaluation per_step = per_step_evaluated(a);
+    const Evaluation backward_per_step = evaluated(a, [](const Arguments& leaves) {
+      const Tensors results = sequence(leaves);
+      lltm::set_cuda_persistent(false);
+      return results;
+    });
+    lltm::set_cuda_persistent(true);
+    for (int64_t left = 0; left < all; ++left) {
       const Temporarily refused(launches_left, left);
-      const Evaluation ours = run(true);
-      EXPECT_TRUE(identical(ours, per_step)) << left;
+      EXPECT_TRUE(identical(evaluated(a), left < all / 2 ? per_step : backward_per_step)) << left;
     }
-  }
-}
-
-TEST(PersistentLaunch, IfBackwardIsRejectedOnlyBackwardUsesThePerStepEngine) {
-  const Temporarily small(multiprocessors, int64_t{2});
-  const Arguments a = sequence_problem({3, 70, 4, 24}, at::kHalf, 1);
-  const PersistentSetting persistent(true);
-  const Tensors saved = forward(a);
-  const int64_t all = launches([&] { backward(a, saved); });
-  EXPECT_GT(all, 1);
-  Tensors per_step;
-  {
-    const PersistentSetting off(false);
-    per_step = backward(a, saved);
-  }
-  for (int64_t left = 0; left < all; ++left) {
-    const Temporarily refused(launches_left, left);
-    EXPECT_TRUE(identical(backward(a, saved), per_step)) << left;
-  }
-}
-
-// All results must have many elements.
-void check_one(const Arguments& a, int64_t expected_launches) {
-  const PersistentSetting persistent(true);
-  const Tensors gradients = random_gradients(a);
-  Evaluation ours;
-  EXPECT_EQ(launches([&] { ours = evaluate(sequence, a, gradients); }), expected_launches);
-  const Evaluation eager = evaluate(eager_sequence, a, gradients);
-  const Evaluation expected = expect(a, gradients);
-  for (size_t k = 0; k < ours.outputs.size(); ++k) {
-    EXPECT_TRUE(is_accurate(ours.outputs[k], eager.outputs[k], expected.outputs[k])) << k;
-  }
-  for (size_t k = 0; k < ours.gradients.size(); ++k) {
-    EXPECT_TRUE(is_accurate(ours.gradients[k], eager.gradients[k], expected.gradients[k]))
-        << argument_names(a)[k];
   }
 }
 
@@ -782,6 +597,12 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values("lltm"), testing::Values(256, 512, 520, 768, 776, 1024), kTiles),
     kernel_name);
 INSTANTIATE_TEST_SUITE_P(
+    SlowLargeSizes,
+    PersistentKernels,
+    testing::Combine(
+        testing::Values("lltm"), testing::Values(1032, 1288, 1536), testing::Values(1)),
+    kernel_name);
+INSTANTIATE_TEST_SUITE_P(
     SlowCells,
     PersistentKernels,
     testing::Combine(
@@ -791,72 +612,60 @@ INSTANTIATE_TEST_SUITE_P(
     kernel_name);
 
 TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
-  const auto [cell, hidden, tiles] = GetParam();
+  const auto& [cell, hidden, tiles] = GetParam();
+  const PersistentSetting persistent(true);
   const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
   const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
-  const Arguments a = sequence_problem({3, rows, 64, hidden}, dtype, 1, /*bias=*/true, cell);
-  check_one(a, /*expected_launches=*/2);
+  const Problem problem = [&](uint64_t seed) {
+    return sequence_problem({3, rows, 64, hidden}, dtype, seed, /*bias=*/true, cell);
+  };
+  check_persistent(problem);
+  const Arguments a = problem(1);
   expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
   expect_checked(lltm::cuda::Engine::persistent_backward, backward_args(a, forward(a)));
 }
 
-// Backward of these sizes uses the per-step engine.
-class PersistentForwardKernels : public testing::TestWithParam<int64_t> {};
-INSTANTIATE_TEST_SUITE_P(SlowSizes, PersistentForwardKernels, testing::Values(1032, 1288, 1536));
-
-TEST_P(PersistentForwardKernels, ValuesAndGradientsMatchOracle) {
-  const Arguments a = sequence_problem({3, 2, 64, GetParam()}, at::kHalf, 1);
-  check_one(a, /*expected_launches=*/2);
-  expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
-}
-
-// A layer's two directions, with different weights: in the same launches if both fit.
-class PersistentDirections : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Cells, PersistentDirections, testing::Values("lltm", "lstm", "gru"));
-
-TEST_P(PersistentDirections, ResultsAreBitwiseIdenticalToSeparateCalls) {
+// A layer's two directions run in the same launches if both fit.
+TEST(PersistentPair, ResultsAreBitwiseIdenticalToSeparateCalls) {
   const PersistentSetting persistent(true);
-  const auto problem = [](uint64_t seed, bool packed) {
-    return requiring_grad(
-        packed ? packed_problem(falling_lengths(19, 6), 3, 24, at::kHalf, seed, GetParam())
-               : sequence_problem({7, 19, 3, 24}, at::kHalf, seed, /*bias=*/true, GetParam()));
-  };
-  const auto check = [&](bool packed, int64_t checkpoint_steps, int64_t separate, int64_t both) {
-    SCOPED_TRACE(testing::Message() << "packed " << packed << ", steps " << checkpoint_steps);
-    std::array<Arguments, 2> calls = {problem(1, packed), problem(2, packed)};
-    calls[1].reverse = true;
-    Tensors inputs = differentiable(calls[0]);
-    for (const at::Tensor& tensor : differentiable(calls[1])) inputs.push_back(tensor);
-    const auto run = [&](const auto& layer) {
-      const auto [first, second] = layer(
-          lltm::SequenceArgs{operator_inputs(calls[0], checkpoint_steps)},
-          lltm::SequenceArgs{operator_inputs(calls[1], checkpoint_steps)});
-      const auto& [output, h, c] = first;
-      const auto& [other_output, other_h, other_c] = second;
-      const at::Tensor loss = (output * h.sum() + other_output.square()).sum() + other_h.sum();
-      Tensors all = torch::autograd::grad({loss}, inputs);
-      all.insert(all.end(), {output, h, other_output, other_h});
-      return all;
+  const auto layer = [](bool concurrent, int64_t checkpoint_steps) -> Function {
+    return [=](const Arguments& a) {
+      Arguments other = a;
+      other.weights = -a.weights;
+      other.reverse = true;
+      const lltm::SequenceArgs first = {operator_inputs(a, checkpoint_steps)};
+      const lltm::SequenceArgs second = {operator_inputs(other, checkpoint_steps)};
+      const auto [ours, others] = concurrent
+                                      ? lltm::sequences_side_by_side(first, second)
+                                      : std::pair(lltm::op::call(first), lltm::op::call(second));
+      const auto results = [&](const lltm::SequenceOutputs& outputs) {
+        Tensors all = as_list(outputs);
+        if (!a.c.defined()) all.pop_back();
+        return all;
+      };
+      return all_of(results(ours), results(others));
     };
-    Tensors expected, ours;
-    EXPECT_EQ(separate, launches([&] {
-                expected = run([](const auto& a, const auto& b) {
-                  return std::pair(lltm::op::call(a), lltm::op::call(b));
-                });
-              }));
-    EXPECT_EQ(both, launches([&] { ours = run(lltm::sequences_side_by_side); }));
-    ASSERT_EQ(ours.size(), expected.size());
-    for (size_t k = 0; k < ours.size(); ++k) EXPECT_TRUE(identical(ours[k], expected[k])) << k;
   };
-  // Two slices of each direction, with up to 32 rows.
-  const Temporarily few(multiprocessors, int64_t{4});
-  check(/*packed=*/false, 0, 4, 2);
-  check(/*packed=*/true, 0, 4, 2);
-  // Each recomputes segments of 4 and 3 steps.
-  check(/*packed=*/false, 4, 10, 8);
-  const Temporarily fewer(multiprocessors, int64_t{3});
-  check(/*packed=*/false, 0, 4, 4);
+  const auto check = [&](const Arguments& a, int64_t steps, int64_t separate, int64_t both) {
+    SCOPED_TRACE(testing::Message() << a.cell << ", checkpoint_steps " << steps);
+    const Tensors gradients = all_of(random_gradients(a, 2), random_gradients(a, 3));
+    Evaluation expected, ours;
+    EXPECT_EQ(launches([&] { expected = evaluate(layer(false, steps), a, gradients); }), separate);
+    EXPECT_EQ(launches([&] { ours = evaluate(layer(true, steps), a, gradients); }), both);
+    EXPECT_TRUE(identical(ours, expected));
+  };
+  for (const char* cell : {"lltm", "lstm", "gru"}) {
+    const Arguments dense = sequence_problem({7, 19, 3, 24}, at::kHalf, 1, /*bias=*/true, cell);
+    // Two slices of each direction, with up to 32 rows.
+    const Temporarily few(multiprocessors, int64_t{4});
+    check(dense, 0, 4, 2);
+    check(packed_problem(falling_lengths(19, 6), 3, 24, at::kHalf, 1, cell), 0, 4, 2);
+    // Each recomputes segments of 4 and 3 steps.
+    check(dense, 4, 10, 8);
+    const Temporarily fewer(multiprocessors, int64_t{3});
+    check(dense, 0, 4, 4);
+  }
 }
 
 TEST(PersistentPair, FailuresAndTheSelfCheckConcernBothDirections) {
@@ -889,57 +698,26 @@ INSTANTIATE_TEST_SUITE_P(SlowDirections, PersistentRuns, testing::Bool());
 
 TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
   constexpr int64_t kLengths = lltm::cuda::kMostRuns + 9;
-  Arguments a = packed_problem(falling_lengths(kLengths, kLengths), 16, 40, at::kHalf, 1);
-  a.weights = a.weights * 0.25;
-  a.reverse = GetParam();
-  check_one(a, /*expected_launches=*/4);
-}
-
-// Positions and signs of infinities and NaN are as in the per-step engine.
-TEST(PersistentFloat32, InfinitiesPropagate) {
-  for (const char* cell : {"lltm", "lstm", "rnn_relu"}) {
-    const Arguments clean = sequence_problem({4, 9, 4, 136}, at::kFloat, 1, /*bias=*/true, cell);
-    const Tensors tensors = differentiable(clean), clean_gradients = random_gradients(clean);
-    const auto compare = [](const Arguments& a, const Tensors& gradients) {
-      const auto run = [&](bool persistent) {
-        const PersistentSetting setting(persistent);
-        const Evaluation results = evaluate(sequence, a, gradients);
-        Tensors all = results.outputs;
-        all.insert(all.end(), results.gradients.begin(), results.gradients.end());
-        return all;
-      };
-      const Tensors ours = run(true), theirs = run(false);
-      for (size_t k = 0; k < ours.size(); ++k) {
-        EXPECT_TRUE(at::allclose(ours[k], theirs[k], 1e-4, 1e-4, /*equal_nan=*/true)) << k;
-      }
-    };
-    for (const bool shared : {false, true}) {
-      const Temporarily in_shared(prefers_shared, shared);
-      for (size_t k = 0; k < tensors.size(); ++k) {
-        SCOPED_TRACE(testing::Message() << cell << ": " << argument_names(clean)[k]);
-        Tensors replaced = tensors;
-        replaced[k] = tensors[k].clone();
-        replaced[k].view(-1)[7] = -std::numeric_limits<float>::infinity();
-        compare(with(clean, replaced), clean_gradients);
-      }
-      Tensors gradients = clean_gradients;
-      gradients[0] = gradients[0].clone();
-      gradients[0].view(-1)[11] = std::numeric_limits<float>::infinity();
-      compare(clean, gradients);
-    }
-  }
+  const PersistentSetting persistent(true);
+  check_persistent(
+      [](uint64_t seed) {
+        Arguments a = packed_problem(falling_lengths(kLengths, kLengths), 16, 40, at::kHalf, seed);
+        a.weights = a.weights * 0.25;
+        a.reverse = GetParam();
+        return a;
+      },
+      /*each=*/2);
 }
 
 // TF32 has a thousand times the error. The per-step engine is more exact than on a GPU: GEMMs here
 // sum in float64.
 TEST(PersistentFloat32, ThePrecisionFollowsTheSettings) {
   const Arguments a = sequence_problem({20, 3, 4, 136}, at::kFloat, 1);
-  const Tensors gradients = random_gradients(a);
-  const at::Tensor exact = expect(a, gradients).outputs[0];
+  const at::Tensor exact = expect(a, random_gradients(a)).outputs[0];
   const auto error = [&](std::optional<std::string> precision, int64_t expected_launches = 2) {
     lltm::set_cuda_float32(precision);
     Evaluation ours;
-    EXPECT_EQ(launches([&] { ours = evaluate(sequence, a, gradients); }), expected_launches);
+    EXPECT_EQ(launches([&] { ours = evaluated(a); }), expected_launches);
     lltm::set_cuda_float32(std::nullopt);
     return (ours.outputs[0].to(at::kDouble) - exact).abs().max().item<double>();
   };

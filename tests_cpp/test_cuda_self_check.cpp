@@ -39,13 +39,6 @@ class CudaSelfChecks : public testing::Test {
     return {output, h_n, c_n};
   }
 
-  template <typename Body>
-  static int64_t launches(const Body& body) {
-    const int64_t before = persistent_launches;
-    body();
-    return persistent_launches - before;
-  }
-
  private:
   const int64_t multiprocessors_ = multiprocessors;
 };

@@ -37,15 +37,10 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # With these names, a subclass changes or computes torch.nn's forward itself.
 _INTERNALS = {"_VF", "_flat_weights", "_flat_weights_names", "_update_flat_weights"}
 _INTERNALS |= {"_init_flat_weights", "check_forward_args", "permute_hidden"}
-# Modules that are replaced on a GPU. Their stored results (benchmarks/results/*/gpu.json) are at
-# most 5 % slower than cuDNN in any case and faster in the median: tests_py/test_replace_on_gpu.py.
-# Rows may be added for new results.
-_Kind = tuple[str, torch.dtype, int, int, int]  # cell, dtype, num_layers, directions, H
-_HALF = (torch.float16, torch.bfloat16)
-_FAST_ON_GPU: tuple[tuple[Any, ...], ...] = (
-    (("LSTM",), _HALF, range(1, 2), range(1, 2), range(256, 769, 8)),
-    (("GRU",), _HALF, range(1, 2), range(1, 2), range(128, 1025, 8)),
-)
+# H of the one-layer modules in 16 bits that are replaced on a GPU. Their stored results
+# (benchmarks/results/*/gpu.json) are at most 5 % slower than cuDNN in any case and faster in the
+# median: tests_py/test_replace_on_gpu.py.
+_FAST_ON_GPU = {"LSTM": range(256, 769, 8), "GRU": range(128, 1025, 8)}
 
 
 @dataclass
@@ -140,19 +135,11 @@ def _reason_to_leave(module: nn.Module) -> str | None:
         if device.type == "cuda":
             if dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
                 dtype = torch.get_autocast_dtype("cuda")
-            if reason := _slow_on_gpu(_kind(module, base, dtype), *_gpu(device)):
+            if reason := _slow_on_gpu(module, (base or type(module)).__name__, dtype, device):
                 return f"it is on {device}; {reason}"
         elif device.type not in ("cpu", "meta"):
             return f"it is on {device}; only modules on CPUs and CUDA devices are replaced"
     return None
-
-
-def _kind(module: Any, base: type | None, dtype: torch.dtype) -> _Kind:
-    cell = (base or type(module)).__name__
-    if getattr(module, "proj_size", 0):
-        cell += " with proj_size"
-    directions = 1 + getattr(module, "bidirectional", False)
-    return cell, dtype, getattr(module, "num_layers", 1), directions, module.hidden_size
 
 
 def _gpu(device: torch.device) -> tuple[tuple[int, int], bool]:
@@ -162,21 +149,29 @@ def _gpu(device: torch.device) -> tuple[tuple[int, int], bool]:
     return torch.cuda.get_device_capability(device), "CUDA kernels: none" not in _C.build_info()
 
 
-def _slow_on_gpu(kind: _Kind, capability: tuple[int, int], has_kernels: bool) -> str | None:
+def _slow_on_gpu(module: Any, cell: str, dtype: torch.dtype, device: torch.device) -> str | None:
     """Returns why a module on a GPU is not replaced, or None if it is."""
+    capability, has_kernels = _gpu(device)
     if not has_kernels:
         return "this lltm has no kernels for it"
     if capability < (8, 0):
         return "its compute capability is below 8.0"
-    rows = _FAST_ON_GPU
-    units = ("", "", " layers", " directions", " hidden units")
-    for k, (value, unit) in enumerate(zip(kind, units, strict=True)):
-        rows = tuple(row for row in rows if value in row[k])
-        if not rows:
-            name = f"{value}{unit}".removeprefix("torch.")
-            hint = "; under torch.autocast, call replace_ inside it" if name == "float32" else ""
-            return f"lltm has not been measured to be as fast as cuDNN for {name}{hint}"
-    return None
+    hidden = module.hidden_size
+    if cell not in _FAST_ON_GPU or module.proj_size:
+        name = cell + " with proj_size" * bool(getattr(module, "proj_size", 0))
+    elif dtype == torch.float32:
+        name = "float32; under torch.autocast, call replace_ inside it"
+    elif dtype not in (torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+    elif module.num_layers > 1:
+        name = f"{module.num_layers} layers"
+    elif module.bidirectional:
+        name = "2 directions"
+    elif hidden not in _FAST_ON_GPU[cell]:
+        name = f"{hidden} hidden units"
+    else:
+        return None
+    return f"lltm has not been measured to be as fast as cuDNN for {name}"
 
 
 @functools.cache

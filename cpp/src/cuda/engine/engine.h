@@ -41,8 +41,9 @@ struct PersistentPlan {
   const char* why_not = nullptr;
   int64_t hidden = 0;
   PersistentKernel kernel = {};
-  int64_t groups = 0;  // maximum per launch
-  int directions = 1;  // in the same launches
+  int64_t groups = 0;                // maximum per launch
+  int directions = 1;                // in the same launches
+  std::uint32_t* failure = nullptr;  // set on a timeout, instead of the stream's failure_word
 
   int64_t rows() const { return groups * kernel.tiles * kTileRows; }  // per launch
 };

@@ -303,7 +303,7 @@ bool launch_forward_steps(
   a.checkpoint_steps = results.every;
   a.last_time = static_cast<int64_t>(steps.size()) - 1;
   a.words.begun = mutable_data<uint32_t>(begun);
-  a.words.failure = failure_word(stream);
+  a.words.failure = plan.failure != nullptr ? plan.failure : failure_word(stream);
   const auto begin_chunk = [&](const Chunk& chunk) {
     gemm(
         operand_rows(x, chunk.begin, chunk.rows),
@@ -357,7 +357,7 @@ bool launch_backward_steps(
   a.dh = mutable_data<float>(tensors.dh);
   a.dc = mutable_data<float>(tensors.dc);
   a.words.begun = mutable_data<uint32_t>(dz_memory);
-  a.words.failure = failure_word(stream);
+  a.words.failure = plan.failure != nullptr ? plan.failure : failure_word(stream);
   const auto begin_chunk = [&](const Chunk& chunk) {
     mark_rows_absent(tensors.dz, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
   };

@@ -38,21 +38,13 @@ bool take_failure(Stream stream) {
   return std::atomic_ref(*failure_word(stream)).exchange(0) != 0;
 }
 
-// Device attributes cost a call each; they never change.
 PersistentLimits persistent_limits() {
-  static auto& mutex = *new std::mutex;
-  static auto& known = *new std::map<c10::DeviceIndex, PersistentLimits>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [found, is_new] = known.try_emplace(current_device());
-  PersistentLimits& limits = found->second;
-  if (!is_new) return limits;
-  limits.why_not = attribute(DeviceAttribute::kCapabilityMajor) < 8
-                       ? "compute capability is below 8.0"
-                   : attribute(DeviceAttribute::kCooperativeLaunch) == 0 ? "no cooperative launches"
-                                                                         : nullptr;
-  limits.multiprocessors = attribute(DeviceAttribute::kMultiprocessorCount);
-  limits.shared_bytes = attribute(DeviceAttribute::kMaxSharedBytes);
-  return limits;
+  return {
+      attribute(DeviceAttribute::kCapabilityMajor) < 8      ? "compute capability is below 8.0"
+      : attribute(DeviceAttribute::kCooperativeLaunch) == 0 ? "no cooperative launches"
+                                                            : nullptr,
+      attribute(DeviceAttribute::kMultiprocessorCount),
+      attribute(DeviceAttribute::kMaxSharedBytes)};
 }
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream) {
