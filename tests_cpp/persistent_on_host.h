@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -29,6 +30,9 @@ inline int late_rounds = 0;
 using Lost = std::function<bool(int slice, int thread)>;
 inline Lost lost;
 
+// Calls of read().
+inline std::atomic<std::int64_t> reads = 0;
+
 // Blocks run in order, each until it waits. `rounds` counts the last grid's rounds.
 inline bool round_robin = false;
 inline int rounds = 0;
@@ -39,25 +43,27 @@ namespace {
 struct Fragments {
   float* d;
   lltm::cuda::Words a;
-  std::uint32_t b[2];
+  lltm::cuda::Operand b;
 };
 
-// Rounded to 11 bits, as cvt.rna.tf32.
-inline float nearest_tf32(float x) {
-  const auto bits = lltm::math::bit_cast<std::uint32_t>(x);
-  return x == x ? lltm::math::bit_cast<float>((bits + 0x1000U) & 0xFFFFE000U) : x;
+// As mma reads an operand.
+inline float truncated_tf32(std::uint32_t x) {
+  return lltm::math::bit_cast<float>(x & 0xFFFFE000U);
 }
 
-// D (16, 8) += of_a(A (16, kK)) of_b(B (kK, 8)).
-template <typename T, int kK, typename OfA, typename OfB>
+// D (16, 8) += of_a(A (16, kK)) B (kK, 8).
+template <typename T, int kK, typename OfA>
 void emulate_mma(
-    const Fragments (&lanes)[lltm::cuda::kWarpLanes], const OfA& of_a, const OfB& of_b) {
+    const Fragments (&lanes)[lltm::cuda::kWarpLanes],
+    const OfA& of_a,
+    std::uint32_t (lltm::cuda::Operand::*b_words)[2] = &lltm::cuda::Operand::big) {
   constexpr int kPerWord = 4 / sizeof(T);
   struct Word {
     T values[kPerWord];
   };
   const auto element = [](std::uint32_t word, int n) {
-    return lltm::math::bit_cast<Word>(word).values[n];
+    if (kPerWord == 1) return truncated_tf32(word);
+    return static_cast<float>(lltm::math::bit_cast<Word>(word).values[n]);
   };
   float a[16][kK], b[kK][8];
   for (int lane = 0; lane < 32; ++lane) {
@@ -65,10 +71,10 @@ void emulate_mma(
     for (int e = 0; e < kPerWord; ++e) {
       for (int n = 0; n < 4; ++n) {
         const int k = kPerWord * (within + 4 * (n / 2)) + e;
-        a[group + 8 * (n % 2)][k] = of_a(element(lanes[lane].a.w[n], e));
+        a[group + 8 * (n % 2)][k] = element(of_a(lanes[lane].a.w[n]), e);
       }
       for (int n = 0; n < 2; ++n) {
-        b[kPerWord * (within + 4 * n) + e][group] = of_b(element(lanes[lane].b[n], e));
+        b[kPerWord * (within + 4 * n) + e][group] = element((lanes[lane].b.*b_words)[n], e);
       }
     }
   }
@@ -187,6 +193,7 @@ class HostBlock {
       if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
         throw std::logic_error("16 bytes are read that begin in between");
       }
+      reads.fetch_add(1, std::memory_order_relaxed);
       lltm::cuda::Words words;
       auto* const from = static_cast<std::uint32_t*>(const_cast<void*>(data));
       for (int n = 0; n < 4; ++n) {
@@ -228,22 +235,25 @@ class HostBlock {
 
     void use(const lltm::cuda::LaunchWords& words) { words_ = words; }
 
+    static std::uint32_t to_tf32(std::uint32_t x) {
+      return std::isnan(lltm::math::bit_cast<float>(x)) ? x : lltm::cuda::nearest_tf32(x);
+    }
+
     template <typename T, bool kTf32>
-    void mma(float (&d)[4], const lltm::cuda::Words& a, std::uint32_t b0, std::uint32_t b1) {
+    void mma(float (&d)[4], const lltm::cuda::Words& a, const lltm::cuda::Operand& b) {
       auto& lanes = block_->fragments_[thread_ / lltm::cuda::kWarpLanes];
-      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, {b0, b1}};
+      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, b};
       meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] {
         if constexpr (sizeof(T) == 2) {
-          const auto wide = [](T x) { return static_cast<float>(x); };
-          emulate_mma<T, 16>(lanes, wide, wide);
+          emulate_mma<T, 16>(lanes, [](std::uint32_t x) { return x; });
         } else if constexpr (kTf32) {
-          emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
+          emulate_mma<float, 8>(lanes, to_tf32);
         } else {
           // In the order of persistent_gpu.h.
-          const auto small = [](float x) { return nearest_tf32(x - nearest_tf32(x)); };
-          emulate_mma<float, 8>(lanes, small, nearest_tf32);
-          emulate_mma<float, 8>(lanes, nearest_tf32, small);
-          emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
+          const auto small = [](std::uint32_t x) { return lltm::cuda::split(x).small; };
+          emulate_mma<float, 8>(lanes, small);
+          emulate_mma<float, 8>(lanes, lltm::cuda::nearest_tf32, &lltm::cuda::Operand::small);
+          emulate_mma<float, 8>(lanes, lltm::cuda::nearest_tf32);
         }
       });
     }

@@ -4,11 +4,11 @@
 #include "cuda/kernel/persistent_kernels.h"
 #include "cuda/kernel/program_gpu.h"
 
-#define LLTM_MMA(form, d, a, b0, b1)                                              \
+#define LLTM_MMA(form, d, a, b)                                                   \
   asm volatile("mma.sync.aligned." form                                           \
                " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                   \
-               : "r"(a.w[0]), "r"(a.w[1]), "r"(a.w[2]), "r"(a.w[3]), "r"(b0), "r"(b1))
+               : "r"(a.w[0]), "r"(a.w[1]), "r"(a.w[2]), "r"(a.w[3]), "r"(b[0]), "r"(b[1]))
 
 namespace lltm::cuda {
 namespace {
@@ -66,51 +66,41 @@ struct Gpu {
     return false;
   }
 
-  template <typename T, bool kTf32>
-  __device__ void mma(float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) const {
-    if constexpr (kIsWord<T> && kTf32) {
-      mma_tf32(
-          d,
-          {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}},
-          to_tf32(b0),
-          to_tf32(b1));
-    } else if constexpr (kIsWord<T>) {
-      // Three of the four products of two parts, each of 11 bits; the smallest sums first.
-      Words big, small;
-      LLTM_UNROLL
-      for (int k = 0; k < 4; ++k) split(a.w[k], big.w[k], small.w[k]);
-      std::uint32_t big0, small0, big1, small1;
-      split(b0, big0, small0);
-      split(b1, big1, small1);
-      mma_tf32(d, small, big0, big1);
-      mma_tf32(d, big, small0, small1);
-      mma_tf32(d, big, big0, big1);
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
-      LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1);
-    } else {
-      LLTM_MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b0, b1);
-    }
-  }
-
- private:
-  __device__ static void mma_tf32(
-      float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) {
-    LLTM_MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b0, b1);
-  }
   __device__ static std::uint32_t to_tf32(std::uint32_t x) {
     std::uint32_t rounded;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
     return rounded;
   }
-  // To nearest, and the remainder, which the instruction truncates to 11 bits after half a unit was
-  // added: without bias. NaN may become a number (multiply_exactly). Volatile: both parts of all
-  // weights would not fit into the registers.
-  __device__ static void split(std::uint32_t x, std::uint32_t& big, std::uint32_t& small) {
-    asm volatile(
-        "add.u32 %0, %2, 0x1000;\n\tand.b32 %0, %0, 0xFFFFE000;\n\t"
-        "sub.rn.f32 %1, %2, %0;\n\tadd.u32 %1, %1, 0x1000;"
-        : "=&r"(big), "=&r"(small)
-        : "r"(x));
+
+  template <typename T, bool kTf32>
+  __device__ void mma(float (&d)[4], const Words& a, const Operand& b) const {
+    if constexpr (kIsWord<T> && kTf32) {
+      mma_tf32(d, {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}}, b.big);
+    } else if constexpr (kIsWord<T>) {
+      // Three of the four products of two parts, each of 11 bits; the smallest sums first.
+      Words big, small;
+      LLTM_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        // Volatile: both parts of all weights would not fit into the registers.
+        std::uint32_t word = a.w[k];
+        asm volatile("" : "+r"(word));
+        const Parts parts = split(word);
+        big.w[k] = parts.big;
+        small.w[k] = parts.small;
+      }
+      mma_tf32(d, small, b.big);
+      mma_tf32(d, big, b.small);
+      mma_tf32(d, big, b.big);
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b.big);
+    } else {
+      LLTM_MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b.big);
+    }
+  }
+
+ private:
+  __device__ static void mma_tf32(float (&d)[4], const Words& a, const std::uint32_t (&b)[2]) {
+    LLTM_MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b);
   }
 };
 

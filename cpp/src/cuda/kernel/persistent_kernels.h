@@ -11,7 +11,8 @@
 //     bool all_have_begun()                      all blocks in the launch
 //     bool wait(int& polls)                      after a poll without success, which it counts;
 //                                                false if the lane times out (PollLimit)
-//     void mma<T, kTf32>(float (&d)[4], const Words& a, std::uint32_t, std::uint32_t)
+//     std::uint32_t to_tf32(std::uint32_t)       a rounded float; NaN stays NaN
+//     void mma<T, kTf32>(float (&d)[4], const Words& a, const Operand& b)
 //                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
 //                                                3xTF32, which makes NaN of infinity)
 //
@@ -202,12 +203,44 @@ LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits<T>} * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
 }
 
-// Of a float.
-LLTM_CELL_INLINE bool is_finite(std::uint32_t word) {
-  return (word & 0x7F800000u) != 0x7F800000u;
+// Rounds a float to the 11 bits of a TF32 operand, and large finite values to infinity.
+LLTM_CELL_INLINE std::uint32_t nearest_tf32(std::uint32_t x) {
+  return (x + 0x1000U) & 0xFFFFE000U;
 }
-LLTM_CELL_INLINE bool is_finite(const Words& x) {
-  return is_finite(x.w[0]) && is_finite(x.w[1]) && is_finite(x.w[2]) && is_finite(x.w[3]);
+
+// A float as a sum of two TF32 operands. The remainder has at most 12 bits, which mma truncates to
+// 11. The remainder of NaN is NaN, but `big` may be infinity or zero.
+struct Parts {
+  std::uint32_t big, small;
+};
+LLTM_CELL_INLINE Parts split(std::uint32_t x) {
+  const std::uint32_t big = nearest_tf32(x);
+  const float small = math::bit_cast<float>(x) - math::bit_cast<float>(big);
+  return {big, math::bit_cast<std::uint32_t>(small)};
+}
+
+// A lane's words of B, prepared for several mma. Only 3xTF32 uses `small`.
+struct Operand {
+  std::uint32_t big[2], small[2];
+};
+template <typename T, bool kTf32, typename Machine>
+LLTM_CELL_INLINE Operand operand(const Machine& m, std::uint32_t w0, std::uint32_t w1) {
+  if constexpr (!kIsWord<T>) {
+    return {{w0, w1}, {}};
+  } else if constexpr (kTf32) {
+    return {{m.to_tf32(w0), m.to_tf32(w1)}, {}};
+  } else {
+    const Parts x = split(w0), y = split(w1);
+    return {{x.big, y.big}, {x.small, y.small}};
+  }
+}
+
+// Floats whose `big` is infinite. Without branches.
+LLTM_CELL_INLINE bool is_infinite(std::uint32_t x) {
+  return (nearest_tf32(x) & 0x7FFFFFFFU) == 0x7F800000U;
+}
+LLTM_CELL_INLINE bool is_infinite(const Words& x) {
+  return is_infinite(x.w[0]) | is_infinite(x.w[1]) | is_infinite(x.w[2]) | is_infinite(x.w[3]);
 }
 
 // A (kSliceUnits, K), hidden units as rows; zero outside (units, k_size).
@@ -222,20 +255,20 @@ struct WeightRows {
   }
 
   // Row r in a fragment is unit 2r, row r + 8 unit 2r + 1: a lane gets two adjacent units of the
-  // result. Returns whether all words are finite.
+  // result. Returns whether a word is infinite.
   LLTM_CELL_INLINE bool load(Words (&fragments)[2], int j, int warp, int lane) const {
-    bool finite = true;
+    bool infinite = false;
     LLTM_UNROLL
     for (int odd = 0; odd < 2; ++odd) {
       const Words x = read(2 * (lane / 4) + odd, k_of<T>(warp, lane, j));
-      finite = finite && is_finite(x);
+      infinite |= is_infinite(x);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         fragments[part].w[odd] = x.w[2 * part];
         fragments[part].w[2 + odd] = x.w[2 * part + 1];
       }
     }
-    return finite;
+    return infinite;
   }
 };
 
@@ -243,7 +276,7 @@ struct WeightRows {
 template <int kUnitsK, int kSharedK, int kOutputs>
 struct WeightFragments {
   Words a[kOutputs][kUnitsK][2];
-  bool finite = true;
+  bool infinite = false;
 
   // rows(n) has the weights of an output.
   template <typename T, typename Rows>
@@ -252,11 +285,11 @@ struct WeightFragments {
     for (int n = 0; n < kOutputs; ++n) {
       const WeightRows<T> of = rows(n);
       LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) finite &= of.load(a[n][j], j, warp, lane);
+      for (int j = 0; j < kUnitsK; ++j) infinite |= of.load(a[n][j], j, warp, lane);
       LLTM_UNROLL_BY(1)
       for (int j = 0; j < kSharedK; ++j) {
         Words fragments[2];
-        finite &= of.load(fragments, kUnitsK + j, warp, lane);
+        infinite |= of.load(fragments, kUnitsK + j, warp, lane);
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part)
           shared[place(n, j, part, warp, lane)] = fragments[part];
@@ -338,8 +371,8 @@ constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 10               ? 4
                                                      : 2;
 
-// A tile's sums in float32 arithmetic, for operands that are not finite: infinity times the second
-// part of the other factor, zero or of any sign, would be NaN.
+// A tile's sums in float32 arithmetic, for infinite operands: infinity times the second part of the
+// other factor, zero or of any sign, would be NaN.
 template <int kUnits, int kOutputs, typename T, typename Machine, typename Weights, typename Rows>
 LLTM_CELL_INLINE void multiply_exactly(
     Machine& m, const Weights& weights, const Rows& source, int tile, float (&d)[kOutputs][4]) {
@@ -416,16 +449,17 @@ LLTM_CELL_INLINE void multiply(
     if constexpr (kSharedK > 0) next.load(m, from(0), k_size, warp, lane, kUnitsK);
     m.sync_warp();
     float d[kOutputs][kParts][4] = {};
-    [[maybe_unused]] bool finite = true;
+    [[maybe_unused]] bool infinite = fragments.infinite;
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      if (kSplits) finite = finite && is_finite(now.x[j]);
+      if (kSplits) infinite |= is_infinite(now.x[j]);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
-        const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
+        const Words& x = now.x[j];
+        const Operand b = operand<T, kTf32>(m, x.w[2 * part], x.w[2 * part + 1]);
         LLTM_UNROLL
         for (int n = 0; n < kOutputs; ++n) {
-          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b0, b1);
+          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b);
         }
       }
     }
@@ -440,14 +474,15 @@ LLTM_CELL_INLINE void multiply(
         m.sync_warp();
         LLTM_UNROLL
         for (int j = 0; j < kChunk; ++j) {
-          if (kSplits) finite = finite && is_finite(chunk.x[j]);
+          if (kSplits) infinite |= is_infinite(chunk.x[j]);
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
-            const std::uint32_t b0 = chunk.x[j].w[2 * part], b1 = chunk.x[j].w[2 * part + 1];
+            const Words& x = chunk.x[j];
+            const Operand b = operand<T, kTf32>(m, x.w[2 * part], x.w[2 * part + 1]);
             LLTM_UNROLL
             for (int n = 0; n < kOutputs; ++n) {
               const Words a = shared[fragments.place(n, first + j, part, warp, lane)];
-              m.template mma<T, kTf32>(d[n][part % kParts], a, b0, b1);
+              m.template mma<T, kTf32>(d[n][part % kParts], a, b);
             }
           }
         }
@@ -465,7 +500,7 @@ LLTM_CELL_INLINE void multiply(
       }
     }
     if constexpr (kSplits) {
-      if (m.any(!finite || !fragments.finite)) {
+      if (m.any(infinite)) {
         multiply_exactly<kUnitsK + kSharedK, kOutputs, T>(m, weights, source, tile, sum);
       }
     }
