@@ -33,6 +33,8 @@ inline bool prefers_shared = false;
 // Of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
 inline int64_t persistent_launches = 0;
+// Kernels of custom cells with more tiles spill registers.
+inline int tiles_without_spills = 4;
 // For each fill with absent words: earlier launches, and bytes.
 inline std::vector<std::pair<int64_t, int64_t>> filled;
 // Launches before launches fail.

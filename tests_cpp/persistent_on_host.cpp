@@ -2,6 +2,7 @@
 
 #include "cuda/kernel/persistent_kernels.h"
 #include "cuda_on_host.h"
+#include "custom_definitions.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -53,16 +54,17 @@ void visit_units(const PersistentKernel& kernel, const Body& body, Units<kUnits,
   TORCH_CHECK(found, "no kernel for ", needed, " units");
 }
 
-template <typename Args, typename Body>
+template <typename Args, bool kCustom, typename Body>
 void visit_kernel(const PersistentKernel& kernel, const Body& body) {
   const auto with_tiles = [&](auto tiles) {
     if (kernel.tiles != tiles) return;
     const auto with_units = [&](auto units, auto shared) {
-      if constexpr (std::is_same_v<typename Args::Element, float>) {
+      if constexpr (std::is_same_v<typename Args::Element, float> && !kCustom) {
         if (kernel.tf32) return body(units, shared, tiles, std::true_type());
       }
       body(units, shared, tiles, std::false_type());
     };
+    if constexpr (kCustom) return visit_units(kernel, with_units, Units<2>(), Units<1, 4>());
     visit_units(
         kernel,
         with_units,
@@ -94,8 +96,8 @@ bool launch_persistent(
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
-  visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
-    visit_kernel<Args>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
+  const auto run = [&]<typename Cell>(Cell, auto custom) {
+    visit_kernel<Args, custom>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
       const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
       lltm_test::run_grid(
           {static_cast<int>(slices),
@@ -105,11 +107,19 @@ bool launch_persistent(
           [&](lltm_test::HostBlock::Lane& lane) {
             const Args& mine = args.of[lane.direction()];
             lane.use(mine.words);
-            run_steps<Definition, units, shared, tiles, tf32>(mine, lane);
+            run_steps<Cell, units, shared, tiles, tf32>(mine, lane);
           },
           lltm_test::schedule_seed++);
     });
-  });
+  };
+  if (kernel.cell->programs == nullptr) {
+    visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
+      run(DefinitionRegisters<Definition>(), std::false_type());
+    });
+  } else {
+    lltm_test::visit_custom_definition(
+        *kernel.cell, [&](auto cell) { run(cell, std::true_type()); });
+  }
   for (int n = 0; n < args.count; ++n) {
     const LaunchWords& words = args.of[n].words;
     TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
@@ -123,8 +133,14 @@ bool launch_persistent(
   return true;
 }
 
-#define LLTM_PERSISTENT_OF(Args)   \
-  template bool launch_persistent( \
+template <typename Args>
+bool spills_registers(const PersistentKernel& kernel) {
+  return kernel.tiles > lltm_test::tiles_without_spills;
+}
+
+#define LLTM_PERSISTENT_OF(Args)                                 \
+  template bool spills_registers<Args>(const PersistentKernel&); \
+  template bool launch_persistent(                               \
       const PersistentKernel&, const DirectionArgs<Args>&, std::int64_t, Stream);
 LLTM_PERSISTENT_OF(PersistentForwardArgs<float>)
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)

@@ -119,7 +119,10 @@ TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheAtenFallback) {
        {Weights::kTwoMatrices, Weights::kWithoutBias, Weights::kConcatenated}) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
-      check_kernels(sequence, dense(sizes, form));
+      for (const bool persistent : {false, true}) {
+        const PersistentSetting setting(persistent);
+        check_kernels(sequence, dense(sizes, form));
+      }
     }
   }
 }
@@ -127,6 +130,19 @@ TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheAtenFallback) {
 TEST_P(CudaCustomCells, PackedValuesAndGradientsMatchTheAtenFallback) {
   for (const int64_t hidden : {7, 16}) {
     check_kernels(sequence, packed({7, 6, 5, 4, 3, 2, 1}, hidden));
+  }
+}
+
+// The other tests use it if H is a multiple of 8. Kernels with more tiles may need more registers.
+TEST_P(CudaCustomCells, ThePersistentEngineComputesGroupsOfTiles) {
+  const Temporarily small(multiprocessors, int64_t{6});
+  const Problem problem = dense({4, 67, 3, 48});
+  for (const int tiles : {1, 2, 4, 0}) {
+    const Temporarily limit(tiles_without_spills, tiles);
+    const int64_t before = persistent_launches;
+    check_kernels(sequence, problem);
+    const bool runs = dtype() != at::kDouble && tiles >= 2;  // with fewer, B is too large
+    EXPECT_EQ(persistent_launches > before, runs) << tiles;
   }
 }
 

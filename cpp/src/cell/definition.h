@@ -62,6 +62,9 @@ struct DefinitionRegisters {
   static constexpr CellInfo kCell = Definition::kCell;
   static constexpr ProgramSizes kSizes = ProgramSizes(kCell);
 
+  // Of a column of c. Programs of custom cells have other values.
+  static LLTM_CELL_INLINE double initial(int /*column*/) { return 0; }
+
   template <typename V>
   static LLTM_CELL_INLINE void forward(
       const V (&in)[kSizes.forward_in], V (&out)[kSizes.forward_out]) {

@@ -25,6 +25,7 @@ struct Found {
     LLTM_FIND(driver, cuCtxSetCurrent);
     LLTM_FIND(driver, cuDeviceGetAttribute);
     LLTM_FIND(driver, cuDevicePrimaryCtxRetain);
+    LLTM_FIND(driver, cuFuncGetAttribute);
     LLTM_FIND(driver, cuFuncSetAttribute);
     LLTM_FIND(driver, cuGetErrorString);
     LLTM_FIND(driver, cuLaunchCooperativeKernel);

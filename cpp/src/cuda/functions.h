@@ -19,6 +19,7 @@ struct Functions {
   int (*cuCtxSetCurrent)(void* context);
   int (*cuDeviceGetAttribute)(int* value, int attribute, int device);
   int (*cuDevicePrimaryCtxRetain)(void** context, int device);
+  int (*cuFuncGetAttribute)(int* value, int attribute, void* function);
   int (*cuFuncSetAttribute)(void* function, int attribute, int value);
   int (*cuGetErrorString)(int result, const char** text);
   int (*cuLaunchCooperativeKernel)(
@@ -90,7 +91,7 @@ struct Functions {
 
 constexpr int kCooperativeLaunchTooLarge = 720, kLaunchOutOfResources = 701;  // CUresult
 constexpr int kCaptureModeRelaxed = 2;                                        // CUstreamCaptureMode
-constexpr int kMaxDynamicSharedBytes = 8;  // CUfunction_attribute
+constexpr int kLocalBytes = 3, kMaxDynamicSharedBytes = 8;  // CUfunction_attribute
 constexpr unsigned kHostAllocPortable = 1, kHostAllocDeviceMap = 2;
 
 enum class DeviceAttribute : int {  // CUdevice_attribute

@@ -76,7 +76,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const at::ScalarType dtype = args.input->scalar_type();
-  if (cell.programs != nullptr) return {"no kernels for this cell"};
+  if (cell.x.count() == 0 || cell.h.count() == 0) return {"no gate depends on x, or none on h"};
   if (dtype == at::kDouble) return {"dtype is float64"};
   if (dtype == at::kFloat && cuda_float32() == "ieee") {
     return {"lltm.backends.cuda.float32 is 'ieee'"};
@@ -110,10 +110,20 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   PersistentPlan plan = plan_directions(directions);
   if (directions > 1 && plan.rows() < batch) plan = plan_directions(1);
   if (plan.groups == 0) return {"H is too large"};
-  const int64_t launches = at::ceil_div(batch, plan.rows());
   const int64_t step_count = (args.batch_sizes.defined() ? *args.batch_sizes : *args.input).size(0);
-  plan.why_not = why_slower(step_count, training, hidden, launches);
-  return plan;
+  const auto spills = [&] {
+    return visit_kernel_dtype(
+        dtype, [&]<typename T>(T*) { return spills_registers<Args<T>>(plan.kernel); });
+  };
+  for (;; plan.kernel.tiles /= 2) {
+    plan.why_not = why_slower(step_count, training, hidden, at::ceil_div(batch, plan.rows()));
+    // The registers that a custom cell needs are known after its compilation.
+    if (plan.why_not != nullptr || cell.programs == nullptr || !spills()) return plan;
+    if (plan.kernel.tiles == 1) {
+      plan.why_not = "the cell needs too many registers";
+      return plan;
+    }
+  }
 }
 
 // Fewer multiprocessors are available than the device reports.
@@ -288,6 +298,7 @@ bool launch_forward_steps(
   a.weights = data<T>(weights_h);
   a.bias_ih = read_row<T>(args.bias_ih);
   a.bias_hh = read_row<T>(args.bias_hh);
+  a.parameters = a.bias_ih.from(0, columns);
   a.gates = data<float>(gates);
   a.h_0 = data<T>(h_0);
   a.h_before = data<T>(initial_h);
@@ -348,6 +359,7 @@ bool launch_backward_steps(
   a.batch = args.h_0->size(0);
   a.weights = data<T>(weights);
   a.activations = data<T>(activations);
+  a.parameters = read_row<T>(args.bias_ih).from(0, cell.x.count() * a.hidden);
   a.reset = data<bool>(reset);
   a.recurrent_mask = data<T>(mask);
   a.grad_output = step_matrix<T>(args.grad_output);
@@ -391,7 +403,7 @@ std::optional<SequenceResult> persistent_forward(
   const auto options = args.input->options();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
   const ForwardResults results(args, steps.size());
-  const Tensor h = at::empty(args.h_0->sizes(), options), c = at::empty(args.h_0->sizes(), options);
+  const Tensor h = at::empty(args.h_0->sizes(), options), c = at::empty(args.c_0->sizes(), options);
   const bool launched = visit_kernel_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
     return launch_forward_steps<T>(args, steps, plan, workspace_bytes, results, h, c);
   });
@@ -402,13 +414,14 @@ std::optional<SequenceResult> persistent_forward(
 std::optional<Gradients> persistent_backward(
     const SequenceBackwardArgs& args, const PersistentPlan& plan, int64_t workspace_bytes) {
   const at::ScalarType dtype = args.input->scalar_type();
-  const int64_t rows = flat_size(args.input), columns = args.cell->slots * args.h_0->size(1);
+  const int64_t rows = flat_size(args.input), hidden = args.h_0->size(1);
+  const int64_t columns = args.cell->grad_columns() * hidden;
   const auto options = args.input->options(), wide = compute_options(args.input);
   const int64_t counter = kCounterBytes / static_cast<int64_t>(args.input->element_size());
   const Tensor dz_memory = at::empty({counter + rows * columns}, options);
   const BackwardTensors tensors = {
       at::empty(args.h_0->sizes(), wide),
-      at::empty(args.h_0->sizes(), wide),
+      at::empty({args.h_0->size(0), args.cell->state_columns() * hidden}, wide),
       dz_memory.slice(0, counter).view({rows, columns})};
   const bool launched = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
     return launch_backward_steps<T>(args, plan, workspace_bytes, dz_memory, tensors);

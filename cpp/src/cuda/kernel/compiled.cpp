@@ -104,6 +104,12 @@ std::string describe_compiled_kernels() {
          " at their first use\nCUDA kernel cache: " + describe_kernel_cache() + "\n";
 }
 
+int local_bytes(const KernelForm& form, std::int64_t shared_bytes) {
+  int bytes = 0;
+  check_driver(functions().cuFuncGetAttribute(&bytes, kLocalBytes, find(form, shared_bytes)));
+  return bytes;
+}
+
 bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream stream) {
   void* const function = find(form, grid.shared_bytes);
   const auto launch = [&](auto* kind, auto... extra) {

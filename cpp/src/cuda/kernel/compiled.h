@@ -32,6 +32,9 @@ struct Grid {
   bool cooperative;  // all blocks run concurrently
 };
 
+// Per thread, of spilled registers and arrays. Compiles the kernel at its first use.
+int local_bytes(const KernelForm& form, std::int64_t shared_bytes);
+
 // Throws if NVRTC cannot compile the kernel. Returns false if too few multiprocessors are
 // available for a cooperative launch.
 bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream stream);

@@ -132,9 +132,9 @@ struct LaunchWords {
 };
 
 // N, B: rows over all steps and in the state. S pre-activations: Sx depend on x, Sh on h. G: blocks
-// in a bias. A: saved values (cell.h). Matrices without strides are contiguous. Alignment: 16 bytes
-// if marked (16), else 8. A launch computes rows [first_row, first_row + groups * tiles *
-// kTileRows) in the state.
+// in a bias. K states, P parameters, A saved values (cell.h). Matrices without strides are
+// contiguous. Alignment: 16 bytes if marked (16), else 8. A launch computes rows [first_row,
+// first_row + groups * tiles * kTileRows) in the state.
 template <typename T>
 struct PersistentForwardArgs {
   using Element = T;
@@ -145,13 +145,14 @@ struct PersistentForwardArgs {
   const T* weights = nullptr;         // (Sh * H, H), in pre-activation order (16)
   Matrix<const T> bias_ih;            // (G * H), row stride 0; or null
   Matrix<const T> bias_hh;            // (G * H), row stride 0; or null
+  Matrix<const T> parameters;         // (P * H), row stride 0; or null
   const float* gates = nullptr;       // (rows in the launch's steps, Sx * H): x W_x^T
   std::int64_t gates_offset = 0;      // the sequence's row at which `gates` begins
   const T* h_0 = nullptr;             // (B, H), with the mask (16)
   const T* h_before = nullptr;        // (B, H), before the launch; may be h
-  const T* c_before = nullptr;        // (B, H), before the launch; may be c
+  const T* c_before = nullptr;        // (B, K * H), before the launch; may be c
   T* h = nullptr;                     // (B, H), after the launch; not h_0
-  T* c = nullptr;                     // (B, H), after the launch
+  T* c = nullptr;                     // (B, K * H), after the launch
   T* output = nullptr;                // (N, H)
   const T* recurrent_mask = nullptr;  // (B, H), or null
   // (N, H): h with the mask, as other thread blocks read it; without a mask, output. Before the
@@ -159,7 +160,7 @@ struct PersistentForwardArgs {
   T* operand = nullptr;
   T* activations = nullptr;     // (N, A * H), or null
   const bool* reset = nullptr;  // (N): true before steps from initial states; or null
-  // (ceil(T / checkpoint_steps), B, H): c before every checkpoint_steps-th step; or null.
+  // (ceil(T / checkpoint_steps), B, K * H): c before every checkpoint_steps-th step; or null.
   T* checkpoints = nullptr;
   std::int64_t checkpoint_steps = 0, last_time = 0;
   LaunchWords words;
@@ -181,14 +182,17 @@ struct PersistentBackwardArgs {
   std::int64_t first_row = 0;
   const T* weights = nullptr;      // (H, Sh * H), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
+  Matrix<const T> parameters;      // as in forward
   StepMatrix<const T> grad_output;
   const bool* reset = nullptr;        // as in forward
   const T* recurrent_mask = nullptr;  // as in forward
-  T* dz = nullptr;                    // (N, S * H); before the launch, its steps are absent (16)
-  const float* dh_before = nullptr;   // (B, H), before the launch; may be dh; zeros if null
-  const float* dc_before = nullptr;   // (B, H), as dh_before
-  float* dh = nullptr;                // (B, H), after the launch
-  float* dc = nullptr;                // (B, H), after the launch
+  // (N, (S + P) * H): pre-activations, then parameters. Before the launch, its steps are absent
+  // (16).
+  T* dz = nullptr;
+  const float* dh_before = nullptr;  // (B, H), before the launch; may be dh; zeros if null
+  const float* dc_before = nullptr;  // (B, K * H), as dh_before
+  float* dh = nullptr;               // (B, H), after the launch
+  float* dc = nullptr;               // (B, K * H), after the launch
   LaunchWords words;
   LaunchSteps steps;
 
@@ -232,6 +236,10 @@ bool launch_persistent(
     const DirectionArgs<Args>& args,
     std::int64_t groups,
     Stream stream);
+
+// Compiles the kernel at the first use.
+template <typename Args>
+bool spills_registers(const PersistentKernel& kernel);
 
 void mark_absent(void* data, std::int64_t bytes, Stream stream);
 

@@ -121,12 +121,12 @@ __device__ void visit_direction(const DirectionArgs<Args>& args, const Run& run)
 }  // namespace
 }  // namespace lltm::cuda
 
-#define LLTM_PERSISTENT_KERNEL(name, kId, kUnitsK, kSharedK, kTiles, kTf32) \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)            \
-      name(const __grid_constant__ Args all) {                              \
-    using Definition = BuiltIn<kId>;                                        \
-    visit_direction(all, [](const auto& args) {                             \
-      Gpu gpu{args.words};                                                  \
-      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu);   \
-    });                                                                     \
+// Of Definition, in this namespace.
+#define LLTM_PERSISTENT_KERNEL(name, kUnitsK, kSharedK, kTiles, kTf32)    \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)          \
+      name(const __grid_constant__ Args all) {                            \
+    visit_direction(all, [](const auto& args) {                           \
+      Gpu gpu{args.words};                                                \
+      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu); \
+    });                                                                   \
   }

@@ -32,8 +32,8 @@ namespace lltm::cuda {
 namespace {
 
 // Pre-activations that depend on h: outputs of forward's recurrent GEMM, blocks in backward's K.
-template <typename Definition>
-constexpr int kRecurrent = Definition::kCell.h.count();
+template <typename Cell>
+constexpr int kRecurrent = Cell::kCell.h.count();
 
 // An absent word; a word holds two adjacent units, or one in float32.
 constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
@@ -530,21 +530,70 @@ LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row
   return (rows - first_row + kTileRows - 1) / kTileRows;
 }
 
-template <typename Definition, typename T>
+template <typename Cell, typename T>
 LLTM_CELL_INLINE void load_bias(
-    const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Definition::kSlots]) {
-  for_each_index<Definition::kSlots>([&](auto slot) {
-    constexpr int k = slot, of_x = Definition::kCell.x_blocks[k],
-                  of_h = Definition::kCell.h_blocks[k];
+    const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Cell::kCell.slots]) {
+  for_each_index<Cell::kCell.slots>([&](auto slot) {
+    constexpr int k = slot, of_x = Cell::kCell.x_blocks[k], of_h = Cell::kCell.h_blocks[k];
     const auto add = [&](const Matrix<const T>& given, int block) {
       float b[1];
       load(given, false, 0, block * a.hidden + unit, b);
       bias[k] += b[0];
     };
-    if constexpr (Definition::kCell.x.contains(k)) add(a.bias_ih, of_x);
-    if constexpr (Definition::kCell.h.contains(k)) add(a.bias_hh, of_h);
+    if constexpr (Cell::kCell.x.contains(k)) add(a.bias_ih, of_x);
+    if constexpr (Cell::kCell.h.contains(k)) add(a.bias_hh, of_h);
   });
 }
+
+// Of a unit.
+template <typename Cell>
+struct Parameters {
+  static constexpr int kCount = Cell::kCell.parameters;
+  float values[kCount > 0 ? kCount : 1] = {};
+
+  template <typename Args>
+  LLTM_CELL_INLINE void load_unit(const Args& a, std::int64_t unit) {
+    for_each_index<kCount>([&](auto index) {
+      constexpr int k = index;
+      float x[1];
+      load(a.parameters, false, 0, k * a.hidden + unit, x);
+      values[k] = x[0];
+    });
+  }
+};
+
+// c of a thread's rows (cell.h).
+template <typename Cell, int kTiles>
+struct UnitStates {
+  static constexpr int kCount = Cell::kCell.state_columns();
+  float c[kRowsOfThread<kTiles>][kCount] = {};
+
+  // (B, K * H)
+  template <typename T>
+  LLTM_CELL_INLINE void load_rows(
+      const T* from, std::int64_t batch, std::int64_t hidden, const ThreadPosition& p) {
+    LLTM_UNROLL
+    for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
+      if (from == nullptr || !p.is_in(batch, n)) continue;
+      LLTM_UNROLL
+      for (int k = 0; k < kCount; ++k) {
+        c[n][k] = static_cast<float>(from[(p.row(n) * kCount + k) * hidden + p.unit]);
+      }
+    }
+  }
+  template <typename T>
+  LLTM_CELL_INLINE void store_rows(
+      T* to, std::int64_t batch, std::int64_t hidden, const ThreadPosition& p) const {
+    LLTM_UNROLL
+    for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
+      if (!p.is_in(batch, n)) continue;
+      LLTM_UNROLL
+      for (int k = 0; k < kCount; ++k) {
+        to[(p.row(n) * kCount + k) * hidden + p.unit] = static_cast<T>(c[n][k]);
+      }
+    }
+  }
+};
 
 // Of a thread's rows; 1 without a mask.
 template <int kTiles, typename T>
@@ -561,76 +610,87 @@ LLTM_CELL_INLINE void load_mask(
   }
 }
 
-// A reset state is zero: the initial value of every state of a built-in cell.
+// Before the step, h is zero and c initial.
 LLTM_CELL_INLINE bool is_reset(const bool* reset, std::int64_t row) {
   return reset != nullptr && reset[row];
 }
 
-template <int kTiles, typename T>
+template <typename Cell, int kTiles, typename T>
 LLTM_CELL_INLINE void save_checkpoint(
     const PersistentForwardArgs<T>& a,
     const ThreadPosition& p,
     const StepCursor& step,
-    const float (&c)[kRowsOfThread<kTiles>]) {
+    const UnitStates<Cell, kTiles>& states) {
   if (a.checkpoints == nullptr) return;
   const std::int64_t k = step.ascending ? step.time : a.last_time - step.time;
   if (k % a.checkpoint_steps != 0) return;
-  T* const checkpoint = a.checkpoints + k / a.checkpoint_steps * a.batch * a.hidden + p.unit;
-  LLTM_UNROLL
-  for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
-    if (p.is_in(a.batch, n)) checkpoint[p.row(n) * a.hidden] = static_cast<T>(c[n]);
-  }
+  const std::int64_t size = a.batch * UnitStates<Cell, kTiles>::kCount * a.hidden;
+  states.store_rows(a.checkpoints + k / a.checkpoint_steps * size, a.batch, a.hidden, p);
 }
 
-template <typename Definition, int kTiles, typename T, typename Machine>
+template <typename Cell, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
     Machine& m,
     const ThreadPosition& p,
     const StepCursor& step,
     const Sums* sums,
-    const float (&bias)[Definition::kSlots],
+    const float (&bias)[Cell::kCell.slots],
+    const Parameters<Cell>& parameters,
     const float (&mask)[kRowsOfThread<kTiles>],
-    float (&z)[kRowsOfThread<kTiles>][Definition::kSlots],
-    float (&c)[kRowsOfThread<kTiles>],
+    float (&in)[kRowsOfThread<kTiles>][ProgramSizes(Cell::kCell).forward_in],
+    UnitStates<Cell, kTiles>& states,
     float (&h)[kRowsOfThread<kTiles>]) {
-  constexpr int kRows = kRowsOfThread<kTiles>, kSaved = Definition::kSaved;
-  StepForward<Definition, float> y[kRows];
+  constexpr ProgramSizes sizes(Cell::kCell);
+  constexpr int kRows = kRowsOfThread<kTiles>, kSlots = Cell::kCell.slots;
+  constexpr int kStates = UnitStates<Cell, kTiles>::kCount, kSaved = Cell::kCell.saved;
+  float out[kRows][sizes.forward_out];
   std::uint32_t words[kRows];
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    for_each_index<Definition::kSlots>([&](auto slot) {
+    for_each_index<kSlots>([&](auto slot) {
       constexpr int k = slot;
-      z[n][k] += bias[k];
-      if constexpr (Definition::kCell.h.contains(k)) {
+      in[n][k] += bias[k];
+      if constexpr (Cell::kCell.h.contains(k)) {
         // A row after the first may be in a tile without rows, which has no sums.
         if (n > 0 && !p.is_in(step.rows, n)) return;
-        add_sums<kTiles, kRecurrent<Definition>>(
-            sums, p, n, k - Definition::kCell.h.begin, z[n][k]);
+        add_sums<kTiles, kRecurrent<Cell>>(sums, p, n, k - Cell::kCell.h.begin, in[n][k]);
       }
     });
-    y[n] = Definition::forward(z[n], c[n]);
-    words[n] = word_of<T>(m, static_cast<float>(static_cast<T>(y[n].h)) * mask[n]);
+    LLTM_UNROLL
+    for (int k = 0; k < kStates; ++k) in[n][kSlots + k] = states.c[n][k];
+    LLTM_UNROLL
+    for (int k = 0; k < Cell::kCell.parameters; ++k) {
+      in[n][kSlots + kStates + k] = parameters.values[k];
+    }
+    Cell::forward(in[n], out[n]);
+    words[n] = word_of<T>(m, static_cast<float>(static_cast<T>(out[n][0])) * mask[n]);
   }
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
     const std::int64_t row = step.offset + p.row(n);
     if (p.has_word<T>()) m.publish(a.operand + row * a.hidden + p.unit, words[n]);
-    if (a.operand != a.output) a.output[row * a.hidden + p.unit] = narrow<T>(y[n].h);
-    h[n] = y[n].h;
+    if (a.operand != a.output) a.output[row * a.hidden + p.unit] = narrow<T>(out[n][0]);
+    h[n] = out[n][0];
     // Rounded as at a launch's end: results do not depend on the chunks.
-    c[n] = static_cast<float>(static_cast<T>(y[n].c));
+    LLTM_UNROLL
+    for (int k = 0; k < kStates; ++k) {
+      const float next = out[n][Cell::kCell.reads_h ? k : 1 + k];  // h' comes first in both
+      states.c[n][k] = static_cast<float>(static_cast<T>(next));
+    }
     if (a.activations != nullptr) {
       T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
       LLTM_UNROLL
-      for (int k = 0; k < kSaved; ++k) activations[k * a.hidden] = static_cast<T>(y[n].saved[k]);
+      for (int k = 0; k < kSaved; ++k) {
+        activations[k * a.hidden] = static_cast<T>(out[n][1 + Cell::kCell.states + k]);
+      }
     }
   }
 }
 
 template <
-    typename Definition,
+    typename Cell,
     int kUnitsK,
     int kSharedK,
     int kTiles,
@@ -638,7 +698,7 @@ template <
     typename T,
     typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
-  constexpr int kSlots = Definition::kSlots, kOutputs = kRecurrent<Definition>;
+  constexpr int kSlots = Cell::kCell.slots, kOutputs = kRecurrent<Cell>;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
@@ -653,30 +713,39 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   fragments.template load<T>(weights, shared_weights<kTiles, kOutputs>(m), warp, lane);
 
   const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
-  float bias[kSlots] = {}, mask[kRows], c[kRows] = {}, h[kRows] = {};
+  float bias[kSlots] = {}, mask[kRows], h[kRows] = {};
+  UnitStates<Cell, kTiles> states;
+  Parameters<Cell> parameters;
   load_mask<kTiles>(a.recurrent_mask, a.batch, hidden, p, mask);
+  states.load_rows(a.c_before, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (!p.is_in(a.batch, n)) continue;
-    c[n] = static_cast<float>(a.c_before[p.row(n) * hidden + p.unit]);
-    h[n] = static_cast<float>(a.h_before[p.row(n) * hidden + p.unit]);
+    if (p.is_in(a.batch, n)) h[n] = static_cast<float>(a.h_before[p.row(n) * hidden + p.unit]);
   }
-  if (p.is_unit) load_bias<Definition>(a, p.unit, bias);
+  if (p.is_unit) {
+    load_bias<Cell>(a, p.unit, bias);
+    parameters.load_unit(a, p.unit);
+  }
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
-    save_checkpoint<kTiles>(a, p, step, c);
+    save_checkpoint(a, p, step, states);
     if (step.rows <= first_row) return;
-    float z[kRows][kSlots] = {};
+    float in[kRows][ProgramSizes(Cell::kCell).forward_in] = {};  // of the cell's program
     LLTM_UNROLL
     for (int n = 0; n < kRows; ++n) {
       if (!p.is_in(step.rows, n)) continue;
-      if (is_reset(a.reset, step.offset + p.row(n))) c[n] = 0;
-      constexpr int kOfX = Definition::kCell.x.end;
+      if (is_reset(a.reset, step.offset + p.row(n))) {
+        LLTM_UNROLL
+        for (int k = 0; k < Cell::kCell.state_columns(); ++k) {
+          states.c[n][k] = static_cast<float>(static_cast<T>(Cell::initial(k)));
+        }
+      }
+      constexpr int kOfX = Cell::kCell.x.end;
       const float* const gates =
           a.gates + (step.offset + p.row(n) - a.gates_offset) * kOfX * hidden + p.unit;
       LLTM_UNROLL
-      for (int k = 0; k < kOfX; ++k) z[n][k] = gates[k * hidden];
+      for (int k = 0; k < kOfX; ++k) in[n][k] = gates[k * hidden];
     }
 
     // The previous step's row, h_0 if the row is new, or zeros.
@@ -692,34 +761,32 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     m.sync_block();
 
     if (p.warp_is_in(step.rows)) {
-      finish_forward<Definition, kTiles>(a, m, p, step, sums, bias, mask, z, c, h);
+      finish_forward<Cell, kTiles>(a, m, p, step, sums, bias, parameters, mask, in, states, h);
     }
     // One barrier per step is enough: a warp passes the next before it writes this buffer again.
     buffer = 1 - buffer;
   });
 
+  states.store_rows(a.c, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (!p.is_in(a.batch, n)) continue;
-    a.c[p.row(n) * hidden + p.unit] = static_cast<T>(c[n]);
-    a.h[p.row(n) * hidden + p.unit] = narrow<T>(h[n]);
+    if (p.is_in(a.batch, n)) a.h[p.row(n) * hidden + p.unit] = narrow<T>(h[n]);
   }
 }
 
 // Inputs that do not depend on other thread blocks.
-template <typename Definition, typename T>
+template <typename Cell, typename T>
 LLTM_CELL_INLINE void load_step(
     const PersistentBackwardArgs<T>& a,
     const StepCursor& step,
     std::int64_t row,
     std::int64_t unit,
-    float (&saved)[Definition::kSaved],
+    float (&in)[ProgramSizes(Cell::kCell).backward_in],
     float& grad_output) {
-  const T* const activations =
-      a.activations + (step.offset + row) * Definition::kSaved * a.hidden + unit;
+  constexpr int kSaved = Cell::kCell.saved;
+  const T* const activations = a.activations + (step.offset + row) * kSaved * a.hidden + unit;
   LLTM_UNROLL
-  for (int k = 0; k < Definition::kSaved; ++k)
-    saved[k] = static_cast<float>(activations[k * a.hidden]);
+  for (int k = 0; k < kSaved; ++k) in[k] = static_cast<float>(activations[k * a.hidden]);
   const StepMatrix<const T>& g = a.grad_output;
   if (g.data == nullptr) return;
   const std::int64_t at = step.time * g.time_stride + step.offset * g.offset_stride +
@@ -727,40 +794,55 @@ LLTM_CELL_INLINE void load_step(
   grad_output = static_cast<float>(g.data[at]);
 }
 
-// dz, and the previous time step's dc, from dh.
-template <typename Definition, int kTiles, typename T, typename Machine>
+// dz, and the previous time step's gradients of the states, from dh.
+template <typename Cell, int kTiles, typename T, typename Machine>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
     Machine& m,
     const ThreadPosition& p,
     const StepCursor& step,
-    const float (&saved)[kRowsOfThread<kTiles>][Definition::kSaved],
+    float (&in)[kRowsOfThread<kTiles>][ProgramSizes(Cell::kCell).backward_in],
+    const Parameters<Cell>& parameters,
     const float (&grad_output)[kRowsOfThread<kTiles>],
     const float (&dh)[kRowsOfThread<kTiles>],
-    float (&dc)[kRowsOfThread<kTiles>]) {
-  constexpr int kRows = kRowsOfThread<kTiles>, kSlots = Definition::kSlots;
-  float dc_before[kRows];
-  std::uint32_t words[kRows][kSlots];
+    UnitStates<Cell, kTiles>& gradients) {
+  constexpr ProgramSizes sizes(Cell::kCell);
+  constexpr int kRows = kRowsOfThread<kTiles>, kGradients = Cell::kCell.grad_columns();
+  constexpr int kSaved = Cell::kCell.saved, kParameters = Cell::kCell.parameters;
+  constexpr int kStates = UnitStates<Cell, kTiles>::kCount, kOwn = Cell::kCell.reads_h ? 1 : 0;
+  float before[kRows][kStates];
+  std::uint32_t words[kRows][kGradients];
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    const auto d = backward_of<Definition>(saved[n], grad_output[n] + dh[n], dc[n]);
-    dc_before[n] = d.dc;
     LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) words[n][k] = word_of<T>(m, d.dz[k]);
+    for (int k = 0; k < kParameters; ++k) in[n][kSaved + k] = parameters.values[k];
+    constexpr int kOfH = kSaved + kParameters;
+    in[n][kOfH] = grad_output[n] + dh[n];
+    if constexpr (kOwn != 0) in[n][kOfH] += gradients.c[n][0];
+    LLTM_UNROLL
+    for (int k = kOwn; k < kStates; ++k) in[n][kOfH + 1 - kOwn + k] = gradients.c[n][k];
+    float out[sizes.backward_out];
+    Cell::backward(in[n], out);
+    LLTM_UNROLL
+    for (int k = 0; k < kGradients; ++k) words[n][k] = word_of<T>(m, out[k]);
+    LLTM_UNROLL
+    for (int k = 0; k < kStates; ++k) before[n][k] = out[kGradients + k];
   }
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
-    dc[n] = is_reset(a.reset, step.offset + p.row(n)) ? 0 : dc_before[n];
-    if (!p.has_word<T>()) continue;
-    T* const dz = a.dz + (step.offset + p.row(n)) * kSlots * a.hidden + p.unit;
+    const bool reset = is_reset(a.reset, step.offset + p.row(n));
     LLTM_UNROLL
-    for (int k = 0; k < kSlots; ++k) m.publish(dz + k * a.hidden, words[n][k]);
+    for (int k = 0; k < kStates; ++k) gradients.c[n][k] = reset ? 0 : before[n][k];
+    if (!p.has_word<T>()) continue;
+    T* const dz = a.dz + (step.offset + p.row(n)) * kGradients * a.hidden + p.unit;
+    LLTM_UNROLL
+    for (int k = 0; k < kGradients; ++k) m.publish(dz + k * a.hidden, words[n][k]);
   }
 }
 
 template <
-    typename Definition,
+    typename Cell,
     int kUnitsK,
     int kSharedK,
     int kTiles,
@@ -768,7 +850,6 @@ template <
     typename T,
     typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
-  constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const std::int64_t hidden = a.hidden;
   const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
@@ -777,29 +858,34 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
   const auto weights = [&](int) -> WeightRows<T> {
-    const std::int64_t k_size = kRecurrent<Definition> * a.hidden;
+    const std::int64_t k_size = kRecurrent<Cell> * a.hidden;
     return {a.weights + slice * k_size, a.hidden - slice, k_size};
   };
   WeightFragments<kUnitsK, kSharedK, 1> fragments;
   fragments.template load<T>(weights, shared_weights<kTiles, 1>(m), warp, lane);
 
   const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
-  float mask[kRows], dh[kRows] = {}, dc[kRows] = {};
+  float mask[kRows], dh[kRows] = {};
+  UnitStates<Cell, kTiles> gradients;
+  Parameters<Cell> parameters;
   load_mask<kTiles>(a.recurrent_mask, a.batch, hidden, p, mask);
+  gradients.load_rows(a.dc_before, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (!p.is_in(a.batch, n)) continue;
-    if (a.dh_before != nullptr) dh[n] = a.dh_before[p.row(n) * hidden + p.unit];
-    if (a.dc_before != nullptr) dc[n] = a.dc_before[p.row(n) * hidden + p.unit];
+    if (a.dh_before != nullptr && p.is_in(a.batch, n)) {
+      dh[n] = a.dh_before[p.row(n) * hidden + p.unit];
+    }
   }
+  if (p.is_unit) parameters.load_unit(a, p.unit);
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
-    float saved[kRows][kSaved] = {}, grad_output[kRows] = {};
+    float in[kRows][ProgramSizes(Cell::kCell).backward_in] = {};  // of the cell's program
+    float grad_output[kRows] = {};
     LLTM_UNROLL
     for (int n = 0; n < kRows; ++n) {
       if (p.is_in(step.rows, n)) {
-        load_step<Definition>(a, step, p.row(n), p.unit, saved[n], grad_output[n]);
+        load_step<Cell>(a, step, p.row(n), p.unit, in[n], grad_output[n]);
       }
     }
 
@@ -809,7 +895,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
         const std::int64_t row = first_row + tile * kTileRows + row_in_tile;
         const std::int64_t previous = step.previous_offset + row;
         if (row >= step.previous_rows || is_reset(a.reset, previous)) return {nullptr, false};
-        const T* const dz = a.dz + (previous * kSlots + Definition::kCell.h.begin) * hidden;
+        constexpr CellInfo kCell = Cell::kCell;
+        const T* const dz = a.dz + (previous * kCell.grad_columns() + kCell.h.begin) * hidden;
         return {dz, /*polled=*/true};
       };
       Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, 1) / 2);
@@ -827,15 +914,14 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
     }
 
     if (p.warp_is_in(step.rows)) {
-      finish_backward<Definition, kTiles>(a, m, p, step, saved, grad_output, dh, dc);
+      finish_backward<Cell, kTiles>(a, m, p, step, in, parameters, grad_output, dh, gradients);
     }
   });
 
+  gradients.store_rows(a.dc, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (!p.is_in(a.batch, n)) continue;
-    a.dh[p.row(n) * hidden + p.unit] = dh[n];
-    a.dc[p.row(n) * hidden + p.unit] = dc[n];
+    if (p.is_in(a.batch, n)) a.dh[p.row(n) * hidden + p.unit] = dh[n];
   }
 }
 

@@ -57,11 +57,7 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
 }
 
 template <typename Args>
-bool launch_persistent(
-    const PersistentKernel& kernel,
-    const DirectionArgs<Args>& args,
-    std::int64_t groups,
-    Stream stream) {
+KernelForm form_of(const PersistentKernel& kernel) {
   using T = typename Args::Element;
   KernelForm form = {kernel.cell, !Args::kIsForward, kKernelType<T>, kKernelType<T>};
   form.units = kernel.units;
@@ -69,6 +65,21 @@ bool launch_persistent(
   form.tiles = kernel.tiles;
   form.tf32 = kernel.tf32 ? 1 : 0;
   form.directions = kernel.directions;
+  return form;
+}
+
+template <typename Args>
+bool spills_registers(const PersistentKernel& kernel) {
+  constexpr int kMostBytes = 64;  // also a stack frame of sin or cos
+  return local_bytes(form_of<Args>(kernel), shared_bytes<Args>(kernel)) > kMostBytes;
+}
+
+template <typename Args>
+bool launch_persistent(
+    const PersistentKernel& kernel,
+    const DirectionArgs<Args>& args,
+    std::int64_t groups,
+    Stream stream) {
   // A kernel for one direction reads only the first.
   void* parameters[] = {const_cast<DirectionArgs<Args>*>(&args)};
   const Grid grid = {
@@ -78,11 +89,12 @@ bool launch_persistent(
       kBlockThreads,
       shared_bytes<Args>(kernel),
       /*cooperative=*/true};
-  return launch_compiled(form, grid, parameters, stream);
+  return launch_compiled(form_of<Args>(kernel), grid, parameters, stream);
 }
 
-#define LLTM_PERSISTENT_OF(Args)   \
-  template bool launch_persistent( \
+#define LLTM_PERSISTENT_OF(Args)                                 \
+  template bool spills_registers<Args>(const PersistentKernel&); \
+  template bool launch_persistent(                               \
       const PersistentKernel&, const DirectionArgs<Args>&, std::int64_t, Stream);
 LLTM_PERSISTENT_OF(PersistentForwardArgs<float>)
 LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)

@@ -84,6 +84,14 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   print_program(to, cell.programs->forward.program(), "forward");
   to << '\n';
   print_program(to, cell.programs->backward.program(), "backward");
+  // h precedes the other states.
+  to << "\n  static LLTM_CELL_INLINE double initial(int column) {\n    using V = double;\n"
+     << "    const double values[] = {";
+  if (cell.reads_h) to << "0" << (cell.states > 0 ? ", " : "");
+  for (int k = 0; k < cell.states; ++k) {
+    to << (k == 0 ? "" : ", ") << print_number(cell.programs->initial_states[k]);
+  }
+  to << "};\n    return values[column];\n  }\n";
   to << "};\n\n}  // namespace\n}  // namespace lltm\n";
   return to.str();
 }
@@ -104,7 +112,7 @@ std::string print_kernel(const KernelForm& form) {
   const bool is_custom = form.cell->programs != nullptr;
   if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
   to << "namespace lltm::cuda {\n";
-  if (!is_custom && !form.is_persistent()) {
+  if (!is_custom) {
     to << "using Definition = DefinitionRegisters<BuiltIn<" << form.cell->id << ">>;\n";
   }
   to << "using Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
@@ -115,8 +123,7 @@ std::string print_kernel(const KernelForm& form) {
      << (form.is_persistent() ? "PERSISTENT" : "ELEMENTWISE") << "_KERNEL(" << kernel_name(form)
      << ", ";
   if (form.is_persistent()) {
-    to << form.cell->id << ", " << form.units << ", " << form.shared_units << ", " << form.tiles
-       << ", " << form.tf32;
+    to << form.units << ", " << form.shared_units << ", " << form.tiles << ", " << form.tf32;
   } else {
     to << direction << "Access, " << (form.backward ? "backward" : "forward") << "_at, "
        << form.width;
