@@ -141,7 +141,8 @@ TEST_P(CudaCustomCells, ThePersistentEngineComputesGroupsOfTiles) {
     const Temporarily limit(tiles_without_spills, tiles);
     const int64_t before = persistent_launches;
     check_kernels(sequence, problem);
-    const bool runs = dtype() != at::kDouble && tiles >= 2;  // with fewer, B is too large
+    // With fewer tiles, B is too large.
+    const bool runs = dtype() != at::kDouble && tiles >= 2 && cell().h.count() > 0;
     EXPECT_EQ(persistent_launches > before, runs) << tiles;
   }
 }
