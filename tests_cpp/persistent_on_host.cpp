@@ -64,16 +64,19 @@ void visit_kernel(const PersistentKernel& kernel, const Body& body) {
       }
       body(units, shared, tiles, std::false_type());
     };
-    if constexpr (kCustom) return visit_units(kernel, with_units, Units<2>(), Units<1, 4>());
-    visit_units(
-        kernel,
-        with_units,
-        Units<1>(),
-        Units<2>(),
-        Units<6>(),
-        Units<12>(),
-        Units<1, 4>(),
-        Units<4, 20>());
+    if constexpr (kCustom) {
+      visit_units(kernel, with_units, Units<2>(), Units<1, 4>());
+    } else {
+      visit_units(
+          kernel,
+          with_units,
+          Units<1>(),
+          Units<2>(),
+          Units<6>(),
+          Units<12>(),
+          Units<1, 4>(),
+          Units<4, 20>());
+    }
   };
   with_tiles(std::integral_constant<int, 1>());
   with_tiles(std::integral_constant<int, 2>());
@@ -97,20 +100,22 @@ bool launch_persistent(
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
   const auto run = [&]<typename Cell>(Cell, auto custom) {
-    visit_kernel<Args, custom>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
-      const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
-      lltm_test::run_grid(
-          {static_cast<int>(slices),
-           static_cast<int>(groups),
-           static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums),
-           args.count},
-          [&](lltm_test::HostBlock::Lane& lane) {
-            const Args& mine = args.of[lane.direction()];
-            lane.use(mine.words);
-            run_steps<Cell, units, shared, tiles, tf32>(mine, lane);
-          },
-          lltm_test::schedule_seed++);
-    });
+    if constexpr (Cell::kCell.h.count() > 0) {
+      visit_kernel<Args, custom>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
+        const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
+        lltm_test::run_grid(
+            {static_cast<int>(slices),
+             static_cast<int>(groups),
+             static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums),
+             args.count},
+            [&](lltm_test::HostBlock::Lane& lane) {
+              const Args& mine = args.of[lane.direction()];
+              lane.use(mine.words);
+              run_steps<Cell, units, shared, tiles, tf32>(mine, lane);
+            },
+            lltm_test::schedule_seed++);
+      });
+    }
   };
   if (kernel.cell->programs == nullptr) {
     visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
