@@ -178,6 +178,20 @@ inline const std::string kEveryText =
     "d.c = multiply cc both\n"
     "end\n";
 
+// A product, a mean, a given gate, a gate of h.
+inline const std::string kStagedText =
+    "lltm-cell 2\nname staged\nweight_ih r n\nweight_hh r n k\ninput m\nreads_h\n"
+    "state c 0.0\nparameter p 0.5\nforward\nt1 = sigmoid z.r\nv = multiply t1 h\n"
+    "z.n = product v\nt2 = multiply p c\nt3 = mean z.n\nt4 = subtract z.n t3\nt5 = add t4 z.m\n"
+    "t6 = tanh t5\nc' = add t2 t6\nt7 = sigmoid z.k\nt8 = multiply c' t7\nt9 = multiply h 0.5\n"
+    "h' = add t8 t9\nsave h c t1 v t6 t7\nbackward\nt2 = multiply p c\nc_next = add t2 t6\n"
+    "t3 = multiply d.h' 0.5\nt4 = multiply d.h' c_next\nt5 = multiply d.h' t7\nt8 = add d.c' t5\n"
+    "t9 = multiply t4 t7\nt10 = multiply t9 t7\nd.z.k = subtract t9 t10\nt11 = multiply t6 t6\n"
+    "t12 = subtract 1.0 t11\nd.z.m = multiply t8 t12\nt13 = negate d.z.m\nt14 = mean t13\n"
+    "d.z.n = add d.z.m t14\nd.c = multiply t8 p\nd.p = multiply t8 c\nt15 = product d.z.n\n"
+    "t16 = multiply t15 t1\nt17 = multiply t15 h\nd.h = add t3 t16\nt18 = multiply t17 t1\n"
+    "t19 = multiply t18 t1\nd.z.r = subtract t18 t19\nend\n";
+
 inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
 
 // The words of serialized cells, in the order of Op.

@@ -3,6 +3,7 @@
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
+#include "cell_program.h"
 #include "cuda/context.h"
 #include "cuda/kernel/compiled.h"
 #include "cuda/kernel/elementwise.h"
@@ -290,6 +291,40 @@ void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Strea
   for_each_piece<T>(cell, args, [&]<typename Cell>(Cell, auto width, int64_t n) {
     backward_at<Cell, width>(args, wide, n);
   });
+}
+
+// Of a stage.
+bool launch_compiled(const KernelForm& form, const Grid&, void** parameters, Stream) {
+  TORCH_CHECK(form.cell->name == lltm_test::kStagedText, "a stage of another cell");
+  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
+  ++lltm_test::stage_launches;
+  const auto& args = *static_cast<const StageArgs<>*>(parameters[0]);
+  const CellPrograms& programs = *form.cell->programs;
+  const Pass& pass = form.backward ? programs.backward : programs.forward;
+  const auto number = form.stage - pass.stages + (form.backward ? 100 : 0);
+  const auto run = [&]<typename T>(T type) {
+    lltm_test::visit_stage(number, [&]<typename Of>(Of) {
+      for_each_thread(*static_cast<const int64_t*>(parameters[2]), [&](int64_t n) {
+        stage_at<Of, 1>(args, type, n);
+      });
+    });
+    if (lltm_test::fault != lltm_test::Fault::wrong) return;
+    static_cast<T*>(args.ports[form.stage->program.inputs].data)[0] = static_cast<T>(3.0F);
+  };
+  switch (form.tensor) {
+    case KernelType::kDouble:
+      run(double());
+      break;
+    case KernelType::kFloat:
+      run(float());
+      break;
+    case KernelType::kHalf:
+      run(c10::Half());
+      break;
+    case KernelType::kBFloat16:
+      run(c10::BFloat16());
+  }
+  return true;
 }
 
 template void launch_forward(const CellInfo&, const ForwardArgs<double>&, Stream);

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -66,6 +67,11 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
       a.bias = random({(cell().x.count() + cell().parameters) * hidden}, scale);
     }
     if (bias) a.bias_hh = random({cell().h.count() * hidden}, scale);
+    if (cell().given > 0) {
+      std::vector<int64_t> sizes = a.input.sizes().vec();
+      sizes.back() = cell().given * hidden;
+      a.input = at::cat({a.input, random(sizes, 1)}, -1);
+    }
     return a;
   }
   Problem dense(const Sizes& sizes, Weights form = Weights::kTwoMatrices) const {
@@ -85,7 +91,9 @@ class CudaCustomSteps : public CudaCustomCells {};
 // The last cell uses comparisons, which rounding may change: see test_cuda_elementwise.cpp.
 std::vector<CustomCase> custom_cases(const std::vector<bool>& directions) {
   std::vector<CustomCase> cases;
-  for (const std::string& text : kCellTexts) {
+  std::vector<std::string> texts = kCellTexts;
+  texts.push_back(kStagedText);
+  for (const std::string& text : texts) {
     for (const at::ScalarType dtype : kDtypes) {
       if (text == kEveryText) continue;
       for (const bool reverse : directions) cases.emplace_back(text, dtype, reverse);

@@ -207,33 +207,90 @@ TEST_F(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   EXPECT_TRUE(warnings.texts.empty());
 }
 
+// Of 5 steps with 3 stages.
+Arguments staged_problem(at::ScalarType dtype = at::kFloat) {
+  Arguments a = problem("gru", dtype);
+  const auto random = [&](at::IntArrayRef sizes) {
+    return random_like(at::empty(sizes, a.input.options()), 1);
+  };
+  a.cell = kStagedText;
+  a.input = random({5, 3, 4 + 16});
+  a.c = random({3, 16});
+  a.weights = random({32, 4}), a.weight_hh = random({48, 16});
+  a.bias = random({48}), a.bias_hh = random({48});
+  return a;
+}
+
+TEST_P(CudaSelfCheck, AtenOperationsReplaceFailingStages) {
+  const at::NoGradGuard no_grad;
+  const Arguments a = staged_problem();
+  const Tensors expected = by_aten_fallback(a);
+  Warnings warnings;
+  int64_t earlier = 0;
+  for (const Fault of : {GetParam(), Fault::none}) {
+    fault = of;
+    const Tensors ours = sequence(a);
+    for (size_t k = 0; k < 2; ++k) EXPECT_TRUE(at::allclose(ours[k], expected[k], 1e-4, 1e-5)) << k;
+    EXPECT_TRUE(of != Fault::none || stage_launches == earlier);
+    earlier = stage_launches;
+  }
+  ASSERT_EQ(warnings.texts.size(), 3);
+  const std::string text =
+      "lltm: the kernel of a forward stage of the cell staged in Float failed the self-check on "
+      "cpu and will not be used: ";
+  EXPECT_EQ(warnings.texts[0].find(text), 0) << warnings.texts[0];
+}
+
+TEST_F(CudaSelfChecks, EachStageIsOneLaunchAndCheckedOnce) {
+  Warnings warnings;
+  Arguments a = staged_problem();
+  a.c.view(-1)[0] = std::numeric_limits<float>::infinity();  // no error
+  a = requiring_grad(a);
+  for (const auto& [captures, expected] : {std::pair(true, 30), {false, 30 + 6}, {false, 30}}) {
+    lltm_test::capturing = captures;
+    const int64_t before = stage_launches;
+    evaluate(sequence, a, random_gradients(a));
+    EXPECT_EQ(stage_launches - before, expected);
+  }
+  EXPECT_TRUE(warnings.texts.empty()) << warnings.texts[0];
+}
+
+// s = z.a + u h cancels: no result in float32 is correct.
+TEST_F(CudaSelfChecks, AStageMayBeAsWrongAsPyTorch) {
+  const lltm::CellInfo& cell = *lltm::find_cell(kAloneText);
+  const auto full = [](double value) { return at::full({1, 2}, value, at::kFloat); };
+  const at::Tensor h = full(1e7), u = full(0.3), z_a = (h * u).neg();
+  const Tensors inputs = {z_a, full(0), h, u, full(0)};
+  Warnings warnings;
+  for (const double error : {0.0, 1e-3}) {
+    const Tensors outputs = {full(0), full(0), full(0), full(0)};
+    const lltm::aten_fallback::StageCall call = {
+        cell, *cell.programs->forward.stages, false, at::kFloat, h, inputs, outputs};
+    const auto run = [&] {
+      const Tensors results = lltm::aten_fallback::run(call.stage.program, inputs, h);
+      for (size_t k = 0; k < results.size(); ++k) outputs[k].copy_(results[k] * (1 + error));
+    };
+    EXPECT_EQ(lltm::cuda::why_not_stage(call, run) == nullptr, error == 0.0);
+    lltm::cuda::forget_self_checks();
+  }
+}
+
 TEST_F(CudaSelfChecks, EachCellWithoutKernelsWarnsOnce) {
   const at::NoGradGuard no_grad;
-  Arguments a = problem("gru");
-  a.weights = at::ones({16, 4}), a.weight_hh = at::ones({16, 16});
-  a.bias = a.bias_hh = at::ones({16});
+  const Arguments built_in = problem("lstm");
   Warnings warnings;
-  for (const std::string name : {"averaged", "other"}) {
-    const std::string text =
-        "lltm-cell 2\nname " + name +
-        "\nweight_ih n\nweight_hh n\nforward\nm = mean z.n\nh' = tanh m\nsave h'\nbackward\n"
-        "s = multiply h' h'\ng = subtract 1.0 s\ndm = multiply d.h' g\nd.z.n = mean dm\nend\n";
-    a.cell = text;
-    sequence(a);
-    sequence(a);
+  has_nvrtc = false;
+  for (const int call : {0, 1}) {
+    EXPECT_TRUE(identical(sequence(built_in), by_aten_fallback(built_in))) << call;
   }
+  sequence(staged_problem());
+  has_nvrtc = true;
   ASSERT_EQ(warnings.texts.size(), 2);
   EXPECT_EQ(
       warnings.texts[0],
-      "lltm: on CPU, the cell averaged runs as PyTorch's operations, many times slower than "
-      "kernels (products, means, given gates, heads or states as output); see the page \"On a "
-      "GPU\" in lltm's documentation");
-  const Arguments built_in = problem("lstm");
-  has_nvrtc = false;
-  EXPECT_TRUE(identical(sequence(built_in), by_aten_fallback(built_in)));
-  has_nvrtc = true;
-  ASSERT_EQ(warnings.texts.size(), 3);
-  EXPECT_NE(warnings.texts[2].find("(NVRTC was not found"), std::string::npos);
+      "lltm: on CPU, the cell lstm runs as PyTorch's operations, many times slower than kernels "
+      "(NVRTC was not found: as the test says); see the page \"On a GPU\" in lltm's "
+      "documentation");
 }
 
 }  // namespace

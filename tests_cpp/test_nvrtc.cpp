@@ -165,6 +165,25 @@ TEST_P(ElementwiseKernels, CompileForEachGpuWithoutSpillsAndWithWideAccesses) {
   if (!is_step) check_elementwise(*cell, kind, /*backward=*/false);
 }
 
+TEST(StageKernels, CompileForEachGpuWithoutSpills) {
+  const CellInfo& cell = *find_cell(lltm_test::kStagedText);
+  for (const bool backward : {false, true}) {
+    const Pass& pass = backward ? cell.programs->backward : cell.programs->forward;
+    EXPECT_EQ(pass.count, 3);
+    for (int stage = 0; stage < pass.count; ++stage) {
+      for (const Kind& kind : kKinds) {
+        if (kind.tensor == kind.state && kind.width == 8) continue;  // of a step
+        SCOPED_TRACE(testing::Message() << kind.name << ", " << backward << ", " << stage);
+        KernelForm form = {&cell, backward, kind.tensor, kind.tensor, 1};
+        form.stage = &pass.stages[stage];
+        const Program& program = pass.stages[stage].program;
+        const size_t ports = program.inputs + program.outputs;
+        expect_no_spills(form, {{"Args", sizeof(std::int64_t) + ports * sizeof(StagePort)}});
+      }
+    }
+  }
+}
+
 struct PersistentType {
   const char* name;
   KernelType type;

@@ -117,6 +117,10 @@ enum class Place : unsigned char {
   kKept,     // written by an earlier stage
 };
 constexpr int kPlaces = 8;
+// True for values that steps store in the tensors' dtype. Others have the compute dtype.
+constexpr bool is_narrow(Place place, bool backward) {
+  return place == Place::kSaved || (!backward && (place == Place::kState || place == Place::kH));
+}
 struct Port {
   Place place;
   unsigned char index;

@@ -1,6 +1,7 @@
 // The operators for CUDA tensors. prepack uses the ATen fallback.
 #include "op/backend.h"
 #include "common/device.h"
+#include "common/schedule_log.h"
 #include "common/weights.h"
 #include "cuda/context.h"
 #include "cuda/engine/engine.h"
@@ -15,32 +16,34 @@
 namespace lltm::cuda {
 namespace {
 
-// Why a cell has no kernels.
+// Products, means, given gates, heads, and states as output.
 template <typename Args>
-const char* why_unsupported(const Args& args) {
+bool needs_stages(const Args& args) {
   const CellInfo& cell = *args.cell;
-  if (!cell.is_element_wise() || has_heads(args.weight_hh) || cell.outputs > 0)
-    return "products, means, given gates, heads or states as output";
-  return why_no_compiled_kernels();
+  return !cell.is_element_wise() || has_heads(args.weight_hh) || cell.outputs > 0;
 }
 
-template <auto engine, auto fallback, typename Args>
+template <auto engine, auto by_stages, typename Args>
 auto choose(const Args& args) {
+  const char* const unsupported = why_no_compiled_kernels();
+  if (unsupported == nullptr && needs_stages(args)) {
+    if (logs_schedules()) log_schedule(args, "on CUDA, a kernel per stage");
+    return by_stages(args, stage_kernels());
+  }
   const Engine kind = args.is_step() ? Engine::step : Engine::per_step;
-  const char* const unsupported = why_unsupported(args);
   const char* const why_not =
       unsupported != nullptr ? unsupported : why_not_kernels(*args.cell, args.input, kind);
   if (why_not == nullptr) return engine(args);
   aten_fallback::report(args, why_not, /*warns=*/unsupported != nullptr);
-  return fallback(args);
+  return by_stages(args, {});
 }
 
 struct Cuda {
   using DeviceGuard = c10::DeviceGuard;
   static constexpr auto forward =
-      choose<cuda::sequence_forward, aten_fallback::sequence_forward, SequenceArgs>;
+      choose<cuda::sequence_forward, aten_fallback::forward_by_stages, SequenceArgs>;
   static constexpr auto backward =
-      choose<cuda::sequence_backward, aten_fallback::sequence_backward, SequenceBackwardArgs>;
+      choose<cuda::sequence_backward, aten_fallback::backward_by_stages, SequenceBackwardArgs>;
 };
 
 }  // namespace

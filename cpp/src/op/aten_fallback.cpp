@@ -43,7 +43,8 @@ Tensor widened_or_zeros(const Tensor& grad, const Tensor& like) {
 // Weights in the compute dtype and pre-activation order. Biases and parameters may be undefined.
 struct Operands {
   template <typename Args>
-  explicit Operands(const Args& args) : cell(*args.cell) {
+  explicit Operands(const Args& args, StageKernels of_stages = {})
+      : cell(*args.cell), kernels(std::move(of_stages)) {
     const auto [ih, hh] = weights_of(args);
     weight_x = widened(x_slots(ih, cell));
     weight_h = widened(h_slots(without_heads(hh), cell));
@@ -64,6 +65,7 @@ struct Operands {
   const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
   Tensor parameters;  // (P * H)
+  const StageKernels kernels;
 };
 
 // The columns of x (rows, I) that weight_ih multiplies, and the columns of the given gates.
@@ -84,10 +86,10 @@ Tensor project_x(const Operands& operands, const Tensor& x) {
   return at::cat({project(projected), widened(given)}, 1);
 }
 
-// For cells with several stages or given gates. Products add to the result.
+// For cells with several stages or given gates. Products add to the result, as does h if undefined.
 Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, const Tensor& h) {
   const CellInfo& cell = operands.cell;
-  const c10::SymInt hidden = h.sym_size(-1);
+  const c10::SymInt hidden = operands.weight_h.sym_size(1), rows = z_x.sym_size(0);
   std::vector<Tensor> slots;
   for (int slot = 0; slot < cell.slots; ++slot) {
     Tensor z;
@@ -96,7 +98,7 @@ Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, cons
     if (cell.x.contains(slot)) add(columns_of_x(slot));
     const int given = cell.given_blocks[slot];
     if (given > 0) add(columns_of_x(cell.x.count() + given - 1));
-    if (cell.direct.contains(slot)) {
+    if (h.defined() && cell.direct.contains(slot)) {
       add(at::linear(h, rows_of_slot(cell, operands.weight_h, slot)));
     }
     if (cell.h.contains(slot) && operands.bias_h.defined()) {
@@ -104,9 +106,23 @@ Tensor pre_activations_by_slot(const Operands& operands, const Tensor& z_x, cons
       add(operands.bias_h.narrow_symint(0, first, hidden));
     }
     // The only term may be a bias, or none.
-    slots.push_back(z.defined() ? z.expand_symint(h.sym_sizes()) : at::zeros_like(h));
+    slots.push_back(
+        z.defined() ? z.expand_symint({rows, hidden}) : z_x.new_zeros_symint({rows, hidden}));
   }
   return at::cat(slots, 1);
+}
+
+// Of all steps (N, S * H). Each step adds products and h's part in place.
+Tensor pre_activations_of_input(Operands& operands, const Tensor& x) {
+  const CellInfo& cell = operands.cell;
+  Tensor &bias_x = operands.bias_x, &bias_h = operands.bias_h;
+  if (cell.x == cell.h && bias_x.defined() && bias_h.defined()) {
+    bias_x = bias_x + bias_h;
+    bias_h.reset();
+  }
+  const Tensor z_x = project_x(operands, x);
+  const bool is_complete = cell.x.count() == cell.slots && cell.given == 0 && !bias_h.defined();
+  return is_complete ? z_x : pre_activations_by_slot(operands, z_x, {});
 }
 
 // (rows, S * H), from the input projection z_x and h.
@@ -127,6 +143,14 @@ Tensor pre_activations(const Operands& operands, const Tensor& z_x, const Tensor
       1);
 }
 
+// The rows of the gates that read h.
+Tensor direct_weights(const Operands& operands) {
+  const CellInfo& cell = operands.cell;
+  const c10::SymInt hidden = operands.weight_h.sym_size(1);
+  return operands.weight_h.narrow_symint(
+      0, (cell.direct.begin - cell.h.begin) * hidden, cell.direct.count() * hidden);
+}
+
 Tensor columns(const CellInfo& cell, const Tensor& dz, SlotRange slots) {
   if (slots.count() == cell.grad_columns()) return dz;
   const c10::SymInt hidden = dz.sym_size(-1) / cell.grad_columns();
@@ -144,9 +168,17 @@ StepResult forward_of_step(
     const Tensor& c,
     const StepIO& io,
     bool save) {
-  const Tensor z = pre_activations(operands, z_x, io.enter_h(widened(h)));
+  const CellInfo& cell = operands.cell;
+  Tensor z = z_x;
+  if (!operands.kernels) {
+    z = pre_activations(operands, z_x, io.enter_h(widened(h)));
+  } else if (cell.direct.count() > 0) {
+    const int64_t hidden = h.size(1);
+    z.narrow(1, cell.direct.begin * hidden, cell.direct.count() * hidden)
+        .addmm_(io.enter_h(widened(h)), direct_weights(operands).t());
+  }
   const Tensor& parameters = operands.parameters;
-  return run_forward(operands.cell, z, io.enter_c(c), parameters, operands.weight_h, save);
+  return run_forward(cell, z, io.enter_c(c), parameters, operands.weight_h, save, operands.kernels);
 }
 
 // Gradients of pre-activations and parameters, (rows, (S + P) * H), and of the previous h and c,
@@ -157,14 +189,12 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
     const Tensor& dh,
     const Tensor& dc,
     const StepIO& io) {
-  const auto [dz, dc_before] =
-      run_backward(operands.cell, activations, dh, dc, operands.parameters, operands.weight_h);
   const CellInfo& cell = operands.cell;
+  const auto [dz, dc_before] = run_backward(
+      cell, activations, dh, dc, operands.parameters, operands.weight_h, operands.kernels);
   const Tensor dz_h = columns(cell, dz, cell.direct);
-  const c10::SymInt hidden = operands.weight_h.sym_size(1);
-  const Tensor weight_h = operands.weight_h.narrow_symint(
-      0, (cell.direct.begin - cell.h.begin) * hidden, cell.direct.count() * hidden);
-  return {dz, io.enter_h(at::matmul(dz_h, weight_h)), io.enter_backward_c(dc_before)};
+  const Tensor dh_before = at::matmul(dz_h, direct_weights(operands));
+  return {dz, io.enter_h(dh_before), io.enter_backward_c(dc_before)};
 }
 
 // h (N, H) as the recurrent GEMMs read it, in the order of input rows.
@@ -243,14 +273,17 @@ Gradients gradients_of(
 
 }  // namespace
 
-SequenceResult sequence_forward(const SequenceArgs& args) {
+SequenceResult forward_by_stages(const SequenceArgs& args, const StageKernels& kernels) {
   const Tensor& input = args.input;
-  const Operands operands(args);
-  const Tensor z_x = project_x(operands, flat_rows(input));
+  Operands operands(args, kernels);
+  const Tensor x = flat_rows(input);
+  const Tensor z_x = kernels ? pre_activations_of_input(operands, x) : project_x(operands, x);
+  // With kernels, h may be columns of c.
+  const auto own = [&](const Tensor& h) { return kernels ? h.contiguous() : h; };
   if (args.is_step()) {  // keeps symbolic sizes
     auto [h, c, activations] =
         forward_of_step(operands, z_x, args.h_0, args.c_0, StepIO(*args.cell), args.save);
-    return {Tensor(), h, c, activations};
+    return {Tensor(), own(h), c, activations};
   }
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, runs a step without rows: in autograd every result depends on every argument, as
@@ -289,11 +322,11 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     return none ? at::empty({0, c.size(0), c.size(1)}, c.options()) : at::stack(checkpoints);
   };
   const int64_t columns = args.h_0->size(1) * args.cell->output_columns();
-  return {at::cat(outputs, 0).view(output_sizes(input, columns)), h, c, saved()};
+  return {at::cat(outputs, 0).view(output_sizes(input, columns)), own(h), c, saved()};
 }
 
-Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  const Operands operands(args);
+Gradients backward_by_stages(const SequenceBackwardArgs& args, const StageKernels& kernels) {
+  const Operands operands(args, kernels);
   if (args.is_step()) {
     const auto [dz, dh, dc] = backward_of_step(
         operands,
@@ -333,6 +366,13 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
     dc = dc.clone();
   }
   return gradients_of(args, operands, at::cat(dz), dh, dc, dtype);
+}
+
+SequenceResult sequence_forward(const SequenceArgs& args) {
+  return forward_by_stages(args, {});
+}
+Gradients sequence_backward(const SequenceBackwardArgs& args) {
+  return backward_by_stages(args, {});
 }
 
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {

@@ -3,11 +3,16 @@
 #pragma once
 
 #include "common/operator_args.h"
+#include "op/run_program.h"
 
 namespace lltm::aten_fallback {
 
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
+
+// With a device's kernels for the stages of steps. Not differentiable.
+SequenceResult forward_by_stages(const SequenceArgs& args, const StageKernels& kernels);
+Gradients backward_by_stages(const SequenceBackwardArgs& args, const StageKernels& kernels);
 
 // Recomputes the activations, so that autograd can differentiate them: saved activations are
 // constants. Unlike checkpointed.h, this keeps all activations and writes nothing in place.

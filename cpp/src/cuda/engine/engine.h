@@ -8,6 +8,7 @@
 #include "common/operator_args.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/kernel/persistent.h"
+#include "op/run_program.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,9 @@ namespace lltm::cuda {
 // step.cpp: steps (operator_args.h), without an output.
 SequenceResult step_forward(const SequenceArgs& args);
 Gradients step_backward(const SequenceBackwardArgs& args);
+
+// stages.cpp: kernels for the stages of a cell, on the current stream.
+aten_fallback::StageKernels stage_kernels();
 
 // choose.cpp: one of these engines.
 SequenceResult sequence_forward(const SequenceArgs& args);

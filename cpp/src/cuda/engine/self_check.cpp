@@ -43,7 +43,8 @@ struct Kernels {
   bool tf32;
   c10::DeviceIndex device;
   Engine engine;
-  int tiles, units, shared_units, directions;  // of the persistent engine (persistent.h)
+  const Stage* stage = nullptr;
+  int tiles = 0, units = 0, shared_units = 0, directions = 0;  // PersistentKernel
 
   auto operator<=>(const Kernels&) const = default;
 };
@@ -118,24 +119,35 @@ double read(const Tensor& scalar) {
   return value;
 }
 
-// Empty if none is too large.
+// Empty if none is too large, or those of `theirs` (may be empty) also are. Compares finite values.
+std::string error_of(
+    const std::vector<Tensor>& ours,
+    const std::vector<Tensor>& exact,
+    double most_error,
+    const char* name,
+    const std::vector<Tensor>& theirs = {}) {
+  for (size_t k = 0; k < exact.size(); ++k) {
+    // A step has no output, and some cells save nothing.
+    if (!ours[k].defined() || exact[k].numel() == 0) continue;
+    const Tensor value = exact[k].to(at::kDouble), absent = value.isfinite().logical_not_();
+    const double most = read(value.masked_fill(absent, 0).abs().max());
+    const auto error_in = [&](const Tensor& result) {
+      return read((result.to(at::kDouble) - value).masked_fill(absent, 0).abs().max());
+    };
+    const double error = error_in(ours[k]);
+    if (error <= most_error * most) continue;
+    if (!theirs.empty() && !(error_in(theirs[k]) <= most_error * most)) continue;
+    return c10::str(name, k, " differs by ", error, "; its largest value is ", most);
+  }
+  return "";
+}
 template <typename Results>
 std::string error_of(
     const std::optional<Results>& results, const Results& expected, double most_error) {
   if (!results.has_value()) return "the GPU rejected a launch";
   const auto list = [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; };
-  const std::vector<Tensor> ours = std::apply(list, *results), exact = std::apply(list, expected);
-  for (size_t k = 0; k < exact.size(); ++k) {
-    // A step has no output, and some cells save nothing.
-    if (!exact[k].defined() || exact[k].numel() == 0) continue;
-    const Tensor value = exact[k].to(at::kDouble);
-    const double most = read(value.abs().max());
-    const double error = read((ours[k].to(at::kDouble) - value).abs().max());
-    if (error <= most_error * most) continue;
-    const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
-    return c10::str(name, k, " differs by ", error, "; its largest value is ", most);
-  }
-  return "";
+  const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
+  return error_of(std::apply(list, *results), std::apply(list, expected), most_error, name);
 }
 
 // Empty if the results match. A persistent kernel gets a full group of rows and a part of another,
@@ -156,31 +168,42 @@ std::string what_is_wrong(
   const Problem exact{*kernels.cell, options, options.dtype(dtype), is_step, batch, hidden};
   const SequenceResult expected = aten_fallback::sequence_forward(exact.forward());
   std::string wrong;
-  try {
-    if (engine != Engine::persistent_backward) {
-      const SequenceArgs args = problem.forward();
-      wrong = error_of<SequenceResult>(
-          is_persistent ? persistent_forward(args, plan)
-          : is_step     ? step_forward(args)
-                        : per_step_forward(args),
-          expected,
-          most_error);
-    }
-    if (engine != Engine::persistent_forward && wrong.empty()) {
-      const SequenceBackwardArgs args = problem.backward(expected);
-      wrong = error_of<Gradients>(
-          is_persistent ? persistent_backward(args, plan)
-          : is_step     ? step_backward(args)
-                        : per_step_backward(args),
-          aten_fallback::sequence_backward(exact.backward(expected)),
-          most_error);
-    }
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const std::exception& error) {
-    return error.what();
+  if (engine != Engine::persistent_backward) {
+    const SequenceArgs args = problem.forward();
+    wrong = error_of<SequenceResult>(
+        is_persistent ? persistent_forward(args, plan)
+        : is_step     ? step_forward(args)
+                      : per_step_forward(args),
+        expected,
+        most_error);
+  }
+  if (engine != Engine::persistent_forward && wrong.empty()) {
+    const SequenceBackwardArgs args = problem.backward(expected);
+    wrong = error_of<Gradients>(
+        is_persistent ? persistent_backward(args, plan)
+        : is_step     ? step_backward(args)
+                      : per_step_backward(args),
+        aten_fallback::sequence_backward(exact.backward(expected)),
+        most_error);
   }
   return wrong;
+}
+
+// Thresholds and cancellation in the call's inputs may make PyTorch's results as different.
+std::string what_is_wrong(
+    const Kernels& kernels,
+    const aten_fallback::StageCall& call,
+    const std::function<void()>& run) {
+  const auto [most_error, reference] = criterion_of(kernels);
+  const auto in_aten = [&](at::ScalarType dtype) {
+    std::vector<Tensor> inputs = call.inputs;
+    for (Tensor& input : inputs) input = input.to(dtype);
+    return aten_fallback::run(call.stage.program, std::move(inputs), call.like);
+  };
+  run();
+  const std::vector<Tensor> exact = in_aten(compute_dtype(reference));
+  const std::vector<Tensor> theirs = in_aten(compute_dtype(call.dtype));
+  return error_of(call.outputs, exact, most_error, "output ", theirs);
 }
 
 // Without the caller's autograd and autocast.
@@ -198,13 +221,58 @@ constexpr const char* kTitles[] = {
     "single-step kernels",
     "sequence kernels",
     "persistent forward kernel",
-    "persistent backward kernel"};
+    "persistent backward kernel",
+    "kernel of a forward stage",
+    "kernel of a backward stage"};
+
+template <typename Check>
+const char* why_not(const Kernels& kernels, at::Device device, const Check& check) {
+  const auto answer = [](const std::string& wrong) {
+    return wrong.empty() ? nullptr : wrong.c_str();
+  };
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = checked.find(kernels);
+    if (found != checked.end()) return answer(found->second);
+  }
+  if (is_capturing(current_stream())) return nullptr;
+  // Not under the lock: a waiting thread may hold the GIL, which a warning needs. Concurrent checks
+  // find the same result.
+  const std::string wrong = [&]() -> std::string {
+    const Apart apart;
+    try {
+      return check();
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }();
+  const auto [place, is_first] = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return checked.emplace(kernels, wrong);
+  }();
+  if (is_first && !wrong.empty()) {
+    TORCH_WARN(
+        "lltm: the ",
+        kTitles[static_cast<int>(kernels.engine)],
+        " of the cell ",
+        kernels.cell->title(),
+        " in ",
+        kernels.dtype,
+        " failed the self-check on ",
+        device,
+        " and will not be used: ",
+        wrong);
+  }
+  return answer(place->second);
+}
 
 }  // namespace
 
 const char* why_not_kernels(
     const CellInfo& cell, const Tensor& input, Engine engine, const PersistentPlan& plan) {
-  const bool captures = is_capturing(current_stream());
+  current_stream();  // before the cuBLAS handle: PyTorch warns if it creates one without a context
   const at::ScalarType dtype = input.scalar_type();
   const bool tf32 = dtype == at::kFloat && Gemm(dtype).uses_tf32();
   const PersistentKernel& kernel = plan.kernel;
@@ -214,43 +282,25 @@ const char* why_not_kernels(
       tf32,
       input.device().index(),
       engine,
+      /*stage=*/nullptr,
       kernel.tiles,
       kernel.units,
       kernel.shared_units,
       kernel.directions};
-  const auto answer = [](const std::string& wrong) {
-    return wrong.empty() ? nullptr : wrong.c_str();
-  };
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = checked.find(kernels);
-    if (found != checked.end()) return answer(found->second);
-  }
-  if (captures) return nullptr;
-  // Not under the lock: a waiting thread may hold the GIL, which a warning needs. Concurrent checks
-  // find the same result.
-  const std::string wrong = [&] {
-    const Apart apart;
-    return what_is_wrong(kernels, input.options(), plan);
-  }();
-  const auto [place, is_first] = [&] {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return checked.emplace(kernels, wrong);
-  }();
-  if (is_first && !wrong.empty()) {
-    TORCH_WARN(
-        "lltm: the ",
-        kTitles[static_cast<int>(engine)],
-        " of the cell ",
-        cell.title(),
-        " in ",
-        dtype,
-        " failed the self-check on ",
-        input.device(),
-        " and will not be used: ",
-        wrong);
-  }
-  return answer(place->second);
+  return why_not(
+      kernels, input.device(), [&] { return what_is_wrong(kernels, input.options(), plan); });
+}
+
+const char* why_not_stage(const aten_fallback::StageCall& call, const std::function<void()>& run) {
+  const at::Device device = call.like.device();
+  const Kernels kernels = {
+      &call.cell,
+      call.dtype,
+      /*tf32=*/false,
+      device.index(),
+      call.backward ? Engine::backward_stage : Engine::forward_stage,
+      &call.stage};
+  return why_not(kernels, device, [&] { return what_is_wrong(kernels, call, run); });
 }
 
 void forget_self_checks() {

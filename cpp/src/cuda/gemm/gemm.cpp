@@ -14,7 +14,7 @@
 namespace lltm::cuda {
 namespace {
 
-constexpr int64_t kAccessBytes = 16;
+constexpr int64_t kGemmAccessBytes = 16;
 
 // cuBLAS requires rows that do not overlap, and 32-bit indices. A single row's stride is
 // irrelevant.
@@ -72,7 +72,7 @@ at::Tensor as_operand(const at::Tensor& tensor) {
 }
 
 int64_t padded_cols(int64_t cols, at::ScalarType dtype) {
-  const int64_t access = kAccessBytes / static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t access = kGemmAccessBytes / static_cast<int64_t>(c10::elementSize(dtype));
   return (cols + access - 1) / access * access;
 }
 
@@ -80,7 +80,7 @@ at::Tensor as_padded_operand(const at::Tensor& tensor, int64_t rows, int64_t col
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
   const int64_t row_bytes = tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
   if (tensor.size(0) == rows && tensor.size(1) == cols && has_contiguous_rows(tensor) &&
-      address % kAccessBytes == 0 && row_bytes % kAccessBytes == 0) {
+      address % kGemmAccessBytes == 0 && row_bytes % kGemmAccessBytes == 0) {
     return tensor;
   }
   const at::Tensor memory =

@@ -41,6 +41,19 @@ struct BackwardArgs {
   Matrix<D> grad_c_prev;         // (rows, K * H), or null
 };
 
+// Inputs, then outputs of a stage, in the order of its ports. A kernel declares only its own ports.
+struct StagePort {
+  void* data;  // null: an output that is not stored
+  std::int64_t row_stride, col_stride;
+};
+template <int kPorts = Program::kMostRegisters>
+struct StageArgs {
+  std::int64_t hidden;
+  StagePort ports[kPorts];
+};
+// The driver's limit for a kernel's arguments.
+static_assert(sizeof(StageArgs<>) + 2 * sizeof(std::int64_t) <= 4096);
+
 // A cudaStream_t, for code without CUDA headers.
 struct Stream {
   void* handle;

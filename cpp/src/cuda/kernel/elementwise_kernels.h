@@ -288,5 +288,21 @@ LLTM_CELL_INLINE void backward_at(
   });
 }
 
+// T or its compute type (is_narrow).
+template <typename T>
+LLTM_CELL_INLINE T load(const StagePort& p, const Position& at) {
+  return static_cast<const T*>(p.data)[at.row * p.row_stride + at.col * p.col_stride];
+}
+template <typename T>
+LLTM_CELL_INLINE void store(const StagePort& p, const Position& at, T value) {
+  if (p.data != nullptr) static_cast<T*>(p.data)[at.row * p.row_stride + at.col] = value;
+}
+
+// Stage: see print_stage.
+template <typename Stage, int kWidth, typename T, typename Args>
+LLTM_CELL_INLINE void stage_at(const Args& args, T, std::int64_t n) {
+  Stage::template run<T>(args.ports, position(n, args.hidden));
+}
+
 }  // namespace
 }  // namespace lltm::cuda

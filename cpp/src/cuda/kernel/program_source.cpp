@@ -2,6 +2,7 @@
 
 #include "cell/program_compiler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <locale>
@@ -33,7 +34,7 @@ std::string print_number(double number) {
 // A statement and a variable per instruction: registers would be reused.
 void print_program(std::ostream& to, const Program& program, const char* name) {
   to << "  template <typename V>\n  static LLTM_CELL_INLINE void " << name << "(const V (&in)["
-     << program.inputs << "], V (&out)[" << program.outputs << "]) {\n";
+     << std::max(program.inputs, 1) << "], V (&out)[" << program.outputs << "]) {\n";
   std::vector<std::string> registers(program.registers);
   for (int k = 0; k < program.inputs; ++k) registers[k] = numbered("in[", k, "]");
   for (int k = 0; k < program.constant_count; ++k) {
@@ -96,7 +97,32 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   return to.str();
 }
 
+std::string print_stage(const Stage& stage, bool backward, const std::string& name) {
+  const int inputs = stage.program.inputs;
+  const auto type = [&](const Port& port) { return is_narrow(port.place, backward) ? "T" : "V"; };
+  std::ostringstream to = new_stream();
+  to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n";
+  print_program(to, stage.program, "compute");
+  to << "\n  template <typename T, typename Ports, typename Position>\n"
+     << "  static LLTM_CELL_INLINE void run(const Ports& ports, const Position& at) {\n"
+     << "    using V = compute_t<T>;\n    const V in[] = {";
+  for (int k = 0; k < inputs; ++k) {
+    to << "V(cuda::load<" << type(stage.ports[k]) << ">(ports[" << k << "], at)), ";
+  }
+  to << (inputs == 0 ? "V(0)" : "") << "};\n    V out[" << stage.program.outputs
+     << "];\n    compute(in, out);\n";
+  for (int k = 0; k < stage.program.outputs; ++k) {
+    const Port& port = stage.ports[inputs + k];
+    // The operand of a product is rounded, as h is.
+    to << "    cuda::store(ports[" << inputs + k << "], at, " << type(port)
+       << (port.place == Place::kOperand ? "(T" : "(") << "(out[" << k << "])));\n";
+  }
+  to << "  }\n};\n\n}  // namespace\n}  // namespace lltm\n";
+  return to.str();
+}
+
 const char* kernel_name(const KernelForm& form) {
+  if (form.stage != nullptr) return "lltm_stage";
   if (form.is_persistent()) {
     return form.backward ? "lltm_persistent_backward" : "lltm_persistent_forward";
   }
@@ -109,6 +135,14 @@ std::string print_kernel(const KernelForm& form) {
   std::ostringstream to = new_stream();
   to << "#include \"cuda/kernel/" << (form.is_persistent() ? "persistent" : "program")
      << "_gpu.h\"\n\n";
+  if (form.stage != nullptr) {
+    const Program& program = form.stage->program;
+    to << print_stage(*form.stage, form.backward, "Definition")
+       << "\nnamespace lltm::cuda {\nusing Args = StageArgs<" << program.inputs + program.outputs
+       << ">;\nLLTM_ELEMENTWISE_KERNEL(" << kernel_name(form) << ", "
+       << kTypes[static_cast<int>(form.tensor)] << ", stage_at, 1)\n}\n";
+    return to.str();
+  }
   const bool is_custom = form.cell->programs != nullptr;
   if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
   to << "namespace lltm::cuda {\n";

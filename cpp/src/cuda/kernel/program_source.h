@@ -13,12 +13,13 @@ namespace lltm::cuda {
 
 enum class KernelType : unsigned char { kDouble, kFloat, kHalf, kBFloat16 };
 
-// An element-wise kernel (`width`) or a persistent kernel (the last line).
+// An element-wise kernel (`width`) of a cell or a stage, or a persistent kernel (the last line).
 struct KernelForm {
   const CellInfo* cell;
   bool backward;
   KernelType tensor, state;                                              // T and D of elementwise.h
   int width = 0;                                                         // units per thread
+  const Stage* stage = nullptr;                                          // of several
   int units = 0, shared_units = 0, tiles = 0, tf32 = 0, directions = 0;  // PersistentKernel
 
   bool is_persistent() const { return tiles > 0; }
@@ -27,6 +28,9 @@ struct KernelForm {
 
 // A cell definition for elementwise_kernels.h: struct `name`, in C++ for host and device.
 std::string print_definition(const CellInfo& cell, const std::string& name);
+
+// The same for a stage: run<T>(ports, position) computes a hidden unit.
+std::string print_stage(const Stage& stage, bool backward, const std::string& name);
 
 const char* kernel_name(const KernelForm& form);
 std::string print_kernel(const KernelForm& form);
