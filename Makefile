@@ -28,6 +28,7 @@
 #   make packages            build .tar.gz and .deb of the C++ library in build/package/
 #   make wheel               build the wheel in build/wheels/dist/
 #   make docs                build the documentation site in build/docs/html/
+#   make release             build all files of a release in build/release/
 #   make lint                run clang-format, ruff, mypy and the check of words
 #   make format              format the sources
 #   make clean               remove .venv/ and build/
@@ -53,6 +54,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
 .PHONY: test-sanitize-slow test-aarch64 bench-aarch64 test-torch-versions
+.PHONY: release release-wheels release-packages release-site release-sums
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-cuda-build check-macos-build test-cuda test-cuda-sanitize bench-cuda first-contact
@@ -136,7 +138,7 @@ fuzz: .venv/.test
 # Also builds and runs programs that use the packages. Uses the oldest supported CMake, whose folder
 # comes before the tools of .venv.
 packages: private export PATH := $(CURDIR)/build/cmake-minimum/cmake/data/bin:$(PATH)
-packages: .venv/.test build/cmake-minimum
+packages: .venv/.tools build/cmake-minimum
 	@.ci/system-packages.sh $(PYTHON) lintian
 	cmake --preset package
 	cmake --build --preset package
@@ -341,6 +343,33 @@ gpu-kit: build/kit-venv/.tools
 docs: .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	sphinx-build -W --keep-going -n -q -d build/docs/doctrees docs build/docs/html
+
+# Builds the files of a release, for each torch of TORCH_VERSIONS. .github/workflows/release.yml runs the
+# parts in parallel. TAG=v1.2.3 must equal the version; without it, the notes are of unreleased changes.
+TAG ?=
+RELEASE_ARCHS ?= x86_64 aarch64
+RELEASE_TORCHES = $(TORCH_VERSIONS:%=torch==%)
+release:
+	rm -rf build/release
+	$(MAKE) release-wheels release-packages release-site release-sums
+
+build/release/NOTES.md:
+	mkdir -p $(@D)
+	python3 python/release_notes.py $(TAG) > $@
+
+release-wheels: | build/release/NOTES.md
+	$(foreach arch,$(RELEASE_ARCHS),$(MAKE) wheel WHEEL_ARCH=$(arch) \
+	  WHEEL_TORCHES="$(RELEASE_TORCHES)" && cp build/wheels/dist/* build/release &&) true
+
+release-packages: | build/release/NOTES.md
+	TARGET=packages .ci/versions $(RELEASE_TORCHES:%=$(BASE_PYTHON),%)
+	cp $(addprefix build/versions/source/build/package/,*.tar.gz *.deb) build/release
+
+release-site: docs | build/release/NOTES.md
+	tar -C build/docs/html -czf build/release/lltm-site.tar.gz .
+
+release-sums:
+	cd build/release && sha256sum *.whl *.tar.gz *.deb > SHA256SUMS
 
 CPP_FILES = $(shell find . \( -name .venv -o -name build \) -prune -o -type f \
   \( -name '*.cpp' -o -name '*.h' \) -print)

@@ -67,7 +67,7 @@ breathe_domain_by_extension = {"h": "cpp", "in": "cpp"}
 # text.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|typing|collections)\..*"),
-    ("py:class", r"lltm\.modules\.State"),
+    ("py:class", r"Tensor|lltm\.(modules\.State|custom\.program\.Scalar)"),
     ("cpp:.*", r"(std|at|c10|torch)(::.*)?"),
     ("cpp:.*", r"int64_t|lltm|StateT"),
 ]

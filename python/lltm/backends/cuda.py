@@ -9,7 +9,8 @@
 persistent: whether sequences may use persistent kernels, which keep the recurrent weights on the
 chip. Default: True. Calls that the persistent kernels do not support use the per-step engine.
 
-float32: how float32 sequences multiply matrices.
+float32: how float32 sequences multiply matrices::
+
     None        as PyTorch's matmul (default): "tf32x3" for IEEE precision, PyTorch's default;
                 "tf32" if torch.set_float32_matmul_precision or
                 torch.backends.cuda.matmul.fp32_precision allows TF32.
