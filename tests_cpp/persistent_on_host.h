@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -43,27 +42,29 @@ namespace {
 struct Fragments {
   float* d;
   lltm::cuda::Words a;
-  lltm::cuda::Operand b;
+  std::uint32_t b[2];
 };
 
 // As mma reads an operand.
 inline float truncated_tf32(std::uint32_t x) {
   return lltm::math::bit_cast<float>(x & 0xFFFFE000U);
 }
+// As cvt.rna.tf32.
+inline float rounded_tf32(float x) {
+  const auto bits = lltm::math::bit_cast<std::uint32_t>(x);
+  return x == x ? truncated_tf32(lltm::cuda::nearest_tf32(bits)) : x;
+}
 
-// D (16, 8) += of_a(A (16, kK)) B (kK, 8).
-template <typename T, int kK, typename OfA>
+// D (16, 8) += of_a(A (16, kK)) of_b(B (kK, 8)).
+template <typename T, int kK, typename OfA, typename OfB>
 void emulate_mma(
-    const Fragments (&lanes)[lltm::cuda::kWarpLanes],
-    const OfA& of_a,
-    std::uint32_t (lltm::cuda::Operand::*b_words)[2] = &lltm::cuda::Operand::big) {
+    const Fragments (&lanes)[lltm::cuda::kWarpLanes], const OfA& of_a, const OfB& of_b) {
   constexpr int kPerWord = 4 / sizeof(T);
   struct Word {
     T values[kPerWord];
   };
   const auto element = [](std::uint32_t word, int n) {
-    if (kPerWord == 1) return truncated_tf32(word);
-    return static_cast<float>(lltm::math::bit_cast<Word>(word).values[n]);
+    return lltm::math::bit_cast<Word>(word).values[n];
   };
   float a[16][kK], b[kK][8];
   for (int lane = 0; lane < 32; ++lane) {
@@ -71,10 +72,10 @@ void emulate_mma(
     for (int e = 0; e < kPerWord; ++e) {
       for (int n = 0; n < 4; ++n) {
         const int k = kPerWord * (within + 4 * (n / 2)) + e;
-        a[group + 8 * (n % 2)][k] = element(of_a(lanes[lane].a.w[n]), e);
+        a[group + 8 * (n % 2)][k] = of_a(element(lanes[lane].a.w[n], e));
       }
       for (int n = 0; n < 2; ++n) {
-        b[kPerWord * (within + 4 * n) + e][group] = element((lanes[lane].b.*b_words)[n], e);
+        b[kPerWord * (within + 4 * n) + e][group] = of_b(element(lanes[lane].b[n], e));
       }
     }
   }
@@ -235,25 +236,26 @@ class HostBlock {
 
     void use(const lltm::cuda::LaunchWords& words) { words_ = words; }
 
-    static std::uint32_t to_tf32(std::uint32_t x) {
-      return std::isnan(lltm::math::bit_cast<float>(x)) ? x : lltm::cuda::nearest_tf32(x);
-    }
-
     template <typename T, bool kTf32>
-    void mma(float (&d)[4], const lltm::cuda::Words& a, const lltm::cuda::Operand& b) {
+    void mma(float (&d)[4], const lltm::cuda::Words& a, std::uint32_t b0, std::uint32_t b1) {
       auto& lanes = block_->fragments_[thread_ / lltm::cuda::kWarpLanes];
-      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, b};
+      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, {b0, b1}};
       meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] {
         if constexpr (sizeof(T) == 2) {
-          emulate_mma<T, 16>(lanes, [](std::uint32_t x) { return x; });
+          const auto wide = [](T x) { return static_cast<float>(x); };
+          emulate_mma<T, 16>(lanes, wide, wide);
         } else if constexpr (kTf32) {
-          emulate_mma<float, 8>(lanes, to_tf32);
+          emulate_mma<float, 8>(lanes, rounded_tf32, rounded_tf32);
         } else {
           // In the order of persistent_gpu.h.
-          const auto small = [](std::uint32_t x) { return lltm::cuda::split(x).small; };
-          emulate_mma<float, 8>(lanes, small);
-          emulate_mma<float, 8>(lanes, lltm::cuda::nearest_tf32, &lltm::cuda::Operand::small);
-          emulate_mma<float, 8>(lanes, lltm::cuda::nearest_tf32);
+          const auto parts = [](float x) {
+            return lltm::cuda::split(lltm::math::bit_cast<std::uint32_t>(x));
+          };
+          const auto big = [&](float x) { return truncated_tf32(parts(x).big); };
+          const auto small = [&](float x) { return truncated_tf32(parts(x).small); };
+          emulate_mma<float, 8>(lanes, small, big);
+          emulate_mma<float, 8>(lanes, big, small);
+          emulate_mma<float, 8>(lanes, big, big);
         }
       });
     }

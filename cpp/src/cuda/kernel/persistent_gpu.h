@@ -4,11 +4,11 @@
 #include "cuda/kernel/persistent_kernels.h"
 #include "cuda/kernel/program_gpu.h"
 
-#define LLTM_MMA(form, d, a, b)                                                   \
+#define LLTM_MMA(form, d, a, b0, b1)                                              \
   asm volatile("mma.sync.aligned." form                                           \
                " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                   \
-               : "r"(a.w[0]), "r"(a.w[1]), "r"(a.w[2]), "r"(a.w[3]), "r"(b[0]), "r"(b[1]))
+               : "r"(a.w[0]), "r"(a.w[1]), "r"(a.w[2]), "r"(a.w[3]), "r"(b0), "r"(b1))
 
 namespace lltm::cuda {
 namespace {
@@ -66,16 +66,14 @@ struct Gpu {
     return false;
   }
 
-  __device__ static std::uint32_t to_tf32(std::uint32_t x) {
-    std::uint32_t rounded;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
-    return rounded;
-  }
-
   template <typename T, bool kTf32>
-  __device__ void mma(float (&d)[4], const Words& a, const Operand& b) const {
+  __device__ void mma(float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) const {
     if constexpr (kIsWord<T> && kTf32) {
-      mma_tf32(d, {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}}, b.big);
+      mma_tf32(
+          d,
+          {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}},
+          to_tf32(b0),
+          to_tf32(b1));
     } else if constexpr (kIsWord<T>) {
       // Three of the four products of two parts, each of 11 bits; the smallest sums first.
       Words big, small;
@@ -88,19 +86,26 @@ struct Gpu {
         big.w[k] = parts.big;
         small.w[k] = parts.small;
       }
-      mma_tf32(d, small, b.big);
-      mma_tf32(d, big, b.small);
-      mma_tf32(d, big, b.big);
+      const Parts x = split(b0), y = split(b1);
+      mma_tf32(d, small, x.big, y.big);
+      mma_tf32(d, big, x.small, y.small);
+      mma_tf32(d, big, x.big, y.big);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
-      LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b.big);
+      LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1);
     } else {
-      LLTM_MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b.big);
+      LLTM_MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b0, b1);
     }
   }
 
  private:
-  __device__ static void mma_tf32(float (&d)[4], const Words& a, const std::uint32_t (&b)[2]) {
-    LLTM_MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b);
+  __device__ static void mma_tf32(
+      float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) {
+    LLTM_MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b0, b1);
+  }
+  __device__ static std::uint32_t to_tf32(std::uint32_t x) {
+    std::uint32_t rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
+    return rounded;
   }
 };
 

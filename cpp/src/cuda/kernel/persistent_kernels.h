@@ -11,8 +11,7 @@
 //     bool all_have_begun()                      all blocks in the launch
 //     bool wait(int& polls)                      after a poll without success, which it counts;
 //                                                false if the lane times out (PollLimit)
-//     std::uint32_t to_tf32(std::uint32_t)       a rounded float; NaN stays NaN
-//     void mma<T, kTf32>(float (&d)[4], const Words& a, const Operand& b)
+//     void mma<T, kTf32>(float (&d)[4], const Words& a, std::uint32_t, std::uint32_t)
 //                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
 //                                                3xTF32, which makes NaN of infinity)
 //
@@ -217,22 +216,6 @@ LLTM_CELL_INLINE Parts split(std::uint32_t x) {
   const std::uint32_t big = nearest_tf32(x);
   const float small = math::bit_cast<float>(x) - math::bit_cast<float>(big);
   return {big, math::bit_cast<std::uint32_t>(small)};
-}
-
-// A lane's words of B, prepared for several mma. Only 3xTF32 uses `small`.
-struct Operand {
-  std::uint32_t big[2], small[2];
-};
-template <typename T, bool kTf32, typename Machine>
-LLTM_CELL_INLINE Operand operand(const Machine& m, std::uint32_t w0, std::uint32_t w1) {
-  if constexpr (!kIsWord<T>) {
-    return {{w0, w1}, {}};
-  } else if constexpr (kTf32) {
-    return {{m.to_tf32(w0), m.to_tf32(w1)}, {}};
-  } else {
-    const Parts x = split(w0), y = split(w1);
-    return {{x.big, y.big}, {x.small, y.small}};
-  }
 }
 
 // Floats whose `big` is infinite. Without branches.
@@ -455,11 +438,10 @@ LLTM_CELL_INLINE void multiply(
       if (kSplits) infinite |= is_infinite(now.x[j]);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
-        const Words& x = now.x[j];
-        const Operand b = operand<T, kTf32>(m, x.w[2 * part], x.w[2 * part + 1]);
+        const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
         LLTM_UNROLL
         for (int n = 0; n < kOutputs; ++n) {
-          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b);
+          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b0, b1);
         }
       }
     }
@@ -477,12 +459,11 @@ LLTM_CELL_INLINE void multiply(
           if (kSplits) infinite |= is_infinite(chunk.x[j]);
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
-            const Words& x = chunk.x[j];
-            const Operand b = operand<T, kTf32>(m, x.w[2 * part], x.w[2 * part + 1]);
+            const std::uint32_t b0 = chunk.x[j].w[2 * part], b1 = chunk.x[j].w[2 * part + 1];
             LLTM_UNROLL
             for (int n = 0; n < kOutputs; ++n) {
               const Words a = shared[fragments.place(n, first + j, part, warp, lane)];
-              m.template mma<T, kTf32>(d[n][part % kParts], a, b);
+              m.template mma<T, kTf32>(d[n][part % kParts], a, b0, b1);
             }
           }
         }
