@@ -29,9 +29,6 @@ inline int late_rounds = 0;
 using Lost = std::function<bool(int slice, int thread)>;
 inline Lost lost;
 
-// Calls of read().
-inline std::atomic<std::int64_t> reads = 0;
-
 // Blocks run in order, each until it waits. `rounds` counts the last grid's rounds.
 inline bool round_robin = false;
 inline int rounds = 0;
@@ -45,14 +42,10 @@ struct Fragments {
   std::uint32_t b[2];
 };
 
-// As mma reads an operand.
-inline float truncated_tf32(std::uint32_t x) {
-  return lltm::math::bit_cast<float>(x & 0xFFFFE000U);
-}
-// As cvt.rna.tf32.
-inline float rounded_tf32(float x) {
+// Rounded to 11 bits, as cvt.rna.tf32.
+inline float nearest_tf32(float x) {
   const auto bits = lltm::math::bit_cast<std::uint32_t>(x);
-  return x == x ? truncated_tf32(lltm::cuda::nearest_tf32(bits)) : x;
+  return x == x ? lltm::math::bit_cast<float>((bits + 0x1000U) & 0xFFFFE000U) : x;
 }
 
 // D (16, 8) += of_a(A (16, kK)) of_b(B (kK, 8)).
@@ -194,7 +187,6 @@ class HostBlock {
       if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
         throw std::logic_error("16 bytes are read that begin in between");
       }
-      reads.fetch_add(1, std::memory_order_relaxed);
       lltm::cuda::Words words;
       auto* const from = static_cast<std::uint32_t*>(const_cast<void*>(data));
       for (int n = 0; n < 4; ++n) {
@@ -245,17 +237,13 @@ class HostBlock {
           const auto wide = [](T x) { return static_cast<float>(x); };
           emulate_mma<T, 16>(lanes, wide, wide);
         } else if constexpr (kTf32) {
-          emulate_mma<float, 8>(lanes, rounded_tf32, rounded_tf32);
+          emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
         } else {
           // In the order of persistent_gpu.h.
-          const auto parts = [](float x) {
-            return lltm::cuda::split(lltm::math::bit_cast<std::uint32_t>(x));
-          };
-          const auto big = [&](float x) { return truncated_tf32(parts(x).big); };
-          const auto small = [&](float x) { return truncated_tf32(parts(x).small); };
-          emulate_mma<float, 8>(lanes, small, big);
-          emulate_mma<float, 8>(lanes, big, small);
-          emulate_mma<float, 8>(lanes, big, big);
+          const auto small = [](float x) { return nearest_tf32(x - nearest_tf32(x)); };
+          emulate_mma<float, 8>(lanes, small, nearest_tf32);
+          emulate_mma<float, 8>(lanes, nearest_tf32, small);
+          emulate_mma<float, 8>(lanes, nearest_tf32, nearest_tf32);
         }
       });
     }

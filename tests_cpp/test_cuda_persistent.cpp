@@ -709,44 +709,6 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
       /*each=*/2);
 }
 
-// At least one part of each NaN is NaN. Other parts have the value, except its last bit.
-TEST(PersistentFloat32, PartsOfNaNsAndNumbers) {
-  const auto part = [](uint32_t x) { return truncated_tf32(x); };
-  for (uint32_t bits = 0x7F800001U; bits != 0;
-       bits = bits == 0x7FFFFFFFU ? 0xFF800001U : bits + 1) {
-    const auto [big, small] = lltm::cuda::split(bits);
-    ASSERT_TRUE(std::isnan(part(big)) || std::isnan(part(small))) << bits;
-  }
-  for (uint32_t bits = 0x0D000000U; bits < 0x7F7FF000U; bits += 0x3F1U) {  // not subnormal parts
-    const auto [big, small] = lltm::cuda::split(bits);
-    ASSERT_FALSE(lltm::cuda::is_infinite(bits));
-    const double sum = static_cast<double>(part(big)) + static_cast<double>(part(small));
-    const auto x = lltm::math::bit_cast<float>(bits);
-    ASSERT_LE(std::abs(sum - static_cast<double>(x)), std::nextafter(x, 2 * x) - x) << bits;
-  }
-  for (const uint32_t bits : {0x7F7FF000U, 0x7F800000U, 0xFF800000U}) {
-    EXPECT_TRUE(lltm::cuda::is_infinite(bits));
-  }
-}
-
-// Exact products read their operands again.
-TEST(PersistentFloat32, OnlyInfinitiesNeedExactProducts) {
-  const PersistentSetting persistent(true);
-  const Arguments a = sequence_problem({4, 9, 4, 136}, at::kFloat, 1);
-  const Tensors gradients = random_gradients(a);
-  const auto reads_with = [&](float value) {
-    Arguments replaced = a;
-    replaced.weights = a.weights.detach().clone();
-    replaced.weights.view(-1)[7] = value;
-    const Temporarily seed(schedule_seed, uint64_t{1000});
-    const int64_t before = reads;
-    evaluate(sequence, replaced, gradients);
-    return reads - before;
-  };
-  EXPECT_EQ(reads_with(std::numeric_limits<float>::quiet_NaN()), reads_with(0));
-  EXPECT_GT(reads_with(std::numeric_limits<float>::infinity()), reads_with(0));
-}
-
 // TF32 has a thousand times the error. The per-step engine is more exact than on a GPU: GEMMs here
 // sum in float64.
 TEST(PersistentFloat32, ThePrecisionFollowsTheSettings) {

@@ -78,18 +78,13 @@ struct Gpu {
       // Three of the four products of two parts, each of 11 bits; the smallest sums first.
       Words big, small;
       LLTM_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        // Volatile: both parts of all weights would not fit into the registers.
-        std::uint32_t word = a.w[k];
-        asm volatile("" : "+r"(word));
-        const Parts parts = split(word);
-        big.w[k] = parts.big;
-        small.w[k] = parts.small;
-      }
-      const Parts x = split(b0), y = split(b1);
-      mma_tf32(d, small, x.big, y.big);
-      mma_tf32(d, big, x.small, y.small);
-      mma_tf32(d, big, x.big, y.big);
+      for (int k = 0; k < 4; ++k) split(a.w[k], big.w[k], small.w[k]);
+      std::uint32_t big0, small0, big1, small1;
+      split(b0, big0, small0);
+      split(b1, big1, small1);
+      mma_tf32(d, small, big0, big1);
+      mma_tf32(d, big, small0, small1);
+      mma_tf32(d, big, big0, big1);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
       LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1);
     } else {
@@ -106,6 +101,16 @@ struct Gpu {
     std::uint32_t rounded;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
     return rounded;
+  }
+  // To nearest, and the remainder, which the instruction truncates to 11 bits after half a unit was
+  // added: without bias. NaN may become a number (multiply_exactly). Volatile: both parts of all
+  // weights would not fit into the registers.
+  __device__ static void split(std::uint32_t x, std::uint32_t& big, std::uint32_t& small) {
+    asm volatile(
+        "add.u32 %0, %2, 0x1000;\n\tand.b32 %0, %0, 0xFFFFE000;\n\t"
+        "sub.rn.f32 %1, %2, %0;\n\tadd.u32 %1, %1, 0x1000;"
+        : "=&r"(big), "=&r"(small)
+        : "r"(x));
   }
 };
 

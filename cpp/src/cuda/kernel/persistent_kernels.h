@@ -202,28 +202,12 @@ LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits<T>} * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
 }
 
-// Rounds a float to the 11 bits of a TF32 operand, and large finite values to infinity.
-LLTM_CELL_INLINE std::uint32_t nearest_tf32(std::uint32_t x) {
-  return (x + 0x1000U) & 0xFFFFE000U;
+// Of a float.
+LLTM_CELL_INLINE bool is_finite(std::uint32_t word) {
+  return (word & 0x7F800000u) != 0x7F800000u;
 }
-
-// A float as a sum of two TF32 operands. The remainder has at most 12 bits, which mma truncates to
-// 11. The remainder of NaN is NaN, but `big` may be infinity or zero.
-struct Parts {
-  std::uint32_t big, small;
-};
-LLTM_CELL_INLINE Parts split(std::uint32_t x) {
-  const std::uint32_t big = nearest_tf32(x);
-  const float small = math::bit_cast<float>(x) - math::bit_cast<float>(big);
-  return {big, math::bit_cast<std::uint32_t>(small)};
-}
-
-// Floats whose `big` is infinite. Without branches.
-LLTM_CELL_INLINE bool is_infinite(std::uint32_t x) {
-  return (nearest_tf32(x) & 0x7FFFFFFFU) == 0x7F800000U;
-}
-LLTM_CELL_INLINE bool is_infinite(const Words& x) {
-  return is_infinite(x.w[0]) | is_infinite(x.w[1]) | is_infinite(x.w[2]) | is_infinite(x.w[3]);
+LLTM_CELL_INLINE bool is_finite(const Words& x) {
+  return is_finite(x.w[0]) && is_finite(x.w[1]) && is_finite(x.w[2]) && is_finite(x.w[3]);
 }
 
 // A (kSliceUnits, K), hidden units as rows; zero outside (units, k_size).
@@ -238,20 +222,20 @@ struct WeightRows {
   }
 
   // Row r in a fragment is unit 2r, row r + 8 unit 2r + 1: a lane gets two adjacent units of the
-  // result. Returns whether a word is infinite.
+  // result. Returns whether all words are finite.
   LLTM_CELL_INLINE bool load(Words (&fragments)[2], int j, int warp, int lane) const {
-    bool infinite = false;
+    bool finite = true;
     LLTM_UNROLL
     for (int odd = 0; odd < 2; ++odd) {
       const Words x = read(2 * (lane / 4) + odd, k_of<T>(warp, lane, j));
-      infinite |= is_infinite(x);
+      finite = finite && is_finite(x);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         fragments[part].w[odd] = x.w[2 * part];
         fragments[part].w[2 + odd] = x.w[2 * part + 1];
       }
     }
-    return infinite;
+    return finite;
   }
 };
 
@@ -259,7 +243,7 @@ struct WeightRows {
 template <int kUnitsK, int kSharedK, int kOutputs>
 struct WeightFragments {
   Words a[kOutputs][kUnitsK][2];
-  bool infinite = false;
+  bool finite = true;
 
   // rows(n) has the weights of an output.
   template <typename T, typename Rows>
@@ -268,11 +252,11 @@ struct WeightFragments {
     for (int n = 0; n < kOutputs; ++n) {
       const WeightRows<T> of = rows(n);
       LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) infinite |= of.load(a[n][j], j, warp, lane);
+      for (int j = 0; j < kUnitsK; ++j) finite &= of.load(a[n][j], j, warp, lane);
       LLTM_UNROLL_BY(1)
       for (int j = 0; j < kSharedK; ++j) {
         Words fragments[2];
-        infinite |= of.load(fragments, kUnitsK + j, warp, lane);
+        finite &= of.load(fragments, kUnitsK + j, warp, lane);
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part)
           shared[place(n, j, part, warp, lane)] = fragments[part];
@@ -354,8 +338,8 @@ constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 10               ? 4
                                                      : 2;
 
-// A tile's sums in float32 arithmetic, for infinite operands: infinity times the second part of the
-// other factor, zero or of any sign, would be NaN.
+// A tile's sums in float32 arithmetic, for operands that are not finite: infinity times the second
+// part of the other factor, zero or of any sign, would be NaN.
 template <int kUnits, int kOutputs, typename T, typename Machine, typename Weights, typename Rows>
 LLTM_CELL_INLINE void multiply_exactly(
     Machine& m, const Weights& weights, const Rows& source, int tile, float (&d)[kOutputs][4]) {
@@ -432,10 +416,10 @@ LLTM_CELL_INLINE void multiply(
     if constexpr (kSharedK > 0) next.load(m, from(0), k_size, warp, lane, kUnitsK);
     m.sync_warp();
     float d[kOutputs][kParts][4] = {};
-    [[maybe_unused]] bool infinite = fragments.infinite;
+    [[maybe_unused]] bool finite = true;
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      if (kSplits) infinite |= is_infinite(now.x[j]);
+      if (kSplits) finite = finite && is_finite(now.x[j]);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
@@ -456,7 +440,7 @@ LLTM_CELL_INLINE void multiply(
         m.sync_warp();
         LLTM_UNROLL
         for (int j = 0; j < kChunk; ++j) {
-          if (kSplits) infinite |= is_infinite(chunk.x[j]);
+          if (kSplits) finite = finite && is_finite(chunk.x[j]);
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
             const std::uint32_t b0 = chunk.x[j].w[2 * part], b1 = chunk.x[j].w[2 * part + 1];
@@ -481,7 +465,7 @@ LLTM_CELL_INLINE void multiply(
       }
     }
     if constexpr (kSplits) {
-      if (m.any(infinite)) {
+      if (m.any(!finite || !fragments.finite)) {
         multiply_exactly<kUnitsK + kSharedK, kOutputs, T>(m, weights, source, tile, sum);
       }
     }
