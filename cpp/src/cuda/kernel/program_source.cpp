@@ -86,7 +86,8 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   to << '\n';
   print_program(to, cell.programs->backward.program(), "backward");
   // h precedes the other states.
-  to << "\n  static LLTM_CELL_INLINE double initial(int column) {\n    using V [[maybe_unused]] = double;\n"
+  to << "\n  static LLTM_CELL_INLINE double initial(int column) {\n    using V [[maybe_unused]] = "
+        "double;\n"
      << "    const double values[] = {";
   if (cell.reads_h) to << "0" << (cell.states > 0 ? ", " : "");
   for (int k = 0; k < cell.states; ++k) {
