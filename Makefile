@@ -346,7 +346,6 @@ docs: .venv/.docs
 
 # Builds the files of a release, for each torch of TORCH_VERSIONS. .github/workflows/release.yml runs the
 # parts in parallel. TAG=v1.2.3 must equal the version; without it, the notes are of unreleased changes.
-TAG ?=
 RELEASE_ARCHS ?= x86_64 aarch64
 RELEASE_TORCHES = $(TORCH_VERSIONS:%=torch==%)
 release:
@@ -354,8 +353,7 @@ release:
 	$(MAKE) release-wheels release-packages release-site release-sums
 
 build/release/NOTES.md:
-	mkdir -p $(@D)
-	python3 python/release_notes.py $(TAG) > $@
+	mkdir -p $(@D) && python3 python/release_notes.py $(TAG) > $@
 
 release-wheels: | build/release/NOTES.md
 	$(foreach arch,$(RELEASE_ARCHS),$(MAKE) wheel WHEEL_ARCH=$(arch) \

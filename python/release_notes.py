@@ -1,8 +1,6 @@
 """Prints the notes of a release: the section of the changelog, with absolute links.
 
-    python python/release_notes.py [v1.2.3]
-
-Fails unless the tag equals the version. Without a tag, prints the section "Unreleased".
+`python/release_notes.py v1.2.3` fails if the version differs. Default: the section "Unreleased".
 """
 
 import re

@@ -85,9 +85,8 @@ def environment(folder: Path, python: str, *packages: str | Path) -> Path:
 def make_source() -> Path:
     """Makes the source distribution, and unpacks it."""
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT)
-    (archive,) = DIST.iterdir()
     shutil.rmtree(FOLDER / "source", ignore_errors=True)
-    shutil.unpack_archive(archive, FOLDER / "source")
+    shutil.unpack_archive(next(DIST.iterdir()), FOLDER / "source")
     (source,) = (FOLDER / "source").iterdir()
     (source / "build").symlink_to(ROOT / "build")  # where the preset finds the files of .ci/aarch64
     return source
