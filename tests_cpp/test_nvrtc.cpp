@@ -212,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 template <typename Args>
 void check_persistent(const CellInfo& cell, const PersistentType& type) {
-  if (cell.h.count() == 0) return;  // not in the persistent engine
+  if (cell.h.count() == 0 || !cell.is_element_wise()) return;  // not in the persistent engine
   const int outputs = outputs_of<Args>(cell);
   const std::int64_t piece = kWarps * kWarpUnits<typename Args::Element>;
   const auto kernel_of = [&](std::int64_t units, int tiles) {
