@@ -5,10 +5,11 @@
 #   PARTS n      divides the cases over the tests name.0 and so on
 #   ALWAYS part  the other parts have the label `slow`
 #   SLOW         has the label `slow`
+#   GPU          has the label `gpu`: only the presets cuda and gpu build the program
 #   TIMEOUT s
 # Lines whose program is not part of the build are skipped.
 function(lltm_test name program filter)
-  cmake_parse_arguments(PARSE_ARGV 3 arg "SLOW" "ISA;THREADS;PARTS;ALWAYS;TIMEOUT" "ENV")
+  cmake_parse_arguments(PARSE_ARGV 3 arg "SLOW;GPU" "ISA;THREADS;PARTS;ALWAYS;TIMEOUT" "ENV")
   if(NOT TARGET ${program})
     return()
   endif()
@@ -43,6 +44,9 @@ function(lltm_test name program filter)
       SKIP_RETURN_CODE 77)
     if(arg_SLOW OR (DEFINED arg_ALWAYS AND NOT part EQUAL arg_ALWAYS))
       set_tests_properties(${test} PROPERTIES LABELS slow)
+    endif()
+    if(arg_GPU)
+      set_tests_properties(${test} PROPERTIES LABELS gpu)
     endif()
     if(arg_TIMEOUT)
       set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT})
@@ -124,8 +128,8 @@ lltm_test(cuda_on_host.slow         lltm_cuda_host_tests "Slow*" PARTS 3 SLOW)
 lltm_test(cuda_on_host.schedule     lltm_cuda_host_tests "PersistentSchedule.*"
   ENV LLTM_SCHEDULE=set:1)
 lltm_test(cuda_on_host.tsan         lltm_persistent_tsan_tests "*" SLOW TIMEOUT 1500)
-lltm_test(cuda                      lltm_cuda_tests "*" PARTS 8)  # skipped without a GPU
-lltm_test(nvrtc                     lltm_nvrtc_tests "*" PARTS 2)
+lltm_test(cuda                      lltm_cuda_tests "*" PARTS 8 GPU)  # skipped without a GPU
+lltm_test(nvrtc                     lltm_nvrtc_tests "*" PARTS 2 GPU)
 
 if(TEST cuda_on_host.schedule)
   string(JOIN "[^\n]*\n" schedules
