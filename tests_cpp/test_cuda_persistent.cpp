@@ -709,6 +709,20 @@ TEST_P(PersistentRuns, BatchSizesMayChangeAtEveryStep) {
       /*each=*/2);
 }
 
+// The largest floats round to infinity in TF32.
+TEST(PersistentFloat32, TheLargestFloatsAreFinite) {
+  Arguments a = sequence_problem({3, 9, 4, 136}, at::kFloat, 1, /*bias=*/true, "rnn_relu");
+  a.h = at::full_like(a.h, 1e-30);
+  a.weight_hh = a.weight_hh->detach().clone();
+  a.weight_hh->select(1, 0).fill_(std::numeric_limits<float>::max());
+  const auto run = [&](bool persistent) {
+    const PersistentSetting setting(persistent);
+    return sequence(a)[0][0];
+  };
+  EXPECT_TRUE(at::allclose(run(true), run(false)));
+  EXPECT_TRUE(run(true).isfinite().all().item<bool>());
+}
+
 // TF32 has a thousand times the error. The per-step engine is more exact than on a GPU: GEMMs here
 // sum in float64.
 TEST(PersistentFloat32, ThePrecisionFollowsTheSettings) {

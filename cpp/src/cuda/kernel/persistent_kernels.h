@@ -202,9 +202,9 @@ LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits<T>} * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
 }
 
-// Of a float.
+// Of a float, also after rounding to 11 bits.
 LLTM_CELL_INLINE bool is_finite(std::uint32_t word) {
-  return (word & 0x7F800000u) != 0x7F800000u;
+  return (word & 0x7FFFFFFFu) < 0x7F7FF000u;
 }
 LLTM_CELL_INLINE bool is_finite(const Words& x) {
   return is_finite(x.w[0]) && is_finite(x.w[1]) && is_finite(x.w[2]) && is_finite(x.w[3]);
@@ -701,10 +701,10 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     for (int n = 0; n < kRows; ++n) {
       if (!p.is_in(step.rows, n)) continue;
       if (is_reset(a.reset, step.offset + p.row(n))) {
-        LLTM_UNROLL
-        for (int k = 0; k < Cell::kCell.state_columns(); ++k) {
+        for_each_index<Cell::kCell.state_columns()>([&](auto index) {
+          constexpr int k = index;
           states.c[n][k] = static_cast<float>(static_cast<T>(Cell::initial(k)));
-        }
+        });
       }
       constexpr int kOfX = Cell::kCell.x.end;
       const float* const gates =
@@ -739,25 +739,28 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   }
 }
 
-// Inputs that do not depend on other thread blocks.
+// A step's inputs that do not depend on other thread blocks. Not converted, which would wait for
+// them before the first poll.
 template <typename Cell, typename T>
-LLTM_CELL_INLINE void load_step(
-    const PersistentBackwardArgs<T>& a,
-    const StepCursor& step,
-    std::int64_t row,
-    std::int64_t unit,
-    float (&in)[ProgramSizes(Cell::kCell).backward_in],
-    float& grad_output) {
-  constexpr int kSaved = Cell::kCell.saved;
-  const T* const activations = a.activations + (step.offset + row) * kSaved * a.hidden + unit;
-  LLTM_UNROLL
-  for (int k = 0; k < kSaved; ++k) in[k] = static_cast<float>(activations[k * a.hidden]);
-  const StepMatrix<const T>& g = a.grad_output;
-  if (g.data == nullptr) return;
-  const std::int64_t at = step.time * g.time_stride + step.offset * g.offset_stride +
-                          row * g.row_stride + unit * g.col_stride;
-  grad_output = static_cast<float>(g.data[at]);
-}
+struct StepInputs {
+  static constexpr int kSaved = Cell::kCell.saved;
+  T saved[kSaved > 0 ? kSaved : 1] = {}, grad_output = {};
+
+  LLTM_CELL_INLINE void load_row(
+      const PersistentBackwardArgs<T>& a,
+      const StepCursor& step,
+      std::int64_t row,
+      std::int64_t unit) {
+    const T* const activations = a.activations + (step.offset + row) * kSaved * a.hidden + unit;
+    LLTM_UNROLL
+    for (int k = 0; k < kSaved; ++k) saved[k] = activations[k * a.hidden];
+    const StepMatrix<const T>& g = a.grad_output;
+    if (g.data == nullptr) return;
+    grad_output = g.data
+                      [step.time * g.time_stride + step.offset * g.offset_stride +
+                       row * g.row_stride + unit * g.col_stride];
+  }
+};
 
 // dz, and the previous time step's gradients of the states, from dh.
 template <typename Cell, int kTiles, typename T, typename Machine>
@@ -766,9 +769,8 @@ LLTM_CELL_INLINE void finish_backward(
     Machine& m,
     const ThreadPosition& p,
     const StepCursor& step,
-    float (&in)[kRowsOfThread<kTiles>][ProgramSizes(Cell::kCell).backward_in],
+    const StepInputs<Cell, T> (&inputs)[kRowsOfThread<kTiles>],
     const Parameters<Cell>& parameters,
-    const float (&grad_output)[kRowsOfThread<kTiles>],
     const float (&dh)[kRowsOfThread<kTiles>],
     UnitStates<Cell, kTiles>& gradients) {
   constexpr ProgramSizes sizes(Cell::kCell);
@@ -779,15 +781,17 @@ LLTM_CELL_INLINE void finish_backward(
   std::uint32_t words[kRows][kGradients];
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
+    float in[sizes.backward_in], out[sizes.backward_out];
     LLTM_UNROLL
-    for (int k = 0; k < kParameters; ++k) in[n][kSaved + k] = parameters.values[k];
+    for (int k = 0; k < kSaved; ++k) in[k] = static_cast<float>(inputs[n].saved[k]);
+    LLTM_UNROLL
+    for (int k = 0; k < kParameters; ++k) in[kSaved + k] = parameters.values[k];
     constexpr int kOfH = kSaved + kParameters;
-    in[n][kOfH] = grad_output[n] + dh[n];
-    if constexpr (kOwn != 0) in[n][kOfH] += gradients.c[n][0];
+    in[kOfH] = static_cast<float>(inputs[n].grad_output) + dh[n];
+    if constexpr (kOwn != 0) in[kOfH] += gradients.c[n][0];
     LLTM_UNROLL
-    for (int k = kOwn; k < kStates; ++k) in[n][kOfH + 1 - kOwn + k] = gradients.c[n][k];
-    float out[sizes.backward_out];
-    Cell::backward(in[n], out);
+    for (int k = kOwn; k < kStates; ++k) in[kOfH + 1 - kOwn + k] = gradients.c[n][k];
+    Cell::backward(in, out);
     LLTM_UNROLL
     for (int k = 0; k < kGradients; ++k) words[n][k] = word_of<T>(m, out[k]);
     LLTM_UNROLL
@@ -845,12 +849,11 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
   int buffer = 0;
   for_each_step(a.steps, [&](const StepCursor& step) {
-    float in[kRows][ProgramSizes(Cell::kCell).backward_in] = {};  // of the cell's program
-    float grad_output[kRows] = {};
+    StepInputs<Cell, T> inputs[kRows];
     LLTM_UNROLL
     for (int n = 0; n < kRows; ++n) {
       if (p.is_in(step.rows, n)) {
-        load_step<Cell>(a, step, p.row(n), p.unit, in[n], grad_output[n]);
+        inputs[n].load_row(a, step, p.row(n), p.unit);
       }
     }
 
@@ -879,7 +882,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
     }
 
     if (p.warp_is_in(step.rows)) {
-      finish_backward<Cell, kTiles>(a, m, p, step, in, parameters, grad_output, dh, gradients);
+      finish_backward<Cell, kTiles>(a, m, p, step, inputs, parameters, dh, gradients);
     }
   });
 
