@@ -69,8 +69,8 @@ struct PersistentKernel {
 
 // Of 255 registers, a unit's weights occupy 8 per output and its states 4. 3xTF32 and addresses of
 // shared memory need more. `make check-cuda-build` compiles the largest kernels without spills.
-constexpr int most_register_units(int outputs, bool shares) {
-  if (shares) return outputs == 1 ? 8 : 13 / outputs;
+constexpr int most_register_units(int outputs, bool shares, bool tf32) {
+  if (shares) return outputs == 1 ? 8 : (tf32 ? 11 : 13) / outputs;
   return outputs == 1 ? 12 : 16 / outputs;
 }
 constexpr int shared_chunk(int outputs) {
@@ -84,9 +84,9 @@ PersistentKernel persistent_kernel(
   const std::int64_t k = Args::kIsForward ? hidden : cell.h.count() * hidden;
   const int piece = kWarps * kWarpUnits<typename Args::Element>;
   const auto units = static_cast<int>((k + piece - 1) / piece);
-  if (units <= most_register_units(outputs, /*shares=*/false))
+  if (units <= most_register_units(outputs, /*shares=*/false, tf32))
     return {&cell, tiles, tf32, units, 0};
-  const int most = most_register_units(outputs, /*shares=*/true);
+  const int most = most_register_units(outputs, /*shares=*/true, tf32);
   return {&cell, tiles, tf32, most, (units - most + chunk - 1) / chunk * chunk};
 }
 
