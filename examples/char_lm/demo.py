@@ -255,10 +255,11 @@ def main() -> None:
     quantized = copy.deepcopy(model)
     quantized.rnn = model.rnn.prepack(torch.qint8)
     in_int8 = bits_per_character(quantized, corpus.held_out)
-    lost = in_int8 - bits_per_character(model, corpus.held_out)
+    in_float32 = bits_per_character(model, corpus.held_out)
+    lost = in_int8 - in_float32
     print(f"  With its weights in int8, lltm.LLTM costs {in_int8:.3f} bits: {lost:+.4f}.")
-    if updates >= MOST_UPDATES:  # a busy machine trains less: rounding then costs more
-        check(abs(lost) <= 0.01, "int8 weights cost at most 0.01 bits a character")
+    # Usually 0.02 %. After few updates, on a busy machine, rounding costs more.
+    check(abs(lost) <= 0.01 * in_float32, "int8 weights cost at most 1 % of the bits")
     print(f"  Curves: {curves}   Checkpoint: {checkpoint}")
 
     heading(4, "A C++ program, built against the installed package with find_package(lltm)")
