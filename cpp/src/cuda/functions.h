@@ -1,8 +1,8 @@
 // Functions of the CUDA driver, cuBLAS and PyTorch's CUDA library, found at their first use.
 //
 // liblltm neither links CUDA libraries nor includes their headers: one build serves PyTorch without
-// CUDA and with each CUDA version. Functions have CUDA's names; types and constants are those of
-// cuda.h and cublas_api.h, whose ABI is stable. test_nvrtc.cpp compares them with the headers.
+// CUDA and with each CUDA version. Functions have CUDA's names; types and constants have the
+// stable ABI of cuda.h and cublas_api.h. test_nvrtc.cpp compares the constants of cuda.h.
 #pragma once
 
 #include <cstddef>

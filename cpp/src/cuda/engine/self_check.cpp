@@ -119,7 +119,8 @@ double read(const Tensor& scalar) {
   return value;
 }
 
-// Empty if none is too large, or those of `theirs` (may be empty) also are. Compares finite values.
+// Empty if no error is too large. Allows errors that `theirs`, unless it is empty, has too.
+// Compares finite values.
 std::string error_of(
     const std::vector<Tensor>& ours,
     const std::vector<Tensor>& exact,
