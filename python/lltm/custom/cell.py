@@ -15,7 +15,6 @@ from .. import _check
 from .._C import ArgumentError
 from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
-from .cpp_source import cpp_source
 from .gates import check_gates
 from .modules import NAMES_IN_MODULES, CustomCell, CustomLayer, CustomPrepacked, Pickled
 from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
@@ -201,13 +200,8 @@ class Cell:
             raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}") from None
 
     def explain(self) -> str:
-        """Returns a report: interface, saved values, instructions, hints and C++ source."""
+        """Returns a report: interface, saved values, instructions and hints."""
         return explanation.explained(self)
-
-    @property
-    def cpp_source(self) -> str:
-        """C++ source of the cell, in the form of the built-in cells."""
-        return cpp_source(self.text)
 
     def __call__(self, *arguments: Any, **named: Any) -> NoReturn:
         expected = f"a call of its class {self.name}.Layer or {self.name}.Cell"

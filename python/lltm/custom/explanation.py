@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._C import ArgumentError
-from . import cpp_source as source_of
 from .program import assignments, parts
 from .trace import call, plain_torch, trace
 from .values import EXPENSIVE
@@ -130,22 +128,12 @@ def hints(cell: Cell) -> str:
     return "\n".join(map(wrapped, lines)) or "none"
 
 
-def cpp_source(cell: Cell) -> str:
-    """C++ cell definition in the form of cpp/src/cell/lltm.h, for a new built-in cell
-    (CONTRIBUTING, "Add a built-in cell"). cell.cpp_source returns this text."""
-    try:
-        return source_of.cpp_source(cell.text).rstrip()
-    except ArgumentError as error:
-        return wrapped(f"none: {error}")
-
-
 STAGES = {
     "cell": interface,
     "saved": saved,
     "forward": forward,
     "backward": backward,
     "hints": hints,
-    "cpp_source": cpp_source,
 }
 
 
