@@ -398,6 +398,8 @@ bool is_exact(Op op, T y, T a, T b, T c) {
       return same(y, std::abs(a));
     case Op::kSign:
       return same(y, std::isnan(a) ? nan : a == 0 ? T(0) : std::copysign(T(1), a));
+    case Op::kFloor:
+      return same(y, std::floor(a));
     case Op::kSqrt:
       return same(y, std::sqrt(a));
     case Op::kNot:

@@ -288,10 +288,10 @@ def test_parameters_have_their_initial_values() -> None:
 def test_check_cell_calls_the_function_as_the_trace_does() -> None:
     """Passes z in the order of gates=, and keyword arguments."""
 
-    @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5})
-    def cell(z: Any, c: Tensor, *, p: Tensor) -> tuple[Tensor, Tensor]:
+    @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5, "q": 0.25, "s": 2.0})
+    def cell(z: Any, c: Tensor, *, p: Tensor, **others: Tensor) -> tuple[Tensor, Tensor]:
         n, r = z
-        c_next = sigmoid(r) * c + p * tanh(n)
+        c_next = others["s"] * sigmoid(r) * c + p * tanh(n) - others["q"]
         return tanh(c_next + z[0]), c_next
 
     assert cell.gates == ("n_h", "r")

@@ -425,12 +425,18 @@ LLTM_CELL_INLINE T softplus(T x) {
 #define LLTM_LIBRARY(function) __builtin_##function
 #endif
 
-// On the CPU an instruction, because LLTM_KERNEL_FLAGS disable errno.
+// On the CPU, instructions, because LLTM_KERNEL_FLAGS disable errno and traps.
 LLTM_CELL_INLINE float sqrt(float x) {
   return LLTM_LIBRARY(sqrtf)(x);
 }
 LLTM_CELL_INLINE double sqrt(double x) {
   return LLTM_LIBRARY(sqrt)(x);
+}
+LLTM_CELL_INLINE float floor(float x) {
+  return LLTM_LIBRARY(floorf)(x);
+}
+LLTM_CELL_INLINE double floor(double x) {
+  return LLTM_LIBRARY(floor)(x);
 }
 
 template <typename T>

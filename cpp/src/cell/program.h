@@ -37,6 +37,7 @@ namespace lltm {
   X(kNegate, negate, 1, "negate", kCheap, -a, at::neg(a()))                                   \
   X(kAbs, abs, 1, "abs", kCheap, at_least(0), at::abs(a()))                                   \
   X(kSign, sign, 1, "sign", kCheap, {}, sign_or_nan(a()))                                     \
+  X(kFloor, floor, 1, "floor", kCheap, {}, at::floor(a()))                                    \
   X(kSqrt, sqrt, 1, "sqrt", kExpensive, at_least(0), at::sqrt(a()))                           \
   X(kExp, exp, 1, "exp", kExpensive, at_least(0), at::exp(a()))                               \
   X(kExp2, exp2, 1, "exp2", kExpensive, at_least(0), at::exp2(a()))                           \

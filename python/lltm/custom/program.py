@@ -248,6 +248,9 @@ def declared(
         signature = []
     expected = "a function of z, h, states and parameters"
     expect(bool(signature), where, expected, f"{function!r} without named arguments")
+    if signature[1:] and signature[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        others = [name for name in parameters if name not in {a.name for a in signature}]
+        signature[-1:] = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in others]
     z, *arguments = signature
     for argument in signature:
         several = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)

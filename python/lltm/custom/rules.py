@@ -30,6 +30,17 @@ def _clamp(x: Operand, min: Operand | None = None, max: Operand | None = None) -
     return x if max is None else minimum(x, max)
 
 
+def _trunc(x: Operand) -> Operand:
+    return where(greater(x, 0.0), apply("floor", x), -apply("floor", -x))
+
+
+def _divide(a: Operand, b: Operand, rounding_mode: str | None = None) -> Operand:
+    quotient = apply("divide", a, b)
+    if rounding_mode is None:
+        return quotient
+    return apply("floor", quotient) if rounding_mode == "floor" else _trunc(quotient)
+
+
 def _elu(x: Operand, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     if input_scale <= 0 or alpha < 0:
         return NotImplemented
@@ -80,7 +91,7 @@ def _gelu(x: Operand, approximate: str = "none", grad: Operand | None = None) ->
 # numbers as floats. Derivatives reuse values that the function itself computes.
 RULES: dict[str, Callable[..., Operand]] = {
     **{op: partial(apply, op) for op in EXPENSIVE - {"elu", "softplus"}},
-    **{op: partial(apply, op) for op in ("abs", "sign", "maximum", "minimum", "where")},
+    **{op: partial(apply, op) for op in ("abs", "sign", "floor", "maximum", "minimum", "where")},
     **dict.fromkeys(("alias", "clone", "detach", "expand", "view", "_to_copy"), lambda x, *_: x),
     **{name: partial(apply, "and") for name in ("logical_and", "bitwise_and")},
     **{name: partial(apply, "or") for name in ("logical_or", "bitwise_or")},
@@ -95,7 +106,12 @@ RULES: dict[str, Callable[..., Operand]] = {
     "sub": lambda a, b, alpha=1.0: a - alpha * b,
     "rsub": lambda a, b, alpha=1.0: b - alpha * a,
     "mul": lambda a, b: a * b,
-    "div": partial(apply, "divide"),
+    "div": _divide,
+    "remainder": lambda a, b: a - _divide(a, b, "floor") * b,
+    "fmod": lambda a, b: a - _divide(a, b, "trunc") * b,
+    "ceil": lambda x: -apply("floor", -x),
+    "trunc": _trunc,
+    "frac": lambda x: x - _trunc(x),
     "neg": partial(apply, "negate"),
     "sgn": partial(apply, "sign"),
     "isnan": lambda x: apply("not_equal", x, x),

@@ -343,8 +343,7 @@ class Tracer(TorchDispatchMode):
             self.unsupported(func)
         if self.deriving and name in ("eq", "gt", "lt") and func._overloadname == "Tensor":
             operands = tie(*operands)
-        rounds = named.pop("rounding_mode", None) is not None
-        value = NotImplemented if rounds else RULES[name](*operands, **named)
+        value = RULES[name](*operands, **named)
         if value is NotImplemented:
             self.unsupported(func)
         if self.without_grad and not torch.is_grad_enabled() and isinstance(value, Value):
@@ -589,9 +588,11 @@ def call(
     z[gate] of a gate that reads a product is a function of the operand.
     """
     _, *arguments = inspect.signature(function).parameters.values()
+    positional = [a.name for a in arguments if a.kind < a.KEYWORD_ONLY]
     by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
-    positional = (others[a.name] for a in arguments if a.name not in by_name)
-    result = function(Gates(z), *positional, **by_name)
+    if any(a.kind is a.VAR_KEYWORD for a in arguments):
+        by_name = {k: x for k, x in others.items() if k not in ("h", *positional)}
+    result = function(Gates(z), *(others[name] for name in positional), **by_name)
     return [result] if isinstance(result, Tensor) else list(result)
 
 
