@@ -59,10 +59,15 @@ void visit_kernel(const PersistentKernel& kernel, const Body& body) {
   const auto with_tiles = [&](auto tiles) {
     if (kernel.tiles != tiles) return;
     const auto with_units = [&](auto units, auto shared) {
+      std::false_type no;
       if constexpr (std::is_same_v<typename Args::Element, float> && !kCustom) {
-        if (kernel.tf32) return body(units, shared, tiles, std::true_type());
+        if (kernel.tf32) return body(units, shared, tiles, std::true_type(), no);
       }
-      body(units, shared, tiles, std::false_type());
+      if constexpr (kCustom) {
+        if (kernel.heads) return body(units, shared, tiles, no, std::true_type());
+      }
+      TORCH_CHECK(!kernel.heads, "only tests of custom cells have heads");
+      body(units, shared, tiles, no, no);
     };
     if constexpr (kCustom) {
       visit_units(kernel, with_units, Units<2>(), Units<1, 4>());
@@ -101,20 +106,21 @@ bool launch_persistent(
   ++lltm_test::persistent_launches;
   const auto run = [&]<typename Cell>(Cell, auto custom) {
     if constexpr (Cell::kCell.h.count() > 0) {
-      visit_kernel<Args, custom>(computed, [&](auto units, auto shared, auto tiles, auto tf32) {
-        const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
-        lltm_test::run_grid(
-            {static_cast<int>(slices),
-             static_cast<int>(groups),
-             static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums),
-             args.count},
-            [&](lltm_test::HostBlock::Lane& lane) {
-              const Args& mine = args.of[lane.direction()];
-              lane.use(mine.words);
-              run_steps<Cell, units, shared, tiles, tf32>(mine, lane);
-            },
-            lltm_test::schedule_seed++);
-      });
+      visit_kernel<Args, custom>(
+          computed, [&](auto units, auto shared, auto tiles, auto tf32, auto heads) {
+            const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
+            lltm_test::run_grid(
+                {static_cast<int>(slices),
+                 static_cast<int>(groups),
+                 static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums),
+                 args.count},
+                [&](lltm_test::HostBlock::Lane& lane) {
+                  const Args& mine = args.of[lane.direction()];
+                  lane.use(mine.words);
+                  run_steps<Cell, units, shared, tiles, tf32, heads>(mine, lane);
+                },
+                lltm_test::schedule_seed++);
+          });
     }
   };
   if (kernel.cell->programs == nullptr) {

@@ -156,6 +156,33 @@ TEST_P(CudaCustomCells, ThePersistentEngineComputesGroupsOfTiles) {
   }
 }
 
+TEST_P(CudaCustomCells, HeadsMatchTheAtenFallback) {
+  // Heads in float64 run as a stage, like products, which the staged cell has.
+  const bool persistent = cell().is_element_wise() && dtype() != at::kDouble;
+  if (cell().h.count() == 0 || (cell().is_element_wise() && !persistent)) return;
+  struct Case {
+    int64_t hidden, heads;
+  };
+  // Heads of a slice, of two, and of half a slice.
+  for (const auto [hidden, heads] : {Case{48, 3}, Case{64, 2}, Case{24, 3}}) {
+    SCOPED_TRACE(heads);
+    const auto with_heads = [=, this](const Problem& problem) -> Problem {
+      return [=, this](uint64_t seed) {
+        Arguments a = problem(seed);
+        const int64_t units = hidden / heads;
+        a.weight_hh =
+            a.weight_hh->narrow(1, 0, units).reshape({heads, cell().h.count() * units, units});
+        return a;
+      };
+    };
+    for (const Problem& problem : {dense({5, 9, 3, hidden}), packed({7, 6, 5, 2, 1}, hidden)}) {
+      const int64_t before = persistent_launches;
+      check_kernels(sequence, with_resets_and_mask(with_heads(problem)));
+      EXPECT_EQ(persistent_launches > before, persistent);
+    }
+  }
+}
+
 TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheAtenFallback) {
   for (const Problem& problem : {dense({10, 3, 5, 7}), packed({10, 9, 8, 6, 5, 5, 4, 3, 1}, 16)}) {
     check_kernels(sequence, with_resets_and_mask(problem));

@@ -207,6 +207,24 @@ TEST_F(CudaSelfChecks, KernelsOfCustomCellsAreCheckedToo) {
   EXPECT_TRUE(warnings.texts.empty());
 }
 
+TEST_F(CudaSelfChecks, ChecksKernelsForHeads) {
+  Arguments a = problem("gru");
+  const auto random = [&](at::IntArrayRef sizes) {
+    return random_like(at::empty(sizes, a.input.options()), 1);
+  };
+  a.cell = kDuoText;
+  a.h = random({3, 32}), a.c = random({3, 64});
+  a.weights = random({96, a.input.size(-1)}), a.weight_hh = random({2, 48, 16});
+  a.bias = random({128}), a.bias_hh = random({96});
+  Warnings warnings;
+  a = requiring_grad(a);
+  // The second call checks nothing.
+  for (const int64_t expected : {4, 2}) {
+    EXPECT_EQ(launches([&] { evaluate(sequence, a, random_gradients(a)); }), expected);
+  }
+  EXPECT_TRUE(warnings.texts.empty()) << warnings.texts[0];
+}
+
 // Of 5 steps with 3 stages.
 Arguments staged_problem(at::ScalarType dtype = at::kFloat) {
   Arguments a = problem("gru", dtype);

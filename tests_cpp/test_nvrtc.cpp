@@ -242,6 +242,10 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
       form.tiles = tiles;
       form.tf32 = type.tf32;
       expect_no_spills(form, {{"Args", sizeof(Args)}});
+      if (cell.programs != nullptr) {
+        form.heads = 1;
+        expect_no_spills(form, {{"Args", sizeof(Args)}});
+      }
       if (tiles != 1) {
         form.directions = 2;
         form.tiles = std::min(tiles, most_tiles<typename Args::Element>(2));

@@ -16,11 +16,12 @@
 namespace lltm::cuda {
 namespace {
 
-// Products, means, given gates, heads, and states as output.
+// Products, means, given gates, states as output, and heads of single steps.
 template <typename Args>
 bool needs_stages(const Args& args) {
   const CellInfo& cell = *args.cell;
-  return !cell.is_element_wise() || has_heads(args.weight_hh) || cell.outputs > 0;
+  const bool steps_with_heads = args.is_step() && has_heads(args.weight_hh);
+  return !cell.is_element_wise() || steps_with_heads || cell.outputs > 0;
 }
 
 template <auto engine, auto by_stages, typename Args>

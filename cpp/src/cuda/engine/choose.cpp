@@ -1,7 +1,9 @@
+#include "common/heads.h"
 #include "common/schedule_log.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
+#include "op/aten_fallback.h"
 
 #include <lltm/backends.h>
 
@@ -22,8 +24,9 @@ void check_earlier_calls(c10::Device device) {
       ", and its results are NaN; set lltm.backends.cuda.persistent = False");
 }
 
-template <typename Args, typename Persistent, typename PerStep>
-auto run(Engine engine, const Args& args, const Persistent& persistent, const PerStep& per_step) {
+template <typename Args, typename Persistent, typename Otherwise>
+auto run(
+    Engine engine, const Args& args, const Persistent& persistent, const Otherwise& otherwise) {
   check_earlier_calls(args.input->device());
   PersistentPlan plan = cuda_persistent()
                             ? plan_persistent(args, concurrent_directions())
@@ -39,12 +42,13 @@ auto run(Engine engine, const Args& args, const Persistent& persistent, const Pe
   if (logs_schedules()) {
     const char* const direction = engine == Engine::persistent_forward ? "forward" : "backward";
     const std::string rows = std::to_string(plan.kernel.tiles * kTileRows) + " rows";
+    const std::string other = has_heads(args.weight_hh) ? "a kernel per stage" : "per-step";
     const std::string chosen =
         result ? "persistent, " + std::to_string(plan.groups) + " groups of " + rows
-               : std::string("per-step (") + plan.why_not + ")";
+               : other + " (" + plan.why_not + ")";
     log_schedule(args, std::string("on CUDA, ") + direction + ": " + chosen);
   }
-  return result ? *std::move(result) : per_step();
+  return result ? *std::move(result) : otherwise();
 }
 
 }  // namespace
@@ -55,7 +59,10 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
       Engine::persistent_forward,
       args,
       [&](const PersistentPlan& plan) { return persistent_forward(args, plan); },
-      [&] { return per_step_forward(args); });
+      [&] {
+        return has_heads(args.weight_hh) ? aten_fallback::forward_by_stages(args, stage_kernels())
+                                         : per_step_forward(args);
+      });
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
@@ -64,7 +71,10 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
       Engine::persistent_backward,
       args,
       [&](const PersistentPlan& plan) { return persistent_backward(args, plan); },
-      [&] { return per_step_backward(args); });
+      [&] {
+        return has_heads(args.weight_hh) ? aten_fallback::backward_by_stages(args, stage_kernels())
+                                         : per_step_backward(args);
+      });
 }
 
 }  // namespace lltm::cuda

@@ -24,7 +24,7 @@ Gradients step_backward(const SequenceBackwardArgs& args);
 // stages.cpp: kernels for the stages of a cell, on the current stream.
 aten_fallback::StageKernels stage_kernels();
 
-// choose.cpp: one of these engines.
+// choose.cpp: one of these engines, or a kernel per stage for heads without persistent kernels.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
@@ -44,6 +44,7 @@ Gradients per_step_backward(const SequenceBackwardArgs& args);
 struct PersistentPlan {
   const char* why_not = nullptr;
   int64_t hidden = 0;
+  int64_t head_units = 0;  // of persistent.h
   PersistentKernel kernel = {};
   int64_t groups = 0;                // maximum per launch
   int directions = 1;                // in the same launches

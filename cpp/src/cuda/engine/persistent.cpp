@@ -70,11 +70,24 @@ decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
                               : body(static_cast<c10::BFloat16*>(nullptr));
 }
 
+// Of a head, if its units fill slices; other heads are multiplied as a matrix with zeros.
+int64_t units_per_head(const SequenceInputs& args) {
+  const int64_t hidden = args.h_0->size(1), units = hidden / heads_of(args.weight_hh);
+  return units % kSliceUnits == 0 ? units : hidden;
+}
+// (heads, Sh * U, U), or (Sh * H, H) without heads.
+Tensor recurrent_weights(const SequenceInputs& args) {
+  const Tensor& hh = weights_of(args).hh;
+  const bool per_head = units_per_head(args) < args.h_0->size(1);
+  return h_slots(per_head ? hh : without_heads(hh), *args.cell);
+}
+
 // Args selects the kernels.
 template <template <typename> typename Args>
 PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directions) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
+  const int64_t head_units = units_per_head(args);
   const at::ScalarType dtype = args.input->scalar_type();
   if (cell.x.count() == 0 || cell.h.count() == 0) return {"no gate depends on x, or none on h"};
   if (dtype == at::kDouble) return {"dtype is float64"};
@@ -95,12 +108,13 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
     PersistentPlan plan;
     for (const int tiles : kTileCounts) {
       const bool fits = visit_kernel_dtype(dtype, [&]<typename T>(T*) {
-        PersistentKernel kernel = persistent_kernel<Args<T>>(cell, hidden, tiles, tf32);
+        PersistentKernel kernel = persistent_kernel<Args<T>>(cell, head_units, tiles, tf32);
+        kernel.heads = head_units < hidden;
         kernel.directions = count;
         if (tiles > most_tiles<T>(count)) return false;
         if (shared_bytes<Args<T>>(kernel) > limits.shared_bytes) return false;
         const int64_t groups = limits.multiprocessors / (count * slices_of(hidden));
-        plan = {nullptr, hidden, kernel, groups, count};
+        plan = {nullptr, hidden, head_units, kernel, groups, count};
         return true;
       });
       if (!fits || plan.rows() >= batch) break;
@@ -279,11 +293,10 @@ bool launch_forward_steps(
   const std::vector<Chunk> chunks =
       plan_chunks(steps, workspace_bytes / (columns * static_cast<int64_t>(sizeof(float))));
   const Tensor gates = at::empty({most_rows(chunks), columns}, compute_options(args.input));
-  const Weights weights = weights_of(args);
   const Tensor x = as_operand(flat_rows(args.input));
   const Tensor weights_x =
-      as_padded_operand(x_slots(weights.ih, cell), columns, args.input->size(-1));
-  const Tensor weights_h = aligned(h_slots(weights.hh, cell));
+      as_padded_operand(x_slots(weights_of(args).ih, cell), columns, args.input->size(-1));
+  const Tensor weights_h = aligned(recurrent_weights(args));
   const Tensor initial_h = aligned(args.h_0), c_0 = args.c_0->contiguous();
   const Tensor mask = mask_rows(args), h_0 = aligned(masked_h(initial_h, mask));
   const Tensor output = flat_rows(results.output), reset = reset_rows(args);
@@ -294,6 +307,7 @@ bool launch_forward_steps(
 
   PersistentForwardArgs<T> a;
   a.hidden = hidden;
+  a.head_units = plan.head_units;
   a.batch = args.h_0->size(0);
   a.weights = data<T>(weights_h);
   a.bias_ih = read_row<T>(args.bias_ih);
@@ -346,7 +360,7 @@ bool launch_backward_steps(
     const BackwardTensors& tensors) {
   const CellInfo& cell = *args.cell;
   const std::vector<Step> order = plan_steps(args.input, args.batch_sizes, !args.reverse);
-  const Tensor weights = aligned(h_slots(weights_of(args).hh, cell).t());
+  const Tensor weights = aligned(recurrent_weights(args).transpose(-2, -1));
   const Tensor activations = aligned(args.saved), reset = reset_rows(args);
   const Tensor dh_before = carried_gradient(args.grad_h_n);
   const Tensor dc_before = carried_gradient(args.grad_c_n), mask = mask_rows(args);
@@ -356,6 +370,7 @@ bool launch_backward_steps(
 
   PersistentBackwardArgs<T> a;
   a.hidden = args.h_0->size(1);
+  a.head_units = plan.head_units;
   a.batch = args.h_0->size(0);
   a.weights = data<T>(weights);
   a.activations = data<T>(activations);

@@ -45,6 +45,7 @@ struct Kernels {
   Engine engine;
   const Stage* stage = nullptr;
   int tiles = 0, units = 0, shared_units = 0, directions = 0;  // PersistentKernel
+  bool heads = false;
 
   auto operator<=>(const Kernels&) const = default;
 };
@@ -68,13 +69,17 @@ struct Problem {
   const CellInfo& cell;
   const at::TensorOptions kernels_options, options;
   const bool is_step;
-  const int64_t batch, hidden;
+  const int64_t batch, hidden, head_units;
   const int64_t of_x = cell.x.count() * hidden, of_h = cell.h.count() * hidden;
   const double scale = 1 / std::sqrt(static_cast<double>(hidden));
   const Tensor input = values({kSteps, batch, kInput}, 1), first_input = input[0];
   const Tensor h = values({batch, hidden}, 1);
   const Tensor c = values({batch, cell.state_columns() * hidden}, 0.5);
-  const Tensor weight_ih = values({of_x, kInput}, 0.2), weight_hh = values({of_h, hidden}, scale);
+  const Tensor weight_ih = values({of_x, kInput}, 0.2);
+  const Tensor weight_hh =
+      head_units == hidden
+          ? values({of_h, hidden}, scale)
+          : values({hidden / head_units, cell.h.count() * head_units, head_units}, scale);
   const Tensor bias_ih = values({of_x + cell.parameters * hidden}, 0.2);
   const Tensor bias_hh = values({of_h}, 0.2);
   const Tensor grad_output = is_step ? Tensor() : values({kSteps, batch, hidden}, 1);
@@ -162,11 +167,13 @@ std::string what_is_wrong(
   const Engine engine = kernels.engine;
   const bool is_step = engine == Engine::step, is_persistent = plan.groups > 0;
   const int64_t hidden = is_persistent ? plan.hidden : kHidden;
+  const int64_t head_units = is_persistent ? plan.head_units : kHidden;
   const int64_t batch =
       is_persistent ? std::min(plan.rows(), plan.kernel.tiles * kTileRows + kBatch) : kBatch;
   const auto [most_error, dtype] = criterion_of(kernels);
-  const Problem problem{*kernels.cell, options, options, is_step, batch, hidden};
-  const Problem exact{*kernels.cell, options, options.dtype(dtype), is_step, batch, hidden};
+  const Problem problem{*kernels.cell, options, options, is_step, batch, hidden, head_units};
+  const Problem exact{
+      *kernels.cell, options, options.dtype(dtype), is_step, batch, hidden, head_units};
   const SequenceResult expected = aten_fallback::sequence_forward(exact.forward());
   std::string wrong;
   if (engine != Engine::persistent_backward) {
@@ -287,7 +294,8 @@ const char* why_not_kernels(
       kernel.tiles,
       kernel.units,
       kernel.shared_units,
-      kernel.directions};
+      kernel.directions,
+      kernel.heads};
   return why_not(
       kernels, input.device(), [&] { return what_is_wrong(kernels, input.options(), plan); });
 }

@@ -47,7 +47,14 @@ WeightGradients weight_gradients(
   if (parts.hh.defined()) {
     // A copy costs less than a GEMM for h_0 and another for each run of steps.
     const Tensor h = dz.size(0) == 0 ? *args.h_0 : entering_h(args, steps, 0, steps.size(), dtype);
-    compute(parts.hh, cell.h, cell.h_blocks, h);
+    if (!has_heads(parts.hh)) {
+      compute(parts.hh, cell.h, cell.h_blocks, h);
+    } else {  // a GEMM costs less than one per head and gate
+      const int64_t hidden = args.h_0->size(1);
+      const Tensor all = at::empty({cell.h.count() * hidden, hidden}, parts.hh.options());
+      compute(all, cell.h, cell.h_blocks, h);
+      d_weights.weight_hh = with_heads(all, parts.hh);
+    }
   }
   if (parts.ih.defined()) compute(parts.ih, cell.x, cell.x_blocks, flat_rows(args.input));
   return d_weights;

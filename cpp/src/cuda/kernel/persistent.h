@@ -64,6 +64,7 @@ struct PersistentKernel {
   bool tf32;           // float32: products in TF32, otherwise 3xTF32
   int units;           // of K per warp, with weights in registers
   int shared_units;    // further units, with weights in shared memory, in chunks
+  bool heads = false;  // K has the units of a head
   int directions = 1;  // most in a launch
 };
 
@@ -77,11 +78,12 @@ constexpr int shared_chunk(int outputs) {
   return outputs == 1 ? 4 : 2;
 }
 
+// `head_units`: H, or H / heads.
 template <typename Args>
 PersistentKernel persistent_kernel(
-    const CellInfo& cell, std::int64_t hidden, int tiles, bool tf32 = false) {
+    const CellInfo& cell, std::int64_t head_units, int tiles, bool tf32 = false) {
   const int outputs = outputs_of<Args>(cell), chunk = shared_chunk(outputs);
-  const std::int64_t k = Args::kIsForward ? hidden : cell.h.count() * hidden;
+  const std::int64_t k = Args::kIsForward ? head_units : cell.h.count() * head_units;
   const int piece = kWarps * kWarpUnits<typename Args::Element>;
   const auto units = static_cast<int>((k + piece - 1) / piece);
   if (units <= most_register_units(outputs, /*shares=*/false, tf32))
@@ -140,9 +142,10 @@ struct PersistentForwardArgs {
   using Element = T;
   static constexpr bool kIsForward = true;
   std::int64_t hidden = 0;
+  std::int64_t head_units = 0;  // U: H, or H / heads, a multiple of kSliceUnits
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;         // (Sh * H, H), in pre-activation order (16)
+  const T* weights = nullptr;         // (heads, Sh * U, U), in pre-activation order (16)
   Matrix<const T> bias_ih;            // (G * H), row stride 0; or null
   Matrix<const T> bias_hh;            // (G * H), row stride 0; or null
   Matrix<const T> parameters;         // (P * H), row stride 0; or null
@@ -178,9 +181,10 @@ struct PersistentBackwardArgs {
   using Element = T;
   static constexpr bool kIsForward = false;
   std::int64_t hidden = 0;
+  std::int64_t head_units = 0;  // as in forward
   std::int64_t batch = 0;
   std::int64_t first_row = 0;
-  const T* weights = nullptr;      // (H, Sh * H), forward's weights, transposed (16)
+  const T* weights = nullptr;      // (heads, U, Sh * U), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
   Matrix<const T> parameters;      // as in forward
   StepMatrix<const T> grad_output;

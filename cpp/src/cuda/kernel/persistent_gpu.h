@@ -132,11 +132,11 @@ __device__ void visit_direction(const DirectionArgs<Args>& args, const Run& run)
 }  // namespace lltm::cuda
 
 // Of Definition, in this namespace.
-#define LLTM_PERSISTENT_KERNEL(name, kUnitsK, kSharedK, kTiles, kTf32)    \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)          \
-      name(const __grid_constant__ Args all) {                            \
-    visit_direction(all, [](const auto& args) {                           \
-      Gpu gpu{args.words};                                                \
-      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32>(args, gpu); \
-    });                                                                   \
+#define LLTM_PERSISTENT_KERNEL(name, kUnitsK, kSharedK, kTiles, kTf32, kHeads)    \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)                  \
+      name(const __grid_constant__ Args all) {                                    \
+    visit_direction(all, [](const auto& args) {                                   \
+      Gpu gpu{args.words};                                                        \
+      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32, kHeads>(args, gpu); \
+    });                                                                           \
   }

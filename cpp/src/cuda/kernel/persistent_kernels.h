@@ -269,11 +269,19 @@ struct WeightFragments {
   }
 };
 
-// `polled`: other thread blocks may still be writing the row. Null is a row of zeros.
+// `polled`: other thread blocks may still be writing the row. Null is a row of zeros. A head's K
+// has parts of `units` elements, one per gate, with `skipped` elements of other heads between them.
 template <typename T>
 struct StateRow {
   const T* row;
   bool polled;
+  std::uint32_t per_unit = 0;  // 2^32 / units, rounded up; 0 for a single part
+  std::int64_t skipped = 0;
+
+  LLTM_CELL_INLINE const T* at(std::int64_t k) const {
+    const std::uint64_t part = std::uint64_t{static_cast<std::uint32_t>(k)} * per_unit >> 32;
+    return row + k + static_cast<std::int64_t>(part) * skipped;
+  }
 };
 
 // B: lane / 4 is a row in the tile. Units [first, first + kUnitsK) of the warp.
@@ -287,7 +295,7 @@ struct States {
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
       const std::int64_t k = k_of<T>(warp, lane, first + j);
-      x[j] = from.row != nullptr && k < k_size ? m.read(from.row + k) : Words{};
+      x[j] = from.row != nullptr && k < k_size ? m.read(from.at(k)) : Words{};
     }
   }
 };
@@ -314,7 +322,7 @@ LLTM_CELL_INLINE void poll(
       LLTM_UNROLL
       for (int j = 0; j < kUnitsK; ++j) {
         if (!absent[n][j]) continue;
-        states[n].x[j] = goes_on ? m.read(from(n).row + k_of<T>(warp, lane, first + j)) : kNaNWords;
+        states[n].x[j] = goes_on ? m.read(from(n).at(k_of<T>(warp, lane, first + j))) : kNaNWords;
       }
     }
   }
@@ -346,7 +354,7 @@ LLTM_CELL_INLINE void multiply_exactly(
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   LLTM_UNROLL_BY(1)
   for (int row = 0; row < 2; ++row) {
-    const T* const state = source(tile, 2 * (lane % 4) + row).row;
+    const StateRow<T> state = source(tile, 2 * (lane % 4) + row);
     LLTM_UNROLL
     for (int n = 0; n < kOutputs; ++n) {
       LLTM_UNROLL
@@ -356,7 +364,7 @@ LLTM_CELL_INLINE void multiply_exactly(
         LLTM_UNROLL_BY(1)
         for (int j = 0; j < 4 * kUnits; ++j) {
           const std::int64_t k = k_of<T>(warp, j % 4, j / 4);
-          const Words h = state == nullptr || k >= of.k_size ? Words{} : m.read(state + k);
+          const Words h = state.row == nullptr || k >= of.k_size ? Words{} : m.read(state.at(k));
           const Words a = of.read(2 * (lane / 4) + odd, k);
           LLTM_UNROLL
           for (int e = 0; e < 4; ++e) {
@@ -660,6 +668,7 @@ template <
     int kSharedK,
     int kTiles,
     bool kTf32,
+    bool kHeads,
     typename T,
     typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
@@ -671,8 +680,11 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   m.begin();
 
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
+  const std::int64_t units = kHeads ? a.head_units : a.hidden;
+  const std::int64_t head = kHeads ? slice / units * units : 0;  // its first unit
   const auto weights = [&](int n) -> WeightRows<T> {
-    return {a.weights + (n * a.hidden + slice) * a.hidden, a.hidden - slice, a.hidden};
+    const std::int64_t row = (kOutputs - 1) * head + n * units + slice;
+    return {a.weights + row * units, head + units - slice, units};
   };
   WeightFragments<kUnitsK, kSharedK, kOutputs> fragments;
   fragments.template load<T>(weights, shared_weights<kTiles, kOutputs>(m), warp, lane);
@@ -717,8 +729,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
     const auto source = [&](int tile, int row_in_tile) -> StateRow<T> {
       const std::int64_t row = first_row + tile * kTileRows + row_in_tile;
       if (row >= step.rows || is_reset(a.reset, step.offset + row)) return {nullptr, false};
-      if (row >= step.previous_rows) return {a.h_0 + row * hidden, /*polled=*/false};
-      return {a.operand + (step.previous_offset + row) * hidden, /*polled=*/true};
+      if (row >= step.previous_rows) return {a.h_0 + row * hidden + head, /*polled=*/false};
+      return {a.operand + (step.previous_offset + row) * hidden + head, /*polled=*/true};
     };
     Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, kOutputs) / 2);
     multiply<kTiles, kTf32, kUnitsK, kSharedK, kOutputs, T>(
@@ -816,6 +828,7 @@ template <
     int kSharedK,
     int kTiles,
     bool kTf32,
+    bool kHeads,
     typename T,
     typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
@@ -826,8 +839,11 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   m.begin();
 
   const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
+  const std::int64_t units = kHeads ? a.head_units : a.hidden;
+  const std::int64_t head = kHeads ? slice / units * units : 0;  // its first unit
+  const std::uint32_t per_unit = kHeads ? static_cast<std::uint32_t>(0xFFFFFFFF / units + 1) : 0;
   const auto weights = [&](int) -> WeightRows<T> {
-    const std::int64_t k_size = kRecurrent<Cell> * a.hidden;
+    const std::int64_t k_size = kRecurrent<Cell> * units;
     return {a.weights + slice * k_size, a.hidden - slice, k_size};
   };
   WeightFragments<kUnitsK, kSharedK, 1> fragments;
@@ -865,7 +881,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
         if (row >= step.previous_rows || is_reset(a.reset, previous)) return {nullptr, false};
         constexpr CellInfo kCell = Cell::kCell;
         const T* const dz = a.dz + (previous * kCell.grad_columns() + kCell.h.begin) * hidden;
-        return {dz, /*polled=*/true};
+        return {dz + head, /*polled=*/true, per_unit, hidden - units};
       };
       Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, 1) / 2);
       multiply<kTiles, kTf32, kUnitsK, kSharedK, 1, T>(

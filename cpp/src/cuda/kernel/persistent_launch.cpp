@@ -64,6 +64,7 @@ KernelForm form_of(const PersistentKernel& kernel) {
   form.shared_units = kernel.shared_units;
   form.tiles = kernel.tiles;
   form.tf32 = kernel.tf32 ? 1 : 0;
+  form.heads = kernel.heads ? 1 : 0;
   form.directions = kernel.directions;
   return form;
 }

@@ -158,7 +158,8 @@ std::string print_kernel(const KernelForm& form) {
      << (form.is_persistent() ? "PERSISTENT" : "ELEMENTWISE") << "_KERNEL(" << kernel_name(form)
      << ", ";
   if (form.is_persistent()) {
-    to << form.units << ", " << form.shared_units << ", " << form.tiles << ", " << form.tf32;
+    to << form.units << ", " << form.shared_units << ", " << form.tiles << ", " << form.tf32 << ", "
+       << form.heads;
   } else {
     to << direction << "Access, " << (form.backward ? "backward" : "forward") << "_at, "
        << form.width;

@@ -17,10 +17,11 @@ enum class KernelType : unsigned char { kDouble, kFloat, kHalf, kBFloat16 };
 struct KernelForm {
   const CellInfo* cell;
   bool backward;
-  KernelType tensor, state;                                              // T and D of elementwise.h
-  int width = 0;                                                         // units per thread
-  const Stage* stage = nullptr;                                          // of several
-  int units = 0, shared_units = 0, tiles = 0, tf32 = 0, directions = 0;  // PersistentKernel
+  KernelType tensor, state;      // T and D of elementwise.h
+  int width = 0;                 // units per thread
+  const Stage* stage = nullptr;  // of several
+  int units = 0, shared_units = 0, tiles = 0, tf32 = 0, heads = 0,
+      directions = 0;  // PersistentKernel
 
   bool is_persistent() const { return tiles > 0; }
   auto operator<=>(const KernelForm&) const = default;
