@@ -1,8 +1,9 @@
-"""Compares training of the cells in lltm.cells with a Python loop over their
-functions and, with --compile, with torch.compile of that loop.
+"""Compares training of the cells in lltm.cells with torch.nn.LSTM of the same
+size, with a Python loop over their functions and, with --compile, with
+torch.compile of that loop. Ends with the column of times in docs/cells.md.
 
-    python benchmarks/custom_cells.py --cell cifg slstm --dtype float32
-    python benchmarks/custom_cells.py --compile --json custom_cells.json
+    python benchmarks/custom_cells.py --threads 2 --dtype float32
+    python benchmarks/custom_cells.py --cell cifg --compile --json cells.json
     python benchmarks/custom_cells.py --errors
 
 With --errors, it prints instead the errors against the modules of other libraries
@@ -18,8 +19,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import Any
 
@@ -35,10 +37,11 @@ from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
 NAMES = lltm.cells._NAMES
-SHAPES: tuple[Shape, ...] = ((100, 16, 32, 128), (100, 64, 128, 256))
+SHAPES: tuple[Shape, ...] = ((64, 16, 32, 128), (100, 64, 128, 256))
 QUICK_SHAPES: tuple[Shape, ...] = ((20, 16, 32, 65),)
 MOST_COMPILED_STEPS = 100  # compiling them takes minutes
 
+LSTM = "nn.LSTM"
 LOOP = "Python loop"
 COMPILED = "torch.compile, loop"
 
@@ -167,10 +170,12 @@ def error(name: str, loop: bool = False) -> tuple[float, str]:
     return max(((y - z).abs().max() / z.abs().max()).item() for y, z in pairs), source
 
 
-def compare(case: Case, settings: Settings) -> Row:
+def compare(case: Case, plain: Shape, settings: Settings) -> Row:
+    """Measures a cell. `plain` is the shape of the LSTM, without the columns of given gates."""
     cell = getattr(lltm.cells, case.cell)
     builds: dict[str, Callable[[], Any]] = {
         OURS: lambda: layer_timer(partial(Ours, cell), case),
+        LSTM: lambda: layer_timer(nn.LSTM, replace(case, shape=plain)),
         LOOP: lambda: layer_timer(partial(Loop, cell), case),
     }
     if settings.compile:
@@ -188,14 +193,19 @@ def main() -> None:
         return
     settings = begin(options)
     rows = []
+    times = defaultdict(list)
     for cell in options.cell:
         given = len(getattr(lltm.cells, cell).Layer._HEADER.gates_input)
         for t, b, i, h in options.shapes or (QUICK_SHAPES if options.quick else SHAPES):
             shape = (t, b, i + given * h, h)
             for dtype in options.dtype:
                 case = Case(shape, getattr(torch, dtype), True, options.device, cell)
-                rows.append(compare(case, settings))
+                rows.append(compare(case, (t, b, i, h), settings))
                 print("\n".join(rows[-1].lines()), flush=True)
+                times[cell, dtype].append(f"{rows[-1].ratio(LSTM):.2f}")
+    print(f"\nTime of training / {LSTM}, by shape")
+    for (cell, dtype), column in times.items():
+        print(f"{cell:20} {dtype:10} {', '.join(column)}")
     finish(options, {"settings": asdict(settings)}, rows, rows)
 
 

@@ -53,21 +53,22 @@ def test_a_bounded_cell_is_bounded(name: str) -> None:
 
 def test_the_table_describes_the_cells() -> None:
     text = (support.ROOT / "docs" / "cells.md").read_text()
-    lines = text.splitlines()
-    rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| [")]
-    assert [re.sub(r"\[(\w+)\].*", r"\1", row[0]) for row in rows] == NAMES
+    found = re.findall(
+        r"^\| \[(\w+)\].*? \| ([\d., ]*?) ?\| (.*?) \| (.*?) ?\|$", text, re.MULTILINE
+    )
+    details = re.findall(r"^\| `(\w+)` \|(.*)\|$", text, re.MULTILINE)
+    assert [name for name, *_ in found] == [name for name, _ in details] == NAMES
     others = custom_cells.OTHERS.items()
     converters = {name: f"from_{file.partition('.')[0]}" for name, (file, _) in others}
-    for name, (_, paper, *row) in zip(NAMES, rows, strict=True):
+    for (name, _, paper, converter), (_, rest) in zip(found, details, strict=True):
         cell = getattr(cells, name)
         gates = {gate: ", ".join(terms) for gate, terms in cell.Layer._HEADER.reads.items()}
         shown = [g if gates[g] == "x, h" else f"{g} ({gates[g]})" for g in cell.gates]
         (saved,) = re.findall(r"^save(.*)$", cell.text, re.MULTILINE)
         columns = [", ".join(names) for names in (shown, cell.states, cell.parameters)]
-        converter, (error, source) = converters.get(name, ""), row[5].split(", ")
-        expected = [*columns, str(len(saved.split())), converter and f"`{converter}`"]
-        assert row[:5] == expected, name
-        assert source == (converter.removeprefix("from_") or custom_cells.LOOP)
+        *shown, error = (field.strip() for field in rest.split("|"))
+        assert shown == [*columns, str(len(saved.split()))], name
+        assert converter.strip("`") == converters.get(name, "")
         assert float(error) <= limit_of(name)
         source = (Path(cells.__path__[0]) / f"{name}.py").read_text()
         described = re.findall(rf"`{name}` \(([^)]+)\)", text)
