@@ -16,6 +16,7 @@ import support
 import sweep
 import torch
 
+from lltm.benchmark import user_model
 from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
@@ -166,7 +167,8 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     rows = rows_of(tmp_path / "out.json")
     assert [row["title"] for row in rows] == ["model, inference", "model, training"]
     assert all([*row["seconds"]] == [OURS, "torch.nn"] for row in rows)
-    assert len(re.findall(r"^With lltm, \w+ is [\d.]+ times as fast\.$", printed, re.M)) == 2
+    verdict = r"With lltm, \w+ is [\d.]+ times as fast|No verdict on \w+: the load is .*"
+    assert len(re.findall(rf"^(?:{verdict})\.$", printed, re.M)) == 2
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -183,6 +185,31 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     assert len(compare_model(lambda: (model, inputs), settings)) == 2
     assert type(model.first) is torch.nn.GRU
     assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
+
+
+@pytest.mark.parametrize(
+    ("load", "last", "verdict"),
+    [
+        (2.0, 2.5, "With lltm, training is 2.5 times as fast."),
+        (2.1, 2.5, "No verdict on training: the load is 2.1 on 2 cores."),
+        (2.0, 9.0, "No verdict on training: the quartiles of torch.nn differ by a factor of 2.3."),
+    ],
+)
+def test_a_busy_system_gets_no_verdict(
+    load: float,
+    last: float,
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = {OURS: [1.0] * 3, "torch.nn": [2.4, 2.5, last]}
+    monkeypatch.setattr(user_model, "measure", lambda title, *_: Row(title, seconds, {}, {}))
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    compare_model(lambda: (torch.nn.GRU(2, 3), torch.randn(4, 2)), SETTINGS)
+    printed = capsys.readouterr().out
+    assert verdict in printed.splitlines()
+    assert ("Warning: the load is" in printed) == (load > 2)
 
 
 @pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from .._replace import replace_
 from .contenders import OURS
-from .report import Row, speedup_text
+from .report import Row, quartiles, speedup_text
 from .timing import Sampler, Settings, measure, timed
 
 THEIRS = "torch.nn"
+MOST_SPREAD = 1.3  # third quartile of the times / first quartile
 
 
 def function(text: str) -> Callable[[], tuple[nn.Module, Any]]:
@@ -40,8 +42,25 @@ def tensors(results: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+def busy() -> str:
+    """Describes a load that exceeds the cores."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"the load is {load:.1f} on {cores} cores" if load > cores else ""
+
+
+def scattered(row: Row) -> str:
+    """Describes times with wide quartiles."""
+    for name, seconds in row.seconds.items():
+        low, _, high = quartiles(seconds)
+        if high > MOST_SPREAD * low:
+            return f"the quartiles of {name} differ by a factor of {high / low:.1f}"
+    return ""
+
+
 def compare_model(make: Callable[[], tuple[nn.Module, Any]], settings: Settings) -> list[Row]:
     """Times inference and training of a model, before and after `replace_`.
+
+    Prints no verdict if other processes compete for the cores.
 
     Args:
         make: returns the model and its input, or a tuple of inputs
@@ -53,6 +72,8 @@ def compare_model(make: Callable[[], tuple[nn.Module, Any]], settings: Settings)
     print(f"\n{done}")
     if not done.replaced:
         return []
+    if load := busy():
+        print(f"Warning: {load}. Run nothing else at the same time.")
 
     def timer(name: str, training: bool) -> Sampler:
         model = models[name].train(training)
@@ -76,5 +97,8 @@ def compare_model(make: Callable[[], tuple[nn.Module, Any]], settings: Settings)
         print("\n".join(rows[-1].lines()), flush=True)
     for row in rows:
         kind = row.title.removeprefix("model, ")
-        print(f"With lltm, {kind} is {speedup_text(row.speedup(THEIRS))} times as fast.")
+        if why := load or scattered(row):
+            print(f"No verdict on {kind}: {why}.")
+        else:
+            print(f"With lltm, {kind} is {speedup_text(row.speedup(THEIRS))} times as fast.")
     return rows
