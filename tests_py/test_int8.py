@@ -283,10 +283,10 @@ def test_saved_weights_of_other_shapes_are_rejected() -> None:
 
 
 def test_other_dtypes_are_rejected() -> None:
-    with pytest.raises(TypeError, match="lltm::prepack: expected dtype to be qint8 or None, got"):
-        layer().prepack(torch.int8)
-    with pytest.raises(TypeError, match=r"expected dtype to be a torch.dtype or None, got str"):
-        layer().prepack("qint8")  # type: ignore[arg-type]
+    expected = "lltm::prepack: expected weights to be torch.qint8 or None, got"
+    for dtype in (torch.int8, "qint8"):
+        with pytest.raises(TypeError, match=f"{expected} {dtype!r}"):
+            layer().prepack(dtype)
     with pytest.raises(TypeError, match="bfloat16 or float16 to quantize, got float64"):
         layer(dtype=torch.float64).prepack(torch.qint8)
 

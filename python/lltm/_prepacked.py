@@ -47,6 +47,9 @@ class Prepacked(Recurrent):
 
     def __init__(self, layer: Any, weights: torch.dtype | None = None) -> None:
         Recurrent.__init__(self)
+        if weights not in (None, torch.qint8):
+            expected = "expected weights to be torch.qint8 or None"
+            raise TypeError(f"lltm::prepack: {expected}, got {weights!r}")
         right = layer._inherits_forward() or not self._inherits_forward()
         got = f"{type(layer).__name__}, whose forward the prepacked layer would not call; make the"
         got += " layer an attribute of your module and prepack it there"
