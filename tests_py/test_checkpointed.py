@@ -87,7 +87,7 @@ def test_a_layer_that_was_pickled_without_the_option_runs() -> None:
     other = pickle.loads(pickle.dumps(layer))
     x = torch.randn(6, 4, 3)
     torch.testing.assert_close(other(x), layer(x))
-    assert repr(other) == "LLTM(3, 5)"
+    assert repr(other) == "lltm.LLTM(3, 5)"
 
 
 def test_the_option_can_be_changed() -> None:

@@ -77,7 +77,7 @@ def test_numpy_numbers_and_integers_for_bools_become_python_s(
 def test_a_cell_accepts_numpy_numbers() -> None:
     arguments: Any = (np.int64(3), np.int64(5), np.bool_(False))
     cell = lltm.LLTMCell(*arguments)
-    assert repr(cell) == "LLTMCell(3, 5, bias=False)"
+    assert repr(cell) == "lltm.LLTMCell(3, 5, bias=False)"
     assert (type(cell.input_size), type(cell.hidden_size)) == (int, int)
 
 

@@ -245,7 +245,7 @@ def test_a_pickle_holds_the_weights_and_is_packed_again(dtype: torch.dtype) -> N
 def test_repr_shows_its_sizes() -> None:
     packed = lltm.LLTM(**SIZES, num_layers=2).prepack()
     assert repr(packed) == (
-        "PrepackedLLTM(input_size=5, hidden_size=33, num_layers=2, batch_first=False,"
+        "lltm.PrepackedLLTM(input_size=5, hidden_size=33, num_layers=2, batch_first=False,"
         " bidirectional=False)"
     )
 

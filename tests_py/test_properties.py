@@ -597,7 +597,7 @@ def test_repr_shows_the_constructor_arguments(form: Form, dtype: torch.dtype) ->
         text, cls = repr(s.module), type(s.module)
         assert text == str(s.module)
         if not form.prepacked:
-            again = eval(text, {cls.__name__: cls})
+            again = eval(text.removeprefix("lltm."), {cls.__name__: cls})
             assert repr(again) == text
             shapes = {name: p.shape for name, p in s.module.named_parameters()}
             assert {name: p.shape for name, p in again.named_parameters()} == shapes

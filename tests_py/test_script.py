@@ -190,7 +190,7 @@ def test_scripting_does_not_change_the_model() -> None:
     assert isinstance(model.rnn, lltm.LLTM)
     assert isinstance(model.rnn(rows)[0], PackedSequence)
     torch.testing.assert_close(model.rnn.eval().prepack()(rows)[1], model.rnn(rows)[1])
-    assert repr(model.rnn) == "LLTM(3, 5, num_layers=2, dropout=0.5)"
+    assert repr(model.rnn) == "lltm.LLTM(3, 5, num_layers=2, dropout=0.5)"
     for other in (copy.deepcopy(model.rnn), pickle.loads(pickle.dumps(model.rnn))):
         assert type(other) is lltm.LLTM
         torch.testing.assert_close(other(rows)[1], model.rnn(rows)[1])

@@ -67,6 +67,10 @@ class Recurrent(nn.Module):
         skipped: Any = nn.RNNCellBase if isinstance(self, nn.RNNCellBase) else Recurrent
         super(skipped, self).__init__()
 
+    def _get_name(self) -> str:  # print(model) shows the modules that replace_ replaced
+        cls = type(self)
+        return "lltm." * (cls.__module__ == "lltm.modules") + cls.__name__
+
     def _states_of(self, hx: Any) -> list[Tensor]:
         """Checks hx."""
         if hx is None:

@@ -19,9 +19,9 @@ from ._recurrent import Recurrent
 
 def _passing(ours: Any) -> type:
     """Returns a subclass that also derives from the torch.nn class."""
-    name = ours.__name__
-    members = {"__module__": __name__, "__doc__": ours.__doc__, "_get_name": lambda self: name}
-    return type(f"_{name}", (ours, ours._TORCH), members)
+    shown = f"lltm.{ours.__name__}"
+    members = {"__module__": __name__, "__doc__": ours.__doc__, "_get_name": lambda self: shown}
+    return type(f"_{ours.__name__}", (ours, ours._TORCH), members)
 
 
 # By torch.nn class: the lltm class, and its subclass that also derives from the torch.nn class.

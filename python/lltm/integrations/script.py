@@ -196,7 +196,7 @@ def _sharing(
 ) -> nn.Module:
     if parametrize.is_parametrized(module):
         raise NotImplementedError(
-            f"lltm::{module._get_name()}: torch.jit.script can't compile parametrizations;"
+            f"lltm::{type(module).__name__}: torch.jit.script can't compile parametrizations;"
             " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
         )
     base: Any = type(module)
