@@ -45,6 +45,8 @@ html_title = f"lltm {release}"
 html_logo = html_favicon = "static/logo.svg"
 html_static_path = ["static", str(MATHJAX)]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "static" / "scorer.js")
+pygments_dark_style = "github-dark"  # the default underlines imported modules
 html_theme_options = {
     "source_repository": REPOSITORY,
     "source_branch": "main",
