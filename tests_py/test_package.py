@@ -289,4 +289,4 @@ print(lltm.LSTM.__doc__, lltm.LSTM(3, 5))
 def test_the_import_accepts_another_patch_release_and_has_no_side_effects() -> None:
     major, minor, *_ = str(torch.__version__).split(".")
     run = support.run_python("-OO", "-c", IMPORT, f"{major}.{minor}.99")
-    assert run.stdout == "None LSTM(3, 5)\n"
+    assert run.stdout == "None lltm.LSTM(3, 5)\n"
