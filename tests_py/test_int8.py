@@ -286,7 +286,7 @@ def test_other_dtypes_are_rejected() -> None:
     expected = "lltm::prepack: expected weights to be torch.qint8 or None, got"
     for dtype in (torch.int8, "qint8"):
         with pytest.raises(TypeError, match=f"{expected} {dtype!r}"):
-            layer().prepack(dtype)
+            layer().prepack(dtype)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="bfloat16 or float16 to quantize, got float64"):
         layer(dtype=torch.float64).prepack(torch.qint8)
 
