@@ -48,14 +48,13 @@ def ratios(name: str, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> l
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print("| dtype | T×B×I×H | layer | inference | training |")
-    print("|---|---|---|---|---|")
+    print("| dtype | T×B×I×H | LSTM inference | LSTM training | GRU inference | GRU training |")
+    print("|---|---|---|---|---|---|")
     for dtype in (torch.float32, torch.bfloat16):
         for shape in SHAPES:
-            for name in ("LSTM", "GRU"):
-                inference, training = ratios(name, dtype, shape)
-                row = (str(dtype)[6:], "×".join(map(str, shape)), name)
-                print(f"| {' | '.join(row)} | {inference:.2f} | {training:.2f} |", flush=True)
+            row = [str(dtype)[6:], "×".join(map(str, shape))]
+            row += [f"{r:.2f}" for name in ("LSTM", "GRU") for r in ratios(name, dtype, shape)]
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":
