@@ -80,13 +80,19 @@ def several_stages(z: Any, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return tanh(scale * c_next) * sigmoid(z.o(v)), c_next
 
 
+@lltm.cell(gates=("a",), parameters={"nu": -0.5, "tau": lltm.scalar(2), "u": torch.nn.init.ones_})
+def derived(z: Any, h: Tensor, nu: Tensor, tau: Tensor, u: Tensor) -> Tensor:
+    decay, weight = torch.exp(-torch.exp(nu)), torch.softmax(u, 0)
+    return tanh(u * z.a / tau.round(decimals=1).clamp(1) + decay * h * weight)
+
+
 CELLS = (
-    *(lstm, gru, plain, two_states, reads_both, detaching, several_stages),
+    *(lstm, gru, plain, two_states, reads_both, detaching, several_stages, derived),
     *(lltm.cells.indrnn, lltm.cells.lif),
 )
 OWN = CELLS[:-2]  # test_gallery.py compares the others with their functions
-# States and parameters, products, no GEMM of h, a custom gradient.
-SOME = (two_states, reads_both, several_stages, lltm.cells.indrnn, lltm.cells.lif)
+# States and parameters, products, derived parameters, no GEMM of h, a custom gradient.
+SOME = (two_states, reads_both, several_stages, derived, lltm.cells.indrnn, lltm.cells.lif)
 
 
 def each_of(cells: tuple[lltm.Cell, ...]) -> pytest.MarkDecorator:
@@ -857,11 +863,30 @@ def test_a_cell_is_not_a_class() -> None:
 
 
 def test_files_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:
-    text = plain.text.encode()
+    text, once = plain.text.encode(), derived.serialized.encode()
     for name, content, expected in (
         ("foreign", b"\xff\xfe\0\n", r"got '\\\\xff\\\\xfe\\x00\\n'"),
         ("damaged", text.replace(b"tanh", b"\xff"), r"line \d+: .* an operation, got '\\xff'"),
         ("truncated", text[:-4], "got the end of the cell"),
+        (
+            "of itself",
+            once.replace(b'exp.default [["nu"', b'exp.default [["%9"'),
+            "derived parameters",
+        ),
+        (
+            "no cell",
+            once.replace(b"\nweight = %", b"\nw = %"),
+            "expected parameters .*, got .*'weight'",
+        ),
+        ("code", once.replace(b'["u"', b'["exit()"'), "derived parameters after the cell's end"),
+        ("no operation", once.replace(b"aten._softmax.", b"aten.none."), "PyTorch, got aten.none"),
+        (
+            "a function that writes a file",
+            once.replace(
+                b'_softmax.default [["u", 0, false]', b'save.default [["u", {"str": "f"}]'
+            ),
+            "PyTorch, got aten.save",
+        ),
         ("large", text * 1000, "at most 65536 bytes, got 65537"),
     ):
         (file := tmp_path / name).write_bytes(content)

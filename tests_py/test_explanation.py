@@ -67,13 +67,11 @@ def test_hints_at_a_stabilizer_with_a_derivative() -> None:
     assert re.search(r"save 1 additional value\. .* call detach\(\) on it", hints)
 
 
-def test_hints_at_functions_of_only_parameters() -> None:
+def test_functions_of_only_parameters_are_computed_once() -> None:
     @lltm.cell(gates=1, parameters={"decay": 1.0})
     def leaky(z: Any, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
         kept = sigmoid(1 - decay)
         v_next = kept * v + z[0]
         return tanh(v_next), v_next
 
-    assert unwrapped(sections(leaky)["hints"]).startswith(
-        "kept = sigmoid t1 depends only on parameters, but is computed in each time step."
-    )
+    assert sections(leaky)["cell"].endswith("bounded     no\ncomputed once kept")

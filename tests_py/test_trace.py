@@ -7,6 +7,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,17 @@ def means(z: Any, h: Tensor, p: Tensor) -> Any:
     return a * b.mean(-1, keepdim=True) * scale + p.mean(-1, keepdim=True)
 
 
+def derived(z: Any, h: Tensor, nu: Tensor, theta: Tensor, p: Tensor, q: Tensor) -> Any:
+    """Complex numbers, sizes, several results, views, constants, parameters also in the step."""
+    decay = torch.exp(-torch.exp(nu) + 1j * theta).imag
+    largest, _ = torch.sort(theta, descending=True)
+    with torch.no_grad():
+        scale = torch.outer(p.detach(), 2 * p).diagonal()
+    scaled = scale[None] * F.normalize(z[0].new_tensor(2) - p, dim=0) + torch.cat([q, p])[: len(p)]
+    h_next = h * decay * (1 - p) * q.mean() + z[0] * torch.sigmoid(largest + scale) - scaled / h
+    return torch.tanh(h_next + torch.where(p > 0.5, F.softplus(p), h))
+
+
 # Cells with the minimal number of saved values; docs/cells.md has the numbers of lltm.cells.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
@@ -109,6 +121,11 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
         9,
     ),
     "means": (means, {"gates": 2, "parameters": {"p": 0.5}}, 7),
+    "derived": (
+        derived,
+        {"gates": 1, "parameters": dict.fromkeys(("nu", "theta", "p", "q"), 0.5)},
+        3,
+    ),
 }
 
 
@@ -126,9 +143,14 @@ def check_program(program: Program, function: Callable[..., Any]) -> None:
     z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
     weights = {g: randn(UNITS, UNITS, dtype=torch.float64) for g in program.products}
     called = {g: lambda v, g=g: z[g] + v @ weights[g].T for g in weights}
-    arguments = {
-        k: randn(*[ROWS][k in program.parameters :], UNITS, dtype=torch.float64, requires_grad=True)
+    learned = {*program.parameters, *program.derivation.parameters}
+    arguments = {  # functions such as the logarithm need positive parameters
+        k: (torch.rand(UNITS) if k in learned else randn(ROWS, UNITS)).double().requires_grad_()
         for k in names
+    }
+    derived = {
+        name: function(*(arguments[k] for k in of), UNITS)
+        for name, (function, of) in program.derivation.functions.items()
     }
     found = function(Gates(z | called), **arguments)
     found = found if isinstance(found, tuple) else (found,)
@@ -139,16 +161,25 @@ def check_program(program: Program, function: Callable[..., Any]) -> None:
     gradients = torch.autograd.grad(
         total, tuple(inputs.values()), allow_unused=True, materialize_grads=True
     )
-    plain = {k: x.detach() for k, x in inputs.items()}
+    plain = {k: x.detach() for k, x in (inputs | derived).items()}
     forward = evaluate(program.text, "forward", plain, weights)
     known = {k: (plain | forward)[k] for k in program.saved}
     known |= {k: plain[k] for k in program.parameters} | tangents
     backward = evaluate(program.text, "backward", known, weights)
     for k, x in results.items():
         torch.testing.assert_close(forward[k], x.detach(), rtol=1e-12, atol=1e-12)
-    for k, expected in zip(inputs, gradients, strict=True):
-        got = backward[f"d.{k}"]
-        got = got.sum(0) if k in program.parameters else got
+    assert {f"d.{k}" for k in {*inputs} - learned | {*program.parameters}} <= backward.keys()
+    of_derived = [
+        (x * backward[f"d.{name}"]).sum() for name, x in derived.items() if x.requires_grad
+    ]
+    for (k, x), expected in zip(inputs.items(), gradients, strict=True):
+        got = backward.get(f"d.{k}", torch.zeros_like(x))
+        got = got.sum(0) if k in learned and got.dim() > 1 else got
+        for y in of_derived:
+            (more,) = torch.autograd.grad(
+                y, x, retain_graph=True, materialize_grads=True, allow_unused=True
+            )
+            got = got + more
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
     assert Program.read(program.text).reads == program.reads
     check_names(program)
@@ -195,7 +226,8 @@ def test_the_program_computes_the_same_as_the_function(name: str) -> None:
 @pytest.mark.parametrize("name", support.GALLERY_CELLS)
 def test_the_program_of_a_gallery_cell_computes_the_same_as_its_function(name: str) -> None:
     cell = getattr(lltm.cells, name)
-    check_program(Program.read(cell.text), cell.function)
+    derivation = cell.Layer._DERIVATION
+    check_program(replace(Program.read(cell.text), derivation=derivation), cell.function)
 
 
 def staged(name: str) -> lltm.Cell:
@@ -617,6 +649,24 @@ def test_misused_products(match: str) -> None:
             parameters=parameters,
             name="wrong",
         )
+
+
+OF_PARAMETERS: dict[str, Callable[..., Any]] = {
+    r"a value per hidden unit or a single one, got \[130, 130\]": lambda z, p: (
+        z[0] * torch.outer(p, p)
+    ),
+    "aten.mul.Tensor with 1.0, then 11.4": lambda z, p: z[0] * (p[None] * len(p) ** 0.5),
+    "no torch.autograd.Function before": lambda z, p: z[0] * spike(p).mean(),
+    "torch.where instead of Python's": lambda z, p: z[0] * float(p),
+    "no in-place change of an argument": lambda z, p: z[0] * p.mul_(2),
+    "no in-place change in a function": lambda z, p: z[0] * torch.outer(p, p).mul_(2).diagonal(),
+}
+
+
+@pytest.mark.parametrize("match", OF_PARAMETERS)
+def test_misused_functions_of_parameters(match: str) -> None:
+    with pytest.raises((TypeError, lltm.ArgumentError), match=f"^lltm::cell: wrong: .*{match}"):
+        trace(OF_PARAMETERS[match], gates=1, parameters={"p": 0.5}, name="wrong")
 
 
 OF_SIZES: dict[str, Callable[..., Any]] = {

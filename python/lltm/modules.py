@@ -352,10 +352,14 @@ class Layer(Recurrent, Generic[State]):
         each = len(self._names) // self._state_shape(0)[0]
         return self._names[k * each : (k + 1) * each]
 
+    def _registered_of(self, k: int) -> Sequence[str]:
+        """Returns the names of direction k's parameters in the module."""
+        return self._names_of(k)
+
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
         """Parameters by layer and direction, such as [[weight_ih_l0, weight_hh_l0, ...], ...]."""
-        by_direction = map(self._names_of, range(self._state_shape(0)[0]))
+        by_direction = map(self._registered_of, range(self._state_shape(0)[0]))
         return [
             [parameter for name in names if (parameter := getattr(self, name)) is not None]
             for names in by_direction

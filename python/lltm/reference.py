@@ -386,7 +386,7 @@ def _layer(
             mask = None
             if module.recurrent_dropout > 0 and training:
                 mask = F.dropout(torch.ones_like(initial[0][k]), module.recurrent_dropout)
-            parameters = [getattr(module, name) for name in module._names_of(k)]
+            parameters = [getattr(module, name) for name in module._registered_of(k)]
             if getattr(module, "heads", 1) > 1:
                 parameters[1] = _without_heads(parameters[1])
             if equations.no_bias:

@@ -15,8 +15,16 @@ from .. import _check
 from .._C import ArgumentError
 from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
+from .derived import Derivation
 from .gates import check_gates
-from .modules import NAMES_IN_MODULES, CustomCell, CustomLayer, CustomPrepacked, Pickled
+from .modules import (
+    NAMES_IN_MODULES,
+    CustomCell,
+    CustomLayer,
+    CustomPrepacked,
+    Pickled,
+    derived_attribute,
+)
 from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
 from .trace import call, trace
 
@@ -44,9 +52,9 @@ def cell(
 
     The function uses only the operations listed on the page about custom cells. They are
     element-wise, except for means and norms over the hidden units, such as
-    ``v.mean(-1, keepdim=True)`` and :func:`lltm.layer_norm`, and products ``z.n(v)``. The function
-    is called only here, for tracing. Layers run the traced operations and their derivatives between
-    the GEMMs.
+    ``v.mean(-1, keepdim=True)`` and :func:`lltm.layer_norm`, and products ``z.n(v)``. Functions of
+    only parameters may use any operation, and are computed once a call. The function is called only
+    here, for tracing. Layers run the traced operations and their derivatives between the GEMMs.
 
     Args:
         gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as
@@ -101,7 +109,7 @@ def cell(
         if isinstance(function, Cell):
             raise TypeError(f"lltm::cell: expected a function or a bound method, got {function!r}")
         program = trace(function, **options, warn_at=3)
-        made = Cell(program.text, parameters, function)
+        made = Cell(program.text + program.derivation.text, parameters, function)
         made.gates = program.gates  # in the order of z
         return made
 
@@ -112,14 +120,16 @@ class Cell:
     """A custom recurrent cell, created by :func:`lltm.cell` or from a serialized cell.
 
     Args:
-        text: serialized cell, as in the attribute of this name
+        text: serialized cell, as in the attributes ``serialized`` and ``text``
         initial (dict): initial values or functions for parameters, which replace the values in
             the serialized cell. Default: None
         function: Python function for a time step, for :mod:`lltm.testing`. Default: None
 
     Attributes:
-        text (str): serialized cell, with the cell program. Operators accept it as the cell. Saved
-            models contain it and therefore run without the function
+        text (str): serialized cell, with the cell program. Operators accept it as the cell, with
+            derived parameters as parameters
+        serialized (str): text, and how modules compute derived parameters. Saved models contain it
+            and therefore run without the function
         name (str): cell name
         gates (tuple[str, ...]): gate names
         states (tuple[str, ...]): state names, without h
@@ -142,30 +152,41 @@ class Cell:
             why = "the name of a built-in cell" if text in BUILT_IN else "without 'lltm-cell' first"
             got = f"{reprlib.repr(text)}, {why}"
             raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}")
+        text, end, derived = text.partition("\nend\nderived\n")
+        if end:
+            text, derived = f"{text}\nend\n", f"derived\n{derived}"
         # Checks it. The parser rejects the escape of a character that is not ASCII.
         _check.call(torch.ops.lltm._cell, text.encode("ascii", "backslashreplace").decode())
         self.text = text
         self.function = function
         header = Program.read(text)
+        learned = Derivation(header.parameters, header.scalars)
+        if derived:
+            learned = Derivation.read(derived)
+            known, names = {*learned.parameters, *learned.results}, {*header.parameters}
+            right = {*learned.results} <= names <= known
+            expect(right, header.name, f"parameters {', '.join(sorted(known))}", sorted(names))
+        self.serialized = text + learned.text
         self.name = header.name
         self.gates = header.gates
         self.states = tuple(header.states)
-        self.parameters = tuple(header.parameters)
+        self.parameters = tuple(learned.parameters)
         self.outputs = header.outputs
         check_gates(self.name, self.gates)
-        for parameter in self.parameters:
+        for parameter in (*self.parameters, *header.parameters):
             expected = "parameter names that are not names in modules and state_dicts"
             expect(parameter not in NAMES_IN_MODULES, self.name, expected, repr(parameter))
         states = ("h", *header.states)
-        of_parameters = _checked(header, {} if initial is None else initial)
+        of_parameters = _checked(self.name, learned, {} if initial is None else initial)
 
         def made(base: Any, kind: str, **members: Any) -> Any:
             where = f"{self.name}.{kind.removeprefix('Prepacked')}"
             members |= {
                 "_CELL": text,
                 "_HEADER": header,
-                "_parameter_names": (*base._parameter_names, *self.parameters),
-                "_INITIAL": {**header.parameters, **of_parameters},
+                "_DERIVATION": learned,
+                "_parameter_names": (*base._parameter_names, *header.parameters),
+                "_INITIAL": {**learned.parameters, **of_parameters},
                 "_OUTPUTS": header.outputs,
                 "_STATES": states if kind == "Cell" else tuple(f"{name}_0" for name in states),
                 "_where": where,
@@ -174,6 +195,8 @@ class Cell:
                 "__module__": getattr(function, "__module__", None) or __name__,
                 "__reduce_ex__": _reduced_as(kind),
             }
+            if learned.results and base is not CustomPrepacked:
+                members["__getattr__"] = derived_attribute
             return type(f"{self.name}_{kind}", (base,), members)
 
         prepacked = made(CustomPrepacked, "PrepackedLayer")
@@ -183,9 +206,10 @@ class Cell:
         self.Cell: type[CustomCell] = made(CustomCell, "Cell")
 
     def save(self, path: Path) -> None:
-        """Writes the serialized cell to the file ``path``, for :meth:`load` in Python and C++."""
+        """Writes the serialized cell to the file ``path``, for :meth:`load` in Python and, without
+        derived parameters, C++."""
         with open(os.fspath(path), "w", encoding="ascii", newline="\n") as file:
-            file.write(self.text)
+            file.write(self.serialized)
 
     @staticmethod
     def load(path: Path) -> Cell:
@@ -235,7 +259,7 @@ class Cell:
         return state, _picklable(self.Layer._INITIAL)
 
     def __setstate__(self, state: Any) -> None:
-        Cell.__init__(self, state[0]["text"], state[1])
+        Cell.__init__(self, state[0].get("serialized", state[0]["text"]), state[1])
         vars(self).update(state[0])
 
     def __copy__(self) -> Cell:
@@ -258,14 +282,14 @@ def _renamed(function: Any, name: str) -> Any:
     return copied
 
 
-def _checked(header: Program, initial: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(where: str, learned: Derivation, initial: Mapping[str, Any]) -> dict[str, Any]:
     """Checks the initial values of parameters. Returns them without :class:`Scalar`."""
-    where, names = header.name, ", ".join(header.parameters) or "none"
+    names = ", ".join(learned.parameters) or "none"
     expect_type(initial, Mapping, where, "initial to be a dict")
     values = {k: x.initial if isinstance(x, Scalar) else x for k, x in initial.items()}
     for name, value in initial.items():
-        expect(name in header.parameters, where, f"parameters of the cell ({names})", repr(name))
-        right = name in header.scalars or not isinstance(value, Scalar)
+        expect(name in learned.parameters, where, f"parameters of the cell ({names})", repr(name))
+        right = name in learned.scalars or not isinstance(value, Scalar)
         expect(right, where, f"{name} with a value per hidden unit", "lltm.scalar")
         if not isinstance(value, Pickled):
             _check_numbers(where, 0, {}, {name: values[name]})
@@ -286,7 +310,8 @@ def _reduced_as(kind: str) -> Callable[..., Any]:
     def reduce(self: Any, protocol: Any) -> Any:
         if "_CELL" not in vars(type(self)):  # a subclass, which pickle finds by its import path
             return object.__reduce_ex__(self, protocol)
-        return _restore, (self._CELL, _picklable(self._INITIAL), kind), self.__getstate__()
+        serialized = self._CELL + self._DERIVATION.text
+        return _restore, (serialized, _picklable(self._INITIAL), kind), self.__getstate__()
 
     return reduce
 

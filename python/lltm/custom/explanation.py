@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from .program import assignments, parts
 from .trace import call, plain_torch, trace
-from .values import EXPENSIVE
 
 Cell: TypeAlias = Any  # lltm.Cell, whose file imports this one
 
@@ -47,15 +46,16 @@ def interface(cell: Cell) -> str:
     """Interface of the modules: gates with their inputs, states besides h with initial values,
     parameters (one value per hidden unit, or a scalar), and whether |h'| <= 1 is declared, which
     int8 weights require."""
-    header = cell.Layer._HEADER
+    header, learned = cell.Layer._HEADER, cell.Layer._DERIVATION
     lines = {
         "gates": ", ".join(f"{gate} ({', '.join(header.reads[gate])})" for gate in cell.gates),
         "states": ", ".join(f"{k} = {v!r}" for k, v in header.states.items()),
         "parameters": ", ".join(
-            f"{name} (scalar)" if name in header.scalars else name for name in header.parameters
+            f"{name} (scalar)" if name in learned.scalars else name for name in learned.parameters
         ),
         "bounded": "yes" if header.bounded else "no",
     }
+    lines |= {"computed once": ", ".join(learned.results)} if learned.results else {}
     lines |= {"no bias": ", ".join(header.no_bias)} if header.no_bias else {}
     lines |= {"outputs": ", ".join(header.outputs)} if header.outputs else {}
     return "\n".join(wrapped(f"{name:11} {value or 'none'}") for name, value in lines.items())
@@ -93,21 +93,11 @@ def backward(cell: Cell) -> str:
 def hints(cell: Cell) -> str:
     """Possible savings."""
     lines = []
-    known = set(cell.Layer._HEADER.parameters)
     used = {word for _, _, words in assignments(cell.text, "forward") for word in words}
     for gate in cell.gates:
         if f"z.{gate}" not in used:
             lines.append(
                 f"z.{gate} is not used, but the GEMMs compute it. Its weight rows are not trained."
-            )
-    for name, op, words in assignments(cell.text, "forward"):
-        if not known.intersection(words) or not all(w in known or _is_number(w) for w in words):
-            continue
-        known.add(name)
-        if op in EXPENSIVE:
-            lines.append(
-                f"{name} = {op} {' '.join(words)} depends only on parameters, but is computed in"
-                " each time step. Make this value the parameter instead."
             )
     if cell.function is not None:
         header = cell.Layer._HEADER
@@ -116,7 +106,7 @@ def hints(cell: Cell) -> str:
             gates=cell.gates,
             reads=header.reads,
             states=header.states,
-            parameters=dict.fromkeys(header.parameters, 0.0),
+            parameters=dict.fromkeys(cell.parameters, 0.0),
             name=header.name,
         )
         if (more := len(header.saved) - len(without.saved)) > 0:
@@ -163,14 +153,6 @@ def _with_cost(line: str) -> str:
     return f"{line}  # GEMM with recurrent weights, ({gates}H, H)"
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
 def kept_by_autograd(function: Callable[..., Any], cell: Cell) -> int:
     """Returns the bytes per hidden unit that autograd saves in a call, without parameters."""
     header = cell.Layer._HEADER
@@ -185,7 +167,8 @@ def kept_by_autograd(function: Callable[..., Any], cell: Cell) -> int:
         return saved
 
     with plain_torch(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        parameters = {p: filled(1 if p in header.scalars else UNITS) for p in header.parameters}
+        scalars = cell.Layer._DERIVATION.scalars
+        parameters = {p: filled(1 if p in scalars else UNITS) for p in cell.parameters}
         weight = filled(UNITS, UNITS)
         z: dict[str, Any] = {gate: filled(1, UNITS) for gate in cell.gates}
         z |= {gate: lambda v: v @ weight + filled(1, UNITS) for gate in header.products}

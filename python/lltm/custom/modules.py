@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
-import itertools
 import math
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from .._prepacked import Prepacked
 from .._recurrent import Recurrent, documented
 from ..integrations import script
 from ..modules import LLTM, Layer, Options, Step, with_options
+from .derived import Derivation
 from .program import Program
 
 
@@ -49,6 +49,7 @@ class _Custom(Recurrent):
     """Base of custom cells' modules."""
 
     _HEADER: Program
+    _DERIVATION: Derivation
     _INITIAL: Mapping[str, Any]  # by parameter: an Initial, or a Pickled function
 
     heads = 1
@@ -66,8 +67,35 @@ class _Custom(Recurrent):
             shapes["weight_hh"] = (self.heads, shapes["weight_hh"][0] // self.heads, units)
         for name, of_bias in (("bias_ih", self._HEADER.gates_x), ("bias_hh", self._HEADER.gates_h)):
             shapes[name] = (len({*of_bias} - {*self._HEADER.no_bias}) * self.hidden_size,)
-        shapes |= dict.fromkeys(self._HEADER.scalars, (1,))
-        return shapes | {"weight_ih": (rows, columns - needed)}
+        shapes |= {"weight_ih": (rows, columns - needed)}
+        learned, scalars = self._DERIVATION.parameters, self._DERIVATION.scalars
+        of_cell = {k: (1 if k in scalars else self.hidden_size,) for k in learned}
+        return {k: shapes[k] for k in Recurrent._parameter_names} | of_cell
+
+    def _learned(self, first: str) -> dict[str, str]:
+        """Returns the registered names by stem, of the direction with this first name."""
+        suffix = first.removeprefix("weight_ih")
+        stems = (*Recurrent._parameter_names, *self._DERIVATION.parameters)
+        return {stem: stem + suffix for stem in stems}
+
+    def _derived(self, name: str) -> tuple[Callable[..., Tensor], list[str]] | None:
+        """Returns the function and arguments of a derived parameter."""
+        functions = self._DERIVATION.functions
+        stem, mark, layer = name.rpartition("_l")
+        stem, suffix = (name, "") if name in functions else (stem, mark + layer)
+        if stem not in functions:
+            return None
+        function, names = functions[stem]
+        return function, [k + suffix for k in names]
+
+    def _registered_of(self, k: int) -> Sequence[str]:
+        module: Any = self
+        return [*self._learned(module._names_of(k)[0]).values()]
+
+    def _register(
+        self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
+    ) -> None:
+        super()._register([*self._learned(names[0]).values()], columns, bias, device, dtype)
 
     def _set_heads(self, hidden_size: int, heads: int) -> None:
         size = _check.integer(self._where, "hidden_size", hidden_size)
@@ -86,7 +114,8 @@ class _Custom(Recurrent):
                 expected = f"an initial value of {name} in the range of {_check.dtype(dtype)}"
                 _check.expect(False, self._where, expected, repr(initial))
         names = getattr(self, "_names", self._parameter_names)
-        stems = dict(zip(names, itertools.cycle(self._parameter_names), strict=False))
+        firsts = names[:: len(self._parameter_names)]
+        stems = {name: stem for first in firsts for stem, name in self._learned(first).items()}
         with torch.no_grad():
             # Registered parameters only: parametrizations compute attributes from them.
             for path, parameter in self.named_parameters():
@@ -151,6 +180,14 @@ class _Custom(Recurrent):
         # Other __getstate__ methods unpack weights, or reject parametrizations.
         vars(made).update(copy.deepcopy(nn.Module.__getstate__(self), memo))
         return made
+
+
+def derived_attribute(self: Any, name: str) -> Any:
+    """The method __getattr__ of modules with derived parameters."""
+    if found := self._derived(name):
+        function, names = found
+        return function(*(getattr(self, k) for k in names), self.hidden_size)
+    return nn.Module.__getattr__(self, name)
 
 
 def _version(x: Tensor) -> int:
@@ -272,4 +309,7 @@ class CustomLayer(_Custom, Layer[Any]):
 
 
 class CustomPrepacked(_Custom, Prepacked, Layer[Any]):
-    """Inference-only layer of a custom cell, with prepacked weights."""
+    """Inference-only layer of a custom cell, with prepacked weights and derived parameters."""
+
+    _derived = Recurrent._derived
+    _registered_of = Layer._registered_of

@@ -10,7 +10,7 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
+from .derived import Derivation
 from .saved import choose_saved
 from .values import CUTS, OPERATIONS, Expressions, Operand, Value, needed
 
@@ -71,6 +72,7 @@ class Program:
     no_bias: tuple[str, ...] = ()  # the gates without biases
     outputs: tuple[str, ...] = ()  # values of each step that a layer returns; empty: h
     text: str = ""
+    derivation: Derivation = field(default_factory=lambda: Derivation({}))
 
     @property
     def reads(self) -> dict[str, tuple[str, ...]]:

@@ -4,6 +4,9 @@ The function and then its derivative run on small tensors with equal elements. E
 that they dispatch becomes operations of the program (RULES). Equal operations share a Value. A
 second run with other values and another shape must give the same program. So a dependence on
 values or shapes raises an error instead of becoming a constant.
+
+Parameters also have a tensor in the shape of a step, for functions of only parameters that are
+expensive or have no operation: they become derived parameters, which are inputs of the program.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import linecache
 import math
 import os
@@ -19,6 +23,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from types import FrameType
@@ -32,16 +37,22 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._C import ArgumentError
+from .derived import Derivation, Line, Tape, merged, needed_lines
 from .gates import Gates, NoProgram, NoSuchGate, ProductGate, check_gates, name_of, not_a_tensor
 from .means import OVER_UNITS, TracerFunction, layer_norm
-from .program import Program, declared, expect, written
+from .modules import NAMES_IN_MODULES
+from .program import MOST_PARAMETERS, RESERVED, Program, declared, expect, is_name, written
 from .rules import ELEMENT_WISE, FACTORIES, NO_PRODUCT, OPTIONS, RULES, tie, why_not
-from .values import Expressions, Operand, Value, apply, needed
+from .values import EXPENSIVE, OPERATIONS, Expressions, Operand, Value, apply, needed
 
 # Batch size and hidden size in the two runs. Almost every function of the sizes differs.
 SHAPES = (1, 1), (3, 130)
+# Operations that are not repeated in each step if they depend only on parameters.
+ONCE = EXPENSIVE | {"divide", "mean"}
 NO_NAN = "expected constants other than NaN, got NaN"
 
+
+_SAME = "a function that runs the same operations in each call, for all values and sizes"
 
 # An operation, its numbers and its line, to report differences between the runs.
 Call: TypeAlias = tuple[str, list[Any], str]
@@ -102,6 +113,12 @@ class Tracer(TorchDispatchMode):
         self.alive: dict[int, Tensor] = {}  # keeps tensors alive, so that no address is reused
         self.inputs: set[int] = set()
         self.parameters: dict[Value, tuple[int, int]] = {}  # with the shape, 0 if it has no batch
+        # Values that depend only on parameters: whether a value does, and its tensor in a step.
+        self.pure: dict[Value, bool] = {}
+        self.pure_tensors: dict[Value, Tensor] = {}
+        self.tape = Tape(self.fail, lambda: self.without_grad and not torch.is_grad_enabled())
+        self.computed: dict[str, Tensor] = {}  # by name of the value on the tape
+        self.sources: dict[str, Value] = {}  # of derived parameters, by the same name
         self.products: dict[str, Tensor] = {}  # by name of the pre-activation
         # For each value that gates multiply: its tensor, the result of _Multiplied and the gates.
         self.multiplied: dict[Value, tuple[Tensor, Tensor, list[str]]] = {}
@@ -130,6 +147,13 @@ class Tracer(TorchDispatchMode):
             self.graph[name]: (0, 1 if name in program.scalars else self.shape[1])
             for name in program.parameters
         }
+        for value, (_, size) in self.parameters.items():
+            name = next(k for k in program.parameters if self.graph[k] is value)
+            in_a_step = torch.linspace(self.number / 2, 0.75, size, dtype=torch.float64)
+            in_a_step.requires_grad_()
+            self.pure[value], self.pure_tensors[value] = True, in_a_step
+            self.tape.add(in_a_step, name)
+            self.computed[name] = arguments[name]
         states = [f"{state}'" for state in ("h", *program.states)]
         tangents = {f"d.{state}": self.input(f"d.{state}") for state in states}
         with self:
@@ -144,7 +168,8 @@ class Tracer(TorchDispatchMode):
                         not_a_tensor(z)
                 results = self.checked(found, states)
                 named: dict[str, Any] = {f"z.{gate}": z for gate, z in gates.items()}
-                inputs: dict[str, Tensor] = named | self.products | arguments
+                derived = self.named_derived({*arguments, *gates})
+                inputs: dict[str, Tensor] = named | self.products | arguments | derived
                 values = [self.operand(x) for x in results]
                 self.own_gradient |= _calls_functions(results)
                 self.deriving = True
@@ -168,8 +193,9 @@ class Tracer(TorchDispatchMode):
         )
 
     def input(self, name: str) -> Tensor:
-        leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
-        tensor = leaf.clone()  # PyTorch's error for in-place changes of leaves would be unclear
+        with torch.enable_grad():
+            leaf = torch.full(self.shape, self.number, dtype=torch.float64, requires_grad=True)
+            tensor = leaf.clone()  # PyTorch's error for in-place changes of leaves would be unclear
         value = self.graph[name] = Value(self.graph, "input", (), len(self.graph))
         self.inputs.add(tensor.data_ptr())
         self.keep(tensor, value)
@@ -228,6 +254,103 @@ class Tracer(TorchDispatchMode):
             rows, units = map(max, (0, 0), (0, 0), *of_args) if v.args else self.shape
             sizes[v] = rows, 1 if v.op == "mean" else units
         return [size for size in sizes[value] if size]
+
+    # ---- functions of only parameters
+
+    def is_pure(self, x: Tensor) -> bool | None:
+        """True if a tensor depends only on parameters, None if it is a constant."""
+        value = self.known.get(x.data_ptr())
+        if not isinstance(value, Value):
+            return True if value is None and self.tape.name(x) else None
+        for v in needed([value], self.pure):
+            args = [self.pure[a] for a in v.args if isinstance(a, Value)]
+            self.pure[v] = v.op != "product" and bool(args) and all(args)
+        return self.pure[value]
+
+    def in_a_step(self, x: Any) -> Any:
+        """Computes a function of parameters with the shapes in a step."""
+        value = self.known.get(x.data_ptr()) if isinstance(x, Tensor) else None
+        if not isinstance(value, Value):
+            return x
+        if _calls_functions((x,)):
+            self.fail("expected no torch.autograd.Function before this function of parameters")
+        with torch.enable_grad(), self.tape:
+            for v in needed([value], self.pure_tensors):
+                args: list[Any] = [self.pure_tensors.get(a, a) for a in v.args]  # type: ignore[arg-type]
+                if v.op == "mean":
+                    made = args[0].mean(-1, keepdim=True)
+                elif v.op == "detach":
+                    made = self.tape.detached(args[0], args[0].detach().clone())
+                elif v.op in ("add", "multiply", "divide") and isinstance(args[0], Tensor):
+                    made = OPERATIONS[v.op](*args)
+                else:
+                    made = OPERATIONS[v.op](*(torch.as_tensor(a, dtype=torch.double) for a in args))
+                self.pure_tensors[v] = made.to(torch.float64)
+            return self.pure_tensors[value].to(x.dtype)  # of a condition: bool
+
+    def computed_once(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function of only parameters. Its results are values if they have a value per
+        hidden unit, or a single one. Others are inputs of other functions of parameters."""
+        args, kwargs = tree_map(self.in_a_step, (args, kwargs))
+        with self.tape:
+            results = func(*args, **kwargs)
+        if func in _DETACHING:
+            results = self.tape.detached(results, results.clone())
+        return tree_map(lambda x: self.derive(x) if self.is_per_unit(x) else x, results)
+
+    def is_per_unit(self, x: Any) -> bool:
+        right = isinstance(x, Tensor) and x.dtype == torch.float64 and x.dim() <= 1
+        return right and x.numel() in (1, self.shape[1]) and self.tape.name(x) is not None
+
+    def derive(self, x: Tensor, source: Value | None = None) -> Tensor:
+        """Returns a derived parameter with the value of x, which has the shape in a step."""
+        name = self.tape.name(x) or ""
+        if name not in self.computed:
+            self.computed[name] = self.input(f"derived {name}")
+            value = self.graph[f"derived {name}"]
+            self.parameters[value], self.pure[value] = (0, x.numel()), True
+            self.pure_tensors[value] = x
+            self.sources[name] = source or value
+        with torch.enable_grad():
+            return self.computed[name].clone()  # the function may change it in place
+
+    def derived_in(self, arguments: Any) -> Any:
+        """Replaces functions of parameters, in a call with values of the step."""
+
+        def replaced(x: Any) -> Any:
+            if not isinstance(x, Tensor) or not self.is_pure(x):
+                return x
+            value = self.known.get(x.data_ptr())
+            if isinstance(value, Value):
+                order = needed([value], self.parameters)
+                if ONCE.isdisjoint(v.op for v in order) or _calls_functions((x,)):
+                    return x
+            is_condition, made = x.dtype == torch.bool, self.in_a_step(x)
+            with self.tape:
+                while made.dim() > 1 and len(made) == 1:
+                    made = made.squeeze(0)
+                made = made.double() if is_condition else made
+            if not self.is_per_unit(made):
+                expected = (
+                    "functions of only parameters with a value per hidden unit or a single one"
+                )
+                self.fail(f"expected {expected}, got {[*x.shape]}, {x.dtype}")
+            derived = self.derive(made, value if isinstance(value, Value) else None)
+            return derived != 0 if is_condition else derived
+
+        return tree_map(replaced, arguments)
+
+    def named_derived(self, taken: set[str]) -> dict[str, Tensor]:
+        """Returns the derived parameters, named after local variables of the function."""
+        named = dict[str, Tensor]()
+        for on_tape, source in self.sources.items():
+            value = self.graph[f"derived {on_tape}"]
+            name = value.name or source.name or "derived"
+            while name in taken | RESERVED | NAMES_IN_MODULES or not is_name(name):
+                name = f"{name}_" if is_name(name) else "derived"
+            taken.add(name)
+            self.graph[name], named[name] = value, self.computed[on_tape]
+        return named
 
     def hook(self, x: Tensor) -> None:
         """Notes a gradient hook. Rejects it on a tensor that a step broadcasts: in the trace, its
@@ -348,6 +471,8 @@ class Tracer(TorchDispatchMode):
             self.unsupported(func)
         if self.without_grad and not torch.is_grad_enabled() and isinstance(value, Value):
             value = apply("detach", value)
+            if not func._schema.is_mutable:  # an alias, as of detach(), needs another address
+                result = first.clone() if first is result else result
         return self.keep(result, value)
 
     def knows(self, arguments: Any) -> bool:
@@ -486,27 +611,68 @@ class _Detaching(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        tracer, kwargs = self.tracer, kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        pure = [tracer.is_pure(x) for x in tensors]
+        if True in pure and False in pure:
+            target = args[: _is_in_place(getattr(func, "__name__", ""))]
+            args, kwargs = tracer.derived_in((args[len(target) :], kwargs))
+            args = (*target, *args)
+        elif True in pure:
+            value = tracer.known.get(args[0].data_ptr()) if func in _SIZES else None
+            if isinstance(value, Value):
+                return func(torch.empty(tracer.shape_in_a_step(value)), *args[1:], **kwargs)
+            try:
+                of_shape = func is layer_norm or getattr(func, "__name__", "") in _OF_SHAPE
+                if of_shape or any(tracer.tape.name(x) for x in tensors):
+                    return tracer.computed_once(func, args, kwargs)
+                return self.called(func, args, kwargs)
+            except (NoProgram, *_ERRORS):
+                if func in _HOOKS or _is_in_place(getattr(func, "__name__", "")):
+                    raise
+                with contextlib.suppress(NoProgram):
+                    results = tracer.computed_once(func, args, kwargs)
+                    if any(isinstance(x, Tensor) for x in tree_leaves(results)):
+                        return results
+                raise
+        return self.called(func, args, kwargs)
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         is_product = name.strip("_") in ("linear", "bilinear", "matmul", "rmatmul", "einsum")
         of_units = OVER_UNITS.get(func if func is layer_norm else name)
         if (of_units or name == "prelu") and self.tracer.knows((args, kwargs)):
-            kwargs = {_OF_NUMPY.get(k, k): x for k, x in (kwargs or {}).items()}
+            kwargs = {_OF_NUMPY.get(k, k): x for k, x in kwargs.items()}
             self.tracer.check_call(func, args, kwargs)
             return (of_units or _prelu)(self.tracer.proxy, *args, **kwargs)
         if (is_product or name.endswith("_norm")) and self.tracer.knows((args, kwargs)):
             why = NO_PRODUCT if is_product else ELEMENT_WISE
             self.tracer.fail(f"{why}, got {name.strip('_')}")
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if func is torch._C._set_grad_enabled:
             self.tracer.without_grad = not args[0]
-        if func in (torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__):  # type: ignore[union-attr]
+        if func in _HOOKS:
             self.tracer.hook(args[0])
-        if func in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
+        if func in _DETACHING:
             result = result.clone()  # to get another address
             if (value := self.tracer.known.get(result.data_ptr())) is not None:
                 self.tracer.keep(result, apply("detach", value))
                 self.tracer.detached.add(result.data_ptr())
         return result
+
+
+_HOOKS = torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
+_DETACHING = torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__  # type: ignore[attr-defined]
+# Functions of a shape, which parameters have without a batch.
+_SIZES = {torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__, torch.Tensor.__len__}  # type: ignore[attr-defined]
+_SIZES |= {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel}
+# Functions that could have another meaning for parameters with a batch, or another shape.
+_OF_SHAPE = {"view", "view_as", "reshape", "reshape_as", "expand", "flatten", "ravel"}
+_OF_SHAPE |= {name for name in OVER_UNITS if isinstance(name, str)}
+
+
+def _is_in_place(name: str) -> bool:
+    return name == "__setitem__" or name.startswith("__i") or (name[-1:] == "_" != name[-2:-1])
 
 
 # PyTorch also accepts NumPy's names of arguments.
@@ -573,11 +739,57 @@ def trace(
         ]
         made, again = [tracer.run(program, positional, by_name) for tracer in tracers]
         same = made.written_out() == again.written_out()
-        expected = "a function that runs the same operations in each call, for all values and sizes"
-        expect(same, where, expected, "" if same else _difference(*tracers))
+        expect(same, where, _SAME, "" if same else _difference(*tracers))
         for message, line in tracers[0].warnings.items():
             warnings.warn(f"lltm::cell: {where}: {message}{line}", stacklevel=warn_at)
-        return written(program, made)
+        return written(*with_derived(program, made, tracers))
+
+
+def with_derived(
+    program: Program, made: Expressions, tracers: Sequence[Tracer]
+) -> tuple[Program, Expressions]:
+    """Declares the derived parameters that the program uses, in place of their own parameters."""
+    first, last = tracers
+    order = needed([*made.products.values(), *made.results.values(), *made.gradients.values()])
+    names = {first.graph[f"derived {k}"]: k for k in first.sources}
+    used = {name: names[v] for name, v in made.inputs.items() if v in names and v in order}
+    if not used:
+        unused = {name for name, v in made.inputs.items() if v in names}
+        return program, _without(made, unused)
+    sizes, lines = (first.shape[1], last.shape[1]), list[Line]()
+    for one, other in zip_longest(first.tape.lines, last.tape.lines, fillvalue="nothing []"):
+        (op, args), (again, others) = (x.split(" ", 1) for x in (one, other))
+        try:
+            expect(op == again, program.name, _SAME, f"{op}, then {again}")
+            arguments = merged(json.loads(args), json.loads(others), sizes)
+        except ValueError as error:
+            if isinstance(error, ArgumentError):
+                raise
+            expect(False, program.name, _SAME, f"{op} with {error}")
+        lines.append(Line(first.tape.lines[one], op, arguments))
+    lines = needed_lines(lines, used.values())
+    derivation = Derivation(program.parameters, program.scalars, lines, used)
+    inside = {p for name in used for p in derivation.of(name)}
+    gone = {
+        p
+        for p in inside
+        if made.inputs[p] not in order and not isinstance(made.gradients[f"d.{p}"], Value)
+    }
+    gone |= {name for name, v in made.inputs.items() if v in names and name not in used}
+    parameters = {k: x for k, x in program.parameters.items() if k not in gone}
+    parameters |= dict.fromkeys(used, math.nan)
+    most = f"at most {MOST_PARAMETERS} parameters with derived ones"
+    expect(len(parameters) <= MOST_PARAMETERS, program.name, most, ", ".join(parameters))
+    singles = {name for name, k in used.items() if last.pure_tensors[last.graph[name]].numel() == 1}
+    scalars = tuple(k for k in parameters if k in singles or k in program.scalars)
+    program = replace(program, parameters=parameters, scalars=scalars, derivation=derivation)
+    return program, _without(made, gone)
+
+
+def _without(made: Expressions, names: set[str]) -> Expressions:
+    inputs = {k: v for k, v in made.inputs.items() if k not in names}
+    gradients = {k: x for k, x in made.gradients.items() if k.removeprefix("d.") not in names}
+    return replace(made, inputs=inputs, gradients=gradients)
 
 
 def call(

@@ -118,7 +118,7 @@ def _methods(form: type, parameters: tuple[str, ...], states: int, outputs: int 
     more = [f"states[{states + k}], " for k in range(outputs - 1)]
     names = [f"output[{k}]" for k in range(outputs)] or ["output"]
     packed = ", ".join(f"PackedSequence({name}, sizes, order, inverse)" for name in names)
-    values = ", ".join(f"self.{name}" for name in parameters)
+    values = ", ".join(parameters)
     source = inspect.getsource(form) + _CONVERSIONS.format(
         parameters=values,
         given="[hx]" if states == 1 else f"[{', '.join(f'hx[{k}]' for k in range(states))}]",
@@ -157,21 +157,21 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
     """Returns the names that a source defines. TorchScript reads the source from linecache."""
     file = f"<lltm {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    namespace = dict(globals())
+    namespace = {**globals(), **_FUNCTIONS}
     exec(compile(source, file, "exec", dont_inherit=True), namespace)
     return namespace
 
 
 def cell(module: Any) -> nn.Module:
     """Returns the scriptable form of a single-step module."""
-    form = _methods(_Cell, _present(module, module._parameter_names), len(module._STATES))
+    form = _methods(_Cell, _tensors(module, module._parameter_names), len(module._STATES))
     return _sharing(module, form, ["_CELL"])
 
 
 def layer(module: Any, constants: Sequence[str] = (), saved: tuple[Any, ...] = ()) -> nn.Module:
     """Returns the scriptable form of a layer."""
     sizes = len(module._STATES), len(module._OUTPUTS)
-    form = _methods(_Layer, _present(module, module._names), *sizes)
+    form = _methods(_Layer, _tensors(module, module._names), *sizes)
     # TorchScript finds class attributes, such as defaults, only if they are constants.
     options = schema.options(torch.ops.lltm.layer.default)
     defaults = (name for name in options if hasattr(type(module), name))
@@ -185,6 +185,25 @@ def prepacked(module: Any) -> nn.Module:
     )
     options = [name for name in vars(module) if name in module._FIXED]
     return layer(module, options, (buffers, len(module._saved_matrices)))
+
+
+# Functions that compute derived parameters of custom cells, by their names in the source.
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {}
+
+
+def _tensors(module: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the source of the operator's parameters."""
+    made = []
+    for name in _present(module, names):
+        if found := module._derived(name):
+            function, arguments = found
+            key = f"function_{id(function)}"
+            _FUNCTIONS[key] = function
+            tensors = "".join(f"self.{argument}, " for argument in arguments)
+            made.append(f"{key}({tensors}self.hidden_size)")
+        else:
+            made.append(f"self.{name}")
+    return tuple(made)
 
 
 def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
