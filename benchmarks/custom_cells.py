@@ -127,6 +127,35 @@ def _slstm(library: Any) -> Any:
     return library.sLSTMCell(config)
 
 
+class Steps(nn.Sequential):
+    """Runs a linear layer and a neuron of snnTorch over a sequence. Returns the spikes."""
+
+    def forward(self, input: Tensor) -> tuple[Tensor]:
+        linear, neuron = self
+        recurrent = hasattr(neuron, "recurrent")
+        count = len(getattr(lltm.cells, type(neuron).__name__.lower()).outputs)
+        steps = [[torch.zeros_like(linear(input[0]))] * count]
+        for z in linear(input):
+            steps.append([y.to(z) for y in neuron(z, *steps[-1][not recurrent :])])
+        return (torch.stack([spikes for spikes, *_ in steps[1:]]),)
+
+
+def _neuron(name: str, **options: Any) -> Callable[[Any], Any]:
+    def make(library: Any) -> Any:
+        return Steps(nn.Linear(4, 6), getattr(library, name)(**options))
+
+    return make
+
+
+def _norse(name: str, parameters: str) -> Callable[[Any], Any]:
+    def make(library: Any) -> Any:
+        given = getattr(library, parameters)(tau_mem_inv=torch.tensor(900.0))  # more spikes
+        exact = [x.double() if isinstance(x, Tensor) else x for x in given]
+        return getattr(library, name)(4, 6, p=type(given)(*exact))
+
+    return make
+
+
 # The module of another library, by cell: where it is imported from, and how it is made.
 OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     **{
@@ -140,6 +169,15 @@ OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda library: library.GRU(6, reset_after=False, return_sequences=True, dtype="float64"),
     ),
     "slstm": ("xlstm.blocks.slstm.cell", _slstm),
+    "leaky": ("snntorch", _neuron("Leaky", beta=0.7)),
+    "synaptic": ("snntorch", _neuron("Synaptic", alpha=0.6, beta=0.7)),
+    "alpha": ("snntorch", _neuron("Alpha", alpha=0.9, beta=0.5, threshold=0.1)),
+    "rsynaptic": (
+        "snntorch",
+        _neuron("RSynaptic", alpha=0.6, beta=0.7, all_to_all=True, linear_features=6),
+    ),
+    "norse_lif": ("norse.torch", _norse("LIFRecurrent", "LIFParameters")),
+    "alif": ("norse.torch", _norse("LSNNRecurrent", "LSNNParameters")),
 }
 
 
@@ -165,7 +203,8 @@ def error(name: str, loop: bool = False) -> tuple[float, str]:
         layer = getattr(lltm.cells, f"from_{source}")(module)
         ones = x.new_ones(5, 3, layer.input_size - x.shape[2])
         output, *_ = (module(x),) if source == "keras" else module(x)
-        results = [layer(torch.cat([x, ones], -1))[0], output]
+        ours = layer(torch.cat([x, ones], -1))[0]
+        results = [ours if isinstance(ours, Tensor) else ours[0], output]
     pairs = zip(*((y, *torch.autograd.grad(y.square().sum(), x)) for y in results), strict=True)
     return max(((y - z).abs().max() / z.abs().max()).item() for y, z in pairs), source
 

@@ -23,7 +23,7 @@ NAMES = support.GALLERY_CELLS
 SHAPES = [(6, 3, 4, 5), (5, 40, 24, 72)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
-OWN_GRADIENT = {"lif", "rsynaptic"}
+OWN_GRADIENT = {"alif", "alpha", "leaky", "lif", "norse_lif", "plif", "rsynaptic", "synaptic"}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_a_bounded_cell_is_bounded(name: str) -> None:
     layer = support.gallery_module(name, 8, 16, dtype=torch.float64)
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.mul_(8)
+            parameter.mul_(8 if (parameter >= 0).any() else 1)  # rg_lru has a logarithm
         h, *_ = support.flat(layer(4 * torch.randn(50, 20, layer.input_size, dtype=torch.float64)))
     assert (h.abs().max().item() <= 1) == ("\nbounded\n" in layer._CELL)
 
@@ -78,15 +78,19 @@ def test_the_table_describes_the_cells() -> None:
 
 
 def limit_of(name: str) -> float:
-    return 1e-5 if name == "keras_gru" else 1e-14  # Keras multiplies matrices in float32
+    # Keras multiplies matrices in float32, and snnTorch's spikes and their gradients are float32.
+    return {"keras_gru": 1e-5, "rsynaptic": 1e-6}.get(name, 1e-14)
 
 
 @pytest.mark.slow
-@support.needs_extra("examples", "keras", "ncps", "torchrecurrent", "xlstm")
+@support.needs_extra("examples", "keras", "ncps", "snntorch", "torchrecurrent", "xlstm")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", custom_cells.OTHERS)
 def test_a_converted_layer_is_as_its_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
+    if custom_cells.OTHERS[name][0].startswith("norse"):
+        reason = "not in the extra, because it requires torchvision, which pins PyTorch"
+        pytest.importorskip("norse", reason=reason)
     assert custom_cells.error(name)[0] <= limit_of(name)
 
 
@@ -112,6 +116,8 @@ def test_an_unknown_cell_is_an_error() -> None:
     for library, names in {
         "keras": "keras.GRU",
         "ncps": "ncps.CfC",
+        "norse": "norse.LIFRecurrent or norse.LSNNRecurrent",
+        "snntorch": "snntorch.Leaky or .*",
         "torchrecurrent": "torchrecurrent.LiGRU or .*",
         "xlstm": "xlstm.sLSTMCell or tirex.sLSTMCell",
     }.items():
@@ -157,11 +163,11 @@ def test_a_converted_layer_keeps_mode_dtype_and_frozen_parameters() -> None:
 
 
 @pytest.mark.slow
-@support.needs_extra("examples", "keras", "ncps")
+@support.needs_extra("examples", "keras", "ncps", "snntorch")
 @pytest.mark.filterwarnings("ignore")
 def test_options_that_are_not_converted_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    keras, ncps = map(importlib.import_module, ("keras", "ncps.torch"))
+    keras, ncps, snntorch = map(importlib.import_module, ("keras", "ncps.torch", "snntorch"))
     for option, got in {"activation": "relu", "stateful": True, "dropout": 0.5}.items():
         module = keras.layers.GRU(3, reset_after=False, return_sequences=True, **{option: got})
         module.build((4, None, 2))
@@ -173,6 +179,30 @@ def test_options_that_are_not_converted_are_named(monkeypatch: pytest.MonkeyPatc
     for option, got in {"backbone_units": 7, "mode": "no_gate", "proj_size": 5}.items():
         with pytest.raises(ValueError, match=f"from_ncps: .* {option}=.*, got {got!r}"):
             cells.from_ncps(ncps.CfC(2, 3, **{"backbone_units": 3, option: got}))
+    sigmoid = {"spike_grad": snntorch.surrogate.fast_sigmoid()}
+    for options, message in (
+        ({"reset_mechanism": "zero"}, "reset_mechanism='subtract', got 'zero'"),
+        (sigmoid, "spike_grad=.*atan.*, got another surrogate gradient"),
+    ):
+        neuron = snntorch.Leaky(beta=0.9, **options)
+        with pytest.raises(ValueError, match=f"from_snntorch: expected module.*{message}"):
+            cells.from_snntorch(torch.nn.Sequential(torch.nn.Linear(2, 3), neuron))
+    with pytest.raises(ValueError, match=r"to be torch\.Linear, got snntorch\..*Leaky"):
+        cells.from_snntorch(neuron)
+
+
+def test_a_parametrized_exprnn_has_an_orthogonal_matrix() -> None:
+    layer: Any = cells.exprnn.Layer(3, 6, dtype=torch.float64)
+    orthogonal = torch.nn.utils.parametrizations.orthogonal
+    orthogonal(layer, "weight_hh_l0", orthogonal_map="matrix_exp")
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    expected = lltm.testing.loop(cells.exprnn, layer, x)[0]
+    for run in (layer, torch.compile(layer, backend="aot_eager"), layer.prepack()):
+        torch.testing.assert_close(run(x)[0], expected)
+    layer(x)[0].sum().backward()
+    assert layer.parametrizations.weight_hh_l0.original.grad.any()
+    product = layer.weight_hh_l0 @ layer.weight_hh_l0.T
+    torch.testing.assert_close(product, torch.eye(6, dtype=torch.float64))
 
 
 def test_the_slstm_learns_as_well_as_the_lstm() -> None:

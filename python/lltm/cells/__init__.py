@@ -9,11 +9,26 @@ import types
 from typing import Any
 
 from ..custom.cell import Cell
-from ._convert import from_keras, from_ncps, from_torchrecurrent, from_xlstm
+from ._convert import (
+    from_keras,
+    from_ncps,
+    from_norse,
+    from_snntorch,
+    from_torchrecurrent,
+    from_xlstm,
+)
 
 _NAMES = sorted(file.name for file in pkgutil.iter_modules(__path__) if file.name[0] != "_")
 
-__all__ = [*_NAMES, "from_keras", "from_ncps", "from_torchrecurrent", "from_xlstm"]
+__all__ = [
+    *_NAMES,
+    "from_keras",
+    "from_ncps",
+    "from_norse",
+    "from_snntorch",
+    "from_torchrecurrent",
+    "from_xlstm",
+]
 
 
 class _Cells(types.ModuleType):

@@ -74,6 +74,8 @@ def _converted(
             parameter.requires_grad_(isinstance(given, Tensor) and given.requires_grad)
         x = torch.linspace(-1, 1, 12 * columns).to(weight).view(4, 3, columns)
         expected, output = run(x), copy.deepcopy(layer).eval()(x)[0]
+        if isinstance(output, tuple):
+            expected, output = torch.cat(expected, -1), torch.cat(output, -1)
     error = math.inf
     if expected.shape == output.shape:
         error = ((expected - output).abs().max() / (1 + output.abs().max())).item()
@@ -213,3 +215,85 @@ def from_xlstm(module: Any) -> CustomLayer:
     tolerance = 3e-2 if swapped else 1e-3  # in these layouts, modules compute in bfloat16
     hidden = len(weight) * weight.shape[2]
     return _converted("slstm", module, hidden, tensors, run, tolerance, **options)
+
+
+# Our cells, and their parameters.
+_SNNTORCH = {
+    "Leaky": ("leaky", ["beta", "threshold"]),
+    "Synaptic": ("synaptic", ["alpha", "beta", "threshold"]),
+    "Alpha": ("alpha", ["alpha", "beta", "threshold"]),
+    "RSynaptic": ("rsynaptic", ["alpha", "beta"]),
+}
+
+
+@torch.enable_grad()
+def from_snntorch(module: Any) -> CustomLayer:
+    """Returns a layer with the weights of a ``torch.nn.Sequential`` of a ``torch.nn.Linear`` and a
+    neuron of snnTorch: ``Leaky``, ``Synaptic``, ``Alpha`` or ``RSynaptic``.
+
+    Both compute a step of a sequence. The output is a tuple of the spikes and states of every step.
+    A decay that the neuron shares between units becomes a value per unit.
+    """
+    pair = [*module] if isinstance(module, torch.nn.Sequential) else [module]
+    linear, neuron = pair[0], pair[-1]
+    names = (f"snntorch.{name}" for name in _SNNTORCH)
+    _, _, kind = _check("from_snntorch", neuron, *names).partition(".")
+    _check("from_snntorch", linear, "torch.Linear")
+    name, parameters = _SNNTORCH[kind]
+    usual: dict[str, Any] = {
+        "init_hidden": False,
+        "inhibition": False,
+        "state_quant": False,
+        "reset_delay": True,
+    }
+    usual |= {"reset_mechanism": "zero" if kind == "Alpha" else "subtract"}
+    usual |= {"graded_spikes_factor": 1, "all_to_all": True, "threshold": 1}
+    _check_options("from_snntorch", neuron, {k: x for k, x in usual.items() if k not in parameters})
+    spike = importlib.import_module(f"{__package__}.rsynaptic").Spike.apply
+    x = torch.linspace(-2, 2, 9, requires_grad=True)
+    ours, theirs = (torch.autograd.grad(f(x).sum(), x)[0] for f in (spike, neuron.spike_grad))
+    if not torch.allclose(ours, theirs):
+        raise ArgumentError(
+            "lltm.cells.from_snntorch: expected module with spike_grad=snntorch.surrogate.atan(),"
+            " got another surrogate gradient"
+        )
+    recurrent = getattr(neuron, "recurrent", None)
+    tensors = {f"{k}_ih_l0": getattr(linear, k) for k in _KINDS}
+    tensors |= {f"{k}_hh_l0": getattr(recurrent, k) for k in _KINDS if recurrent is not None}
+    tensors |= {f"{k}_l0": getattr(neuron, k) for k in parameters}
+    outputs = getattr(importlib.import_module(__package__), name).outputs
+
+    def run(x: Tensor) -> Any:
+        buffers, first = dict(neuron._buffers), recurrent is None  # of its last call
+        steps = [[x.new_zeros(x.shape[1], linear.out_features) for _ in outputs]]
+        for z in linear(x):
+            steps.append([value.to(x) for value in neuron(z, *steps[-1][first:])])
+        neuron._buffers.update(buffers)
+        return [torch.stack(values) for values in zip(*steps[1:], strict=True)]
+
+    given = {k: () if x is None else x for k, x in tensors.items()}
+    return _converted(name, module, linear.out_features, given, run)
+
+
+@torch.enable_grad()
+def from_norse(module: Any) -> CustomLayer:
+    """Returns a layer with the weights of norse's ``LIFRecurrent`` or ``LSNNRecurrent``.
+
+    The output is a tuple of the spikes and states of every step. The layer also learns the weights
+    from a neuron to itself, which norse keeps at 0 by default.
+    """
+    kind = _check("from_norse", module, "norse.LIFRecurrent", "norse.LSNNRecurrent")
+    _check_options("from_norse", module.p, {"method": "super"})
+    name = "norse_lif" if "LIF" in kind else "alif"
+    tensors = {"weight_ih_l0": module.input_weights, "weight_hh_l0": module.recurrent_weights}
+    for key in getattr(importlib.import_module(__package__), name).parameters:
+        unit = module.dt / 1e-3 if key.startswith("tau") else 1  # the cell's step is 1 ms
+        tensors[f"{key}_l0"] = unit * torch.as_tensor(getattr(module.p, key))
+    same = copy.copy(module)
+    same.record_states = True
+
+    def run(x: Tensor) -> Any:
+        spikes, (_, *states) = same(x)
+        return [spikes, *(state.to(spikes) for state in states)]
+
+    return _converted(name, module, int(module.hidden_size), tensors, run)
