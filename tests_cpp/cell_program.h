@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -193,7 +194,36 @@ inline const std::string kStagedText =
     "t16 = multiply t15 t1\nt17 = multiply t15 h\nd.h = add t3 t16\nt18 = multiply t17 t1\n"
     "t19 = multiply t18 t1\nd.z.r = subtract t18 t19\nend\n";
 
-inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kEveryText};
+// As many gates, states and parameters as a cell can have.
+inline const std::string kLimitsText = [] {
+  // With k instead of #, k + 4 and k + 8 instead of + and *, and k - 1 instead of -.
+  const auto each = [](int begin, int end, const std::string& line) {
+    std::string text;
+    for (int k = begin; k < end; ++k) {
+      for (const char c : line) {
+        const int number = c == '#' ? k : c == '+' ? k + 4 : c == '*' ? k + 8 : k - 1;
+        text += std::strchr("#+*-", c) == nullptr ? std::string(1, c) : std::to_string(number);
+      }
+    }
+    return text;
+  };
+  return "lltm-cell 1\nname limits\nweight_ih" + each(0, 11, " g#") + "\nweight_hh" +
+         each(0, 10, " g#") + " g11\nreads_h\n" + each(0, 4, "state c# 0.5\n") +
+         each(0, 12, "parameter p# 0.#\n") + each(0, 4, "parameter q# 0.#\n") + "forward\n" +
+         each(0, 12, "ph# = multiply p# h\na# = add z.g# ph#\ns# = tanh a#\n") +
+         each(0, 4, "sc# = multiply s+ c#\nqs# = multiply q# s#\nc#' = add sc# qs#\n") +
+         each(0, 4, "y# = multiply s* c#'\n") +
+         "y4 = add y0 y1\ny5 = add y2 y3\ny6 = add y4 y5\nh' = multiply 0.25 y6\n" + "save h" +
+         each(0, 12, " s#") + each(0, 4, " c# c#'") + "\nbackward\ndh = multiply 0.25 d.h'\n" +
+         each(0, 4, "dy# = multiply dh s*\ndc# = add d.c#' dy#\nds* = multiply dh c#'\n") +
+         each(0, 4, "ds+ = multiply dc# c#\nds# = multiply dc# q#\nd.q# = multiply dc# s#\n") +
+         each(0, 4, "d.c# = multiply dc# s+\n") +
+         each(0, 12, "t# = multiply s# s#\nu# = subtract 1.0 t#\nd.z.g# = multiply ds# u#\n") +
+         each(0, 12, "d.p# = multiply d.z.g# h\nv# = multiply d.z.g# p#\n") + "w0 = copy v0\n" +
+         each(1, 12, "w# = add w- v#\n") + "d.h = copy w11\nend\n";
+}();
+
+inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kLimitsText, kEveryText};
 
 // The words of serialized cells, in the order of Op.
 inline const std::vector<std::string> kOperations = [] {

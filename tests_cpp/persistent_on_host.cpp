@@ -70,7 +70,7 @@ void visit_kernel(const PersistentKernel& kernel, const Body& body) {
       body(units, shared, tiles, no, no);
     };
     if constexpr (kCustom) {
-      visit_units(kernel, with_units, Units<2>(), Units<1, 4>());
+      visit_units(kernel, with_units, Units<4>(), Units<1, 4>());
     } else {
       visit_units(
           kernel,

@@ -144,7 +144,7 @@ TEST_P(CudaCustomCells, PackedValuesAndGradientsMatchTheAtenFallback) {
 // The other tests use it if H is a multiple of 8. Kernels with more tiles may need more registers.
 TEST_P(CudaCustomCells, ThePersistentEngineComputesGroupsOfTiles) {
   const Temporarily small(multiprocessors, int64_t{6});
-  const Problem problem = dense({4, 67, 3, 48});
+  const Problem problem = dense({4, 67, 3, 40});
   for (const int tiles : {1, 2, 4, 0}) {
     const Temporarily limit(tiles_without_spills, tiles);
     const int64_t before = persistent_launches;

@@ -86,8 +86,39 @@ def derived(z: Any, h: Tensor, nu: Tensor, tau: Tensor, u: Tensor) -> Tensor:
     return tanh(u * z.a / tau.round(decimals=1).clamp(1) + decay * h * weight)
 
 
+def at_limits(name: str, products: bool) -> lltm.Cell:
+    """Returns a cell with as many gates, states and parameters as possible."""
+    reads: Any = {"g10": "x", "g11": "h"}
+    if products:
+        reads = {f"g{k}": "product" if k == 11 else ("x", "product") for k in range(1, 12)}
+    parameters = {f"p{k}": 0.1 * k - 0.7 for k in range(16)}
+
+    @lltm.cell(
+        gates=12, reads=reads, states={"d": -1.0}, parameters=parameters, bounded=True, name=name
+    )
+    def cell(z: Any, h: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, **of: Tensor) -> Any:
+        p = [*of.values()]
+
+        def gate(k: int) -> Any:
+            return z[k](p[k] * h) if products and k > 0 else z[k]
+
+        s = [sigmoid(gate(k) + p[k] * h) for k in range(10)]
+        n = tanh(gate(10) + p[10] * gate(11))
+        a_next = s[0] * a + s[1] * n + p[11] * b
+        b_next = s[2] * b + s[3] * a_next
+        c_next = s[4] * c + s[5] * tanh(b_next + p[12] * c)
+        d_next = s[6] * d + s[7] * sigmoid(p[13] * d + n)
+        output = s[8] * tanh(a_next + p[14] * c_next) + (1 - s[8]) * s[9] * tanh(d_next + p[15])
+        return output, a_next, b_next, c_next, d_next
+
+    return cell
+
+
+limits, product_limits = at_limits("limits", products=False), at_limits("product_limits", True)
+
 CELLS = (
     *(lstm, gru, plain, two_states, reads_both, detaching, several_stages, derived),
+    *(limits, product_limits),
     *(lltm.cells.indrnn, lltm.cells.lif),
 )
 OWN = CELLS[:-2]  # test_gallery.py compares the others with their functions
@@ -481,7 +512,7 @@ def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
 
 
 @pytest.mark.xdist_group("compilers")
-@each_of_some
+@each_of((*SOME, limits))
 def test_decomposes_for_export(cell: lltm.Cell) -> None:
     layer = cell.Layer(3, 4).eval()
     x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
@@ -557,7 +588,7 @@ def test_autocast(cell: lltm.Cell, autocast: torch.dtype) -> None:
     same(output, expected)
 
 
-@each_of_some
+@each_of((*SOME, limits))
 def test_copies_and_files(cell: lltm.Cell, tmp_path: Path) -> None:
     layer = cell.Layer(3, 4, num_layers=2)
     packed = cell.Layer(3, 4).prepack()

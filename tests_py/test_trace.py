@@ -781,7 +781,7 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("states to be an int or a dict, got True", TypeError, unit, {"states": True}),
     ("in the range of float, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
-    ("at most 3 states, got 4", ValueError, lambda z, a, b, c, d: (a, a, b, c, d), {}),
+    ("at most 4 states, got 5", ValueError, lambda z, a, b, c, d, e: (a, a, b, c, d, e), {}),
     ("named arguments, got \\*c", ValueError, lambda z, *c: c, {}),
     ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
     (r"z, the gates, as the first argument .*, got \(a, z\)", ValueError, lambda a, z: (z, z), {}),

@@ -28,7 +28,7 @@
 
 namespace lltm {
 
-constexpr int kMostStates = 3, kMostParameters = 8;
+constexpr int kMostStates = 4, kMostParameters = 16;
 
 // Only the modules read this part.
 struct ModuleInfo {
@@ -41,7 +41,7 @@ struct ModuleInfo {
 };
 
 struct CellInfo {
-  static constexpr int kMostSlots = 8, kMostSaved = 32;
+  static constexpr int kMostSlots = 12, kMostSaved = 32;
   static constexpr int kMostValues = 64;  // of a kind (Place)
 
   const char* name;  // the operators' cell argument: a name or serialized cell
@@ -52,7 +52,7 @@ struct CellInfo {
   SlotRange x, h;
   int x_blocks[kMostSlots], h_blocks[kMostSlots];
   SlotRange direct = h;  // the part of h whose weights multiply h: all, without products
-  int states;            // in addition to h: 0 to 3
+  int states;            // in addition to h
   bool reads_h;          // element-wise; always true without other states
   // weight is [weight_hh, weight_ih], with a single bias.
   bool concatenated = false;
@@ -68,8 +68,7 @@ struct CellInfo {
   ModuleInfo modules = {};
 
   constexpr OperandList operands() const {
-    return programs == nullptr ? OperandList{}
-                               : OperandList{programs->operands, programs->operand_count};
+    return programs == nullptr ? OperandList{} : programs->operands;
   }
   // Null for the single pass of a built-in cell.
   constexpr const Pass* forward() const {

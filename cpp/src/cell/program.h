@@ -157,8 +157,7 @@ struct OperandList {
 
 struct CellPrograms {
   Pass forward, backward;
-  Operand operands[8];
-  int operand_count;
+  OperandList operands;
   const char* name;
   unsigned long long hash;       // of the serialized cell
   const double* initial_states;  // K values

@@ -421,9 +421,10 @@ void read_gates(TextLines& lines, CellText& cell, std::vector<ProductOperand>* p
              return block_of(product.gates, gate) >= 0;
            });
   };
+  if (products != nullptr) cell.operands.resize(products->size());
   const auto add_operands = [&](int part, const auto& belongs) {
     for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
-      cell.programs.operands[p].gates[part] = add((*products)[p].gates, belongs);
+      cell.operands[p].gates[part] = add((*products)[p].gates, belongs);
     }
   };
   info.h.begin = add(of_x, [&](const string& gate) { return !is_of_h(gate); }).end;
@@ -545,9 +546,6 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   const bool second = lines.take("lltm-cell 2");
   if (second) {
     products = products_of(text);
-    if (products.size() > std::size(cell->programs.operands)) {
-      lines.fail(at_most(std::size(cell->programs.operands), "operands of products"));
-    }
   } else if (!lines.take("lltm-cell 1")) {
     lines.fail("a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2'");
   }
@@ -616,7 +614,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
     for (const string& gate : products[p].gates) {
       if (!forward.knows("z." + gate)) lines.fail("a product of z." + gate, products[p].operand);
     }
-    cell->programs.operands[p].saved = static_cast<int>(found - cell->saved.begin());
+    cell->operands[p].saved = static_cast<int>(found - cell->saved.begin());
   }
 
   Section backward(lines, "backward", taken, of_products);
@@ -644,7 +642,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   if (info.reads_h && !reads_h) backward.assign_zero("d.h", port(Place::kState, 0));  // the last
   cell->programs.forward = forward.compile(cell->forward);
   cell->programs.backward = backward.compile(cell->backward);
-  cell->programs.operand_count = static_cast<int>(products.size());
+  cell->programs.operands = {cell->operands.data(), static_cast<int>(products.size())};
   lines.expect("end");
   if (!lines.words().empty()) lines.fail("the end of the cell");
 

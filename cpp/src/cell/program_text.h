@@ -67,6 +67,7 @@ struct CellText {
   std::vector<std::string> gates;  // one per pre-activation
   std::vector<Named> states, parameters;
   std::vector<double> initial_states;
+  std::vector<Operand> operands;
   std::vector<std::string> saved;  // as in forward's outputs and backward's inputs
   // Block -1: the pre-activation does not depend on x or h. Without other states, reads_h is true,
   // and c holds h, the programs' only state.

@@ -22,7 +22,7 @@ from .derived import Derivation
 from .saved import choose_saved
 from .values import CUTS, OPERATIONS, Expressions, Operand, Value, needed
 
-MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 3, 8, 8, 32, 512
+MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 4, 16, 12, 32, 512
 MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
 
 
