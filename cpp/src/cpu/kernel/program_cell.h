@@ -164,15 +164,25 @@ LLTM_CELL_INLINE void fetch_part_ahead(
   }
 }
 
-// The sum of kUnitsPerSum terms, in a fixed order.
+// Groups of kUnitsPerSum terms are added in a fixed order, all of a piece at once, because a group
+// does not fill the vector units.
 template <typename C>
-LLTM_CELL_INLINE double sum_of(const C* x) {
-  double terms[kUnitsPerSum];
-  for (std::int64_t j = 0; j < kUnitsPerSum; ++j) terms[j] = static_cast<double>(x[j]);
-  for (std::int64_t half = kUnitsPerSum / 2; half > 0; half /= 2) {
-    for (std::int64_t j = 0; j < half; ++j) terms[j] += terms[j + half];
+LLTM_CELL_INLINE void add_groups(const C* x, double* sums) {
+  constexpr int kGroups = kPiece / kUnitsPerSum, kHalf = kUnitsPerSum / 2, kQuarter = kHalf / 2;
+  double halves[kGroups][kHalf], quarters[kGroups][kQuarter];
+  for (int k = 0; k < kGroups; ++k) {
+    const C* const group = x + k * kUnitsPerSum;
+    for (int j = 0; j < kHalf; ++j) {
+      halves[k][j] = static_cast<double>(group[j]) + static_cast<double>(group[j + kHalf]);
+    }
   }
-  return terms[0];
+  for (int k = 0; k < kGroups; ++k) {
+    for (int j = 0; j < kQuarter; ++j) quarters[k][j] = halves[k][j] + halves[k][j + kQuarter];
+  }
+  for (int k = 0; k < kGroups; ++k) {
+    const double* const q = quarters[k];
+    sums[k] = (q[0] + q[2]) + (q[1] + q[3]);
+  }
 }
 
 template <typename C>
@@ -181,11 +191,11 @@ __attribute__((noinline)) void add_terms(
   for (std::int64_t p = 0; p < part.pieces; ++p) {
     double* const sums =
         memory.sums.row(part.row_of(p)) + mean * memory.sums_step + part.col_of(p) / kUnitsPerSum;
-    C* const piece = terms.piece(p);  // has complete groups
-    for (std::int64_t j = part.n; j < padded(part.n); ++j) piece[j] = 0;
-    for (std::int64_t group = 0; group < padded(part.n) / kUnitsPerSum; ++group) {
-      sums[group] = sum_of(piece + group * kUnitsPerSum);
-    }
+    C* const piece = terms.piece(p);  // in a PieceBuffer
+    for (std::int64_t j = part.n; j < kPiece; ++j) piece[j] = 0;
+    double of_piece[kPiece / kUnitsPerSum];
+    add_groups(piece, of_piece);
+    for (std::int64_t k = 0; k * kUnitsPerSum < part.n; ++k) sums[k] = of_piece[k];
   }
 }
 
