@@ -74,6 +74,7 @@ constexpr int most_register_units(int outputs, bool shares, bool tf32) {
   if (shares) return outputs == 1 ? 8 : outputs == 12 ? 1 : (tf32 ? 11 : 13) / outputs;
   return outputs == 1 ? 12 : 16 / outputs;
 }
+static_assert(most_register_units(CellInfo::kMostSlots, /*shares=*/true, /*tf32=*/true) > 0);
 constexpr int shared_chunk(int outputs) {
   return outputs == 1 ? 4 : 2;
 }
