@@ -303,6 +303,9 @@ TEST(ChooseEngine, BySizes) {
   const auto backward = [](Call& c) { c.backward = true; };
   EXPECT_EQ(kind(with(call(4), backward)), Engine::kBlocked);
   EXPECT_EQ(kind(with(call(4, 128, 1), backward)), Engine::kOneStep);
+  EXPECT_EQ(kind(with(call(1, 512, 2), backward)), Engine::kPerStep) << "few rows";
+  EXPECT_EQ(kind(with(call(1, 128, 8), backward)), Engine::kBlocked) << "small weights";
+  EXPECT_EQ(kind(with(call(20, 512, 2), backward)), Engine::kBlocked) << "many rows";
   const auto segment = [](Call& c) { c.backward = c.segment = true; };
   EXPECT_EQ(kind(with(call(4, 128, 1), segment)), Engine::kBlocked);
 }

@@ -16,6 +16,15 @@ bool is_faster_in_place(const Call& call) {
   return (call.heads && !call.packs_heads) || call.weights >= call.shape.batch * kWeightsPerRow;
 }
 
+// For few rows of large weights, packing and transposing weights and their gradients would
+// dominate.
+bool has_few_rows(const Call& call) {
+  constexpr int64_t kMostRows = 32, kWeightsPerStep = 3 * 256 * 256;
+  return call.backward && !call.segment && call.steps > 1 && call.storage == Storage::kF32 &&
+         !call.heads && call.shape.rows <= kMostRows &&
+         call.weights >= call.steps * kWeightsPerStep;
+}
+
 // If rounding errors decay, float64 is not needed, and the blocked engine is faster on several
 // threads and for many rows, but takes longer to set up.
 bool prefers_small_batch(
@@ -60,7 +69,7 @@ Engine choose_engine(const Machine& machine, Call call) {
       call.stride_hh = call.shape.hidden;
     }
   }
-  const bool per_step = !blocks || is_faster_in_place(call);
+  const bool per_step = !blocks || is_faster_in_place(call) || has_few_rows(call);
   // Only its forward pass has heads of any size.
   engine.dense = call.heads && !(call.packs_heads && blocks) && (call.backward || !per_step);
   if (per_step) return engine;

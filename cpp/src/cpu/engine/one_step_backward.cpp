@@ -38,9 +38,8 @@ void backward_by_aten(
   if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
   if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
   const Weights parts = results.weights.parts(*args.cell);
-  if (parts.ih.defined()) parts.ih.zero_();
-  if (parts.hh.defined()) parts.hh.zero_();
-  linear.add_weight_gradients(parts, results.dz, args.h_0, args.input, args.saved);
+  linear.weight_gradients(
+      parts, results.dz, args.h_0, args.input, args.saved, /*accumulate=*/false);
   if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
 }
 

@@ -110,17 +110,19 @@ namespace {
 
 // Splits K (the rows): some BLAS libraries accumulate all products in one chain, whose length
 // increases rounding errors.
-void add_weight_gradients(
+void weight_gradients(
     const Linear& linear,
     const Weights& out,
     const Tensor& dz,
     const Tensor& h,
     const Tensor& x,
     const Tensor& saved) {
-  for (int64_t first = 0; first < dz.size(0); first += kGradientChain) {
+  int64_t first = 0;
+  do {
     const auto rows = [&](const Tensor& t) { return t.slice(0, first, first + kGradientChain); };
-    linear.add_weight_gradients(out, rows(dz), rows(h), rows(x), rows(saved));
-  }
+    linear.weight_gradients(out, rows(dz), rows(h), rows(x), rows(saved), first > 0);
+    first += kGradientChain;
+  } while (first < dz.size(0));
 }
 
 Gradients gradients_of(
@@ -140,13 +142,10 @@ Gradients gradients_of(
   }
   const WeightGradients weights(args, dz.options());
   if (want_ih || want_hh) {
-    if (want_ih) weights.weight_ih.zero_();
-    if (weights.weight_hh.defined()) weights.weight_hh.zero_();
-    if (dz.size(0) > 0) {
-      const Tensor h = entering_h(args, steps, 0, steps.size(), dz.scalar_type());
-      const Weights parts = weights.parts(*args.cell);
-      add_weight_gradients(linear, parts, dz, h, flat_rows(args.input), args.saved);
-    }
+    const Tensor h =
+        dz.size(0) == 0 ? *args.h_0 : entering_h(args, steps, 0, steps.size(), dz.scalar_type());
+    const Weights parts = weights.parts(*args.cell);
+    weight_gradients(linear, parts, dz, h, flat_rows(args.input), args.saved);
   }
   const Tensor sums = want_bias_ih || want_bias_hh ? dz.sum(0) : Tensor();
   const auto [bias_ih, bias_hh] = bias_gradients(sums, *args.cell, want_bias_ih, want_bias_hh);

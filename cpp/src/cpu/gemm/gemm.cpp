@@ -117,33 +117,28 @@ Tensor Linear::operand_gradient(const Tensor& dz, const Operand& operand) const 
   return sum;
 }
 
-void Linear::add_weight_gradients(
+void Linear::weight_gradients(
     const Weights& out,
     const Tensor& dz,
     const Tensor& h,
     const Tensor& x,
-    const Tensor& saved) const {
-  const at::ScalarType dtype = dz.scalar_type();
-  if (out.ih.defined()) {
-    out.ih.add_(x_blocks(at::mm(x_columns(dz).t(), projected_input(x).to(dtype)), cell_));
-  }
+    const Tensor& saved,
+    bool accumulate) const {
+  const auto multiply =
+      [&](const Tensor& to, SlotRange slots, const int* blocks, const Tensor& by) {
+        const Tensor rows = by.to(dz.scalar_type());
+        for_each_run(slots, blocks, [&](int slot, int count) {
+          to.narrow(0, blocks[slot] * hidden_, count * hidden_)
+              .addmm_(dz.narrow(1, slot * hidden_, count * hidden_).t(), rows, accumulate ? 1 : 0);
+        });
+      };
+  if (out.ih.defined()) multiply(out.ih, cell_.x, cell_.x_blocks, projected_input(x));
   if (!out.hh.defined()) return;
-  if (cell_.operands().count == 0) {
-    out.hh.add_(h_blocks(at::mm(columns(dz, cell_.h).t(), h.to(dtype)), cell_));
-    return;
-  }
-  const Tensor sums = at::empty({cell_.h.count() * hidden_, hidden_}, dz.options());
-  const auto multiply = [&](SlotRange slots, const Tensor& rows) {
-    if (slots.count() == 0) return;
-    const int64_t first = (slots.begin - cell_.h.begin) * hidden_;
-    sums.narrow(0, first, slots.count() * hidden_).copy_(at::mm(columns(dz, slots).t(), rows));
-  };
-  multiply(cell_.direct, h.to(dtype));
+  multiply(out.hh, cell_.direct, cell_.h_blocks, h);
   for (const Operand& operand : cell_.operands()) {
-    const Tensor rows = saved.narrow(1, operand.saved * hidden_, hidden_).to(dtype);
-    for (const SlotRange slots : operand.gates) multiply(slots, rows);
+    const Tensor rows = saved.narrow(1, operand.saved * hidden_, hidden_);
+    for (const SlotRange slots : operand.gates) multiply(out.hh, slots, cell_.h_blocks, rows);
   }
-  out.hh.add_(h_blocks(sums, cell_));
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {

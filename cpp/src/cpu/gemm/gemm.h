@@ -44,14 +44,15 @@ class Linear {
   void input_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, I)
   void state_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, H)
   at::Tensor operand_gradient(const at::Tensor& dz, const Operand& operand) const;  // (rows, H)
-  // d_ih (Gx * H, I) += dz^T x and d_hh (Gh * H, H) += dz^T h, unless undefined. `saved` has the
-  // operands of products.
-  void add_weight_gradients(
+  // d_ih (Gx * H, I) = dz^T x and d_hh (Gh * H, H) = dz^T h or, if `accumulate`, +=, unless
+  // undefined. `saved` has the operands of products.
+  void weight_gradients(
       const Weights& out,
       const at::Tensor& dz,
       const at::Tensor& h,
       const at::Tensor& x,
-      const at::Tensor& saved) const;
+      const at::Tensor& saved,
+      bool accumulate) const;
 
  private:
   Linear(const CellInfo& cell, const Weights& weights, at::Tensor bias);
