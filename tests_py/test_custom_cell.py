@@ -619,7 +619,8 @@ def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path)
 
     run = support.program_without_python("tests_cpp/packaging/consumer", "app")
     paths = [tmp_path / name for name in ("it.cell", "weights", "input", "results")]
-    for cell, dtype in itertools.product(CELLS, (torch.float64, torch.float32)):
+    cells = [cell for cell in CELLS if cell is not derived]  # which C++ does not compute
+    for cell, dtype in itertools.product(cells, (torch.float64, torch.float32)):
         layer = cell.Layer(3, 4, num_layers=2, bidirectional=True, dtype=dtype)
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -632,7 +633,9 @@ def test_saved_cells_and_weights_run_in_a_program_without_python(tmp_path: Path)
         results = load_file(paths[3])
         for prefix, module in (("", layer), ("prepacked ", layer.prepack())):
             with torch.no_grad():
-                expected = flat(module(x))
+                output, states = module(x)
+            first, *others = flat(output)
+            expected = [first, *flat(states), *others]
             found = [results.pop(f"{prefix}{k}") for k in range(len(expected))]
             same(found, expected, rtol=0.0, atol=0.0)
         assert not results
