@@ -1,5 +1,5 @@
-// cuBLAS and the element-wise kernels in CPU loops, to test the engine's offsets, directions,
-// packed batches and cuBLAS calls without a GPU.
+// CUDA's functions and the element-wise kernels in CPU loops, to test the engines' offsets,
+// directions, packed batches, launches and cuBLAS calls without a GPU.
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
@@ -10,9 +10,6 @@
 #include "cuda/kernel/elementwise_kernels.h"
 #include "custom_definitions.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -20,7 +17,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <string_view>
+#include <type_traits>
 
 namespace lltm::cuda {
 namespace {
@@ -190,12 +189,21 @@ Functions functions_on_host() {
     return 0;
   };
   f.cuDeviceGetAttribute = [](int* value, int which, int) {
-    if (which != static_cast<int>(DeviceAttribute::kL2CacheBytes)) return 1;
-    *value = 48 << 20;
+    const std::map<DeviceAttribute, int64_t> values = {
+        {DeviceAttribute::kMultiprocessorCount, lltm_test::multiprocessors},
+        {DeviceAttribute::kL2CacheBytes, 48 << 20},
+        {DeviceAttribute::kCapabilityMajor, 8},
+        {DeviceAttribute::kCooperativeLaunch, 1},
+        {DeviceAttribute::kMaxSharedBytes, lltm_test::shared_bytes}};
+    *value = static_cast<int>(values.at(static_cast<DeviceAttribute>(which)));
     return 0;
   };
   f.cuGetErrorString = [](int, const char** text) {
     *text = "invalid value";
+    return 0;
+  };
+  f.cuMemHostAlloc = [](void** memory, size_t bytes, unsigned) {
+    *memory = std::malloc(bytes);
     return 0;
   };
   f.cuMemcpyDtoHAsync_v2 = [](void* to, Functions::Address from, size_t bytes, void*) {
@@ -203,11 +211,17 @@ Functions functions_on_host() {
     return 0;
   };
   f.cuMemsetD2D8Async = memset_2d;
+  f.cuMemsetD8Async = [](Functions::Address to, unsigned char value, size_t bytes, void*) {
+    std::memset(reinterpret_cast<void*>(to), value, bytes);
+    lltm_test::filled.emplace_back(lltm_test::persistent_launches, bytes);
+    return 0;
+  };
   f.cuStreamIsCapturing = [](void*, int* status) {
     *status = lltm_test::capturing ? 1 : 0;
     return 0;
   };
   f.cuStreamSynchronize = [](void*) { return 0; };
+  f.cuThreadExchangeStreamCaptureMode = [](int*) { return 0; };
   f.cublasGemmEx_64 = gemm;
   f.cublasGetMathMode = [](void*, int* mode) {
     *mode = math_mode;
@@ -230,13 +244,14 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
-// Calls body(functions, width, piece) for each piece. Kernels are wide whenever possible: test
-// sizes are below the GPU's threshold.
-template <typename T, typename Args, typename Body>
-void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
-  if (args.rows == 0 || args.hidden == 0) return;
+// Wide whenever possible: test sizes are below the GPU's threshold.
+template <typename T, typename Args, typename Access, typename Piece>
+void run_elementwise(
+    const CellInfo& cell, const Args& args, const Access& access, const Piece& piece) {
   const auto with_width = [&](auto functions, auto width) {
-    for_each_thread(args.rows * args.hidden / width, [&](int64_t n) { body(functions, width, n); });
+    for_each_thread(args.rows * args.hidden / width, [&](int64_t n) {
+      piece(functions, width, args, access, n);
+    });
   };
   const auto run = [&](auto functions) {
     if (fits_wide<T>(cell, args.hidden)) {
@@ -251,6 +266,47 @@ void for_each_piece(const CellInfo& cell, const Args& args, const Body& body) {
     visit_cell(
         cell, [&]<typename Definition>(Definition) { run(DefinitionRegisters<Definition>()); });
   }
+}
+
+template <typename T>
+void launch_forward_on_host(const CellInfo& cell, void** parameters) {
+  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
+  const auto& args = *static_cast<const ForwardArgs<T>*>(parameters[0]);
+  run_elementwise<T>(
+      cell,
+      args,
+      *static_cast<const ForwardAccess*>(parameters[1]),
+      []<typename Cell>(Cell, auto width, auto&... of) { forward_at<Cell, width>(of...); });
+  if (lltm_test::fault == lltm_test::Fault::wrong) {
+    args.h_next.data[args.hidden - 1] = static_cast<T>(2.0F);
+  }
+}
+
+template <typename T, typename D>
+void launch_backward_on_host(const CellInfo& cell, void** parameters) {
+  run_elementwise<T>(
+      cell,
+      *static_cast<const BackwardArgs<T, D>*>(parameters[0]),
+      *static_cast<const BackwardAccess*>(parameters[1]),
+      []<typename Cell>(Cell, auto width, auto&... of) { backward_at<Cell, width>(of...); });
+}
+
+template <typename T>
+void launch_stage_on_host(const KernelForm& form, void** parameters) {
+  TORCH_CHECK(form.cell->name == lltm_test::kStagedText, "a stage of another cell");
+  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
+  ++lltm_test::stage_launches;
+  const auto& args = *static_cast<const StageArgs<>*>(parameters[0]);
+  const CellPrograms& programs = *form.cell->programs;
+  const Pass& pass = form.backward ? programs.backward : programs.forward;
+  lltm_test::visit_stage(
+      form.stage - pass.stages + (form.backward ? 100 : 0), [&]<typename Of>(Of) {
+        for_each_thread(*static_cast<const int64_t*>(parameters[2]), [&](int64_t n) {
+          stage_at<Of, 1>(args, T(), n);
+        });
+      });
+  if (lltm_test::fault != lltm_test::Fault::wrong) return;
+  static_cast<T*>(args.ports[form.stage->program.inputs].data)[0] = static_cast<T>(3.0F);
 }
 
 }  // namespace
@@ -268,75 +324,25 @@ std::string describe_compiled_kernels() {
   return {};
 }
 
-template <typename T>
-void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream) {
-  if (args.rows == 0 || args.hidden == 0) return;
-  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
-  if (lltm_test::fault == lltm_test::Fault::wrong) {
-    lltm_test::fault = lltm_test::Fault::none;
-    launch_forward(cell, args, stream);
-    lltm_test::fault = lltm_test::Fault::wrong;
-    args.h_next.data[args.hidden - 1] = static_cast<T>(2.0F);
-    return;
-  }
-  const ForwardAccess wide = access_of(args);
-  for_each_piece<T>(cell, args, [&]<typename Cell>(Cell, auto width, int64_t n) {
-    forward_at<Cell, width>(args, wide, n);
-  });
+// Of custom cells.
+int local_bytes(const KernelForm& form, std::int64_t) {
+  return form.tiles > lltm_test::tiles_without_spills ? 1 << 10 : 0;
 }
 
-template <typename T, typename D>
-void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream) {
-  const BackwardAccess wide = access_of(args);
-  for_each_piece<T>(cell, args, [&]<typename Cell>(Cell, auto width, int64_t n) {
-    backward_at<Cell, width>(args, wide, n);
+bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream) {
+  if (form.is_persistent()) return lltm_test::launch_persistent_on_host(form, grid, parameters);
+  lltm_test::visit_type(form.tensor, [&]<typename T>(T*) {
+    if (form.stage != nullptr) {
+      launch_stage_on_host<T>(form, parameters);
+    } else if (!form.backward) {
+      launch_forward_on_host<T>(*form.cell, parameters);
+    } else if (form.state == form.tensor) {
+      launch_backward_on_host<T, T>(*form.cell, parameters);
+    } else {
+      launch_backward_on_host<T, compute_t<T>>(*form.cell, parameters);
+    }
   });
-}
-
-// Of a stage.
-bool launch_compiled(const KernelForm& form, const Grid&, void** parameters, Stream) {
-  TORCH_CHECK(form.cell->name == lltm_test::kStagedText, "a stage of another cell");
-  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
-  ++lltm_test::stage_launches;
-  const auto& args = *static_cast<const StageArgs<>*>(parameters[0]);
-  const CellPrograms& programs = *form.cell->programs;
-  const Pass& pass = form.backward ? programs.backward : programs.forward;
-  const auto number = form.stage - pass.stages + (form.backward ? 100 : 0);
-  const auto run = [&]<typename T>(T type) {
-    lltm_test::visit_stage(number, [&]<typename Of>(Of) {
-      for_each_thread(*static_cast<const int64_t*>(parameters[2]), [&](int64_t n) {
-        stage_at<Of, 1>(args, type, n);
-      });
-    });
-    if (lltm_test::fault != lltm_test::Fault::wrong) return;
-    static_cast<T*>(args.ports[form.stage->program.inputs].data)[0] = static_cast<T>(3.0F);
-  };
-  switch (form.tensor) {
-    case KernelType::kDouble:
-      run(double());
-      break;
-    case KernelType::kFloat:
-      run(float());
-      break;
-    case KernelType::kHalf:
-      run(c10::Half());
-      break;
-    case KernelType::kBFloat16:
-      run(c10::BFloat16());
-  }
   return true;
 }
-
-template void launch_forward(const CellInfo&, const ForwardArgs<double>&, Stream);
-template void launch_forward(const CellInfo&, const ForwardArgs<float>&, Stream);
-template void launch_forward(const CellInfo&, const ForwardArgs<c10::Half>&, Stream);
-template void launch_forward(const CellInfo&, const ForwardArgs<c10::BFloat16>&, Stream);
-template void launch_backward(const CellInfo&, const BackwardArgs<double, double>&, Stream);
-template void launch_backward(const CellInfo&, const BackwardArgs<float, float>&, Stream);
-template void launch_backward(const CellInfo&, const BackwardArgs<c10::Half, c10::Half>&, Stream);
-template void launch_backward(const CellInfo&, const BackwardArgs<c10::Half, float>&, Stream);
-template void launch_backward(
-    const CellInfo&, const BackwardArgs<c10::BFloat16, c10::BFloat16>&, Stream);
-template void launch_backward(const CellInfo&, const BackwardArgs<c10::BFloat16, float>&, Stream);
 
 }  // namespace lltm::cuda

@@ -1,7 +1,10 @@
-// The CUDA backend without CUDA: host versions of CUDA's functions and of the kernels' launches.
+// The CUDA backend without CUDA: host versions of CUDA's functions and of launch_compiled.
 #pragma once
 
 #include "cuda/functions.h"
+#include "cuda/kernel/compiled.h"
+
+#include <c10/util/BFloat16.h>
 
 #include <cstdint>
 #include <limits>
@@ -41,6 +44,24 @@ inline int tiles_without_spills = 4;
 inline std::vector<std::pair<int64_t, int64_t>> filled;
 // Launches before launches fail.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
+
+bool launch_persistent_on_host(
+    const lltm::cuda::KernelForm& form, const lltm::cuda::Grid& grid, void** parameters);
+
+// Calls body with a null pointer to the type.
+template <typename Body>
+decltype(auto) visit_type(lltm::cuda::KernelType type, const Body& body) {
+  switch (type) {
+    case lltm::cuda::KernelType::kDouble:
+      return body(static_cast<double*>(nullptr));
+    case lltm::cuda::KernelType::kFloat:
+      return body(static_cast<float*>(nullptr));
+    case lltm::cuda::KernelType::kHalf:
+      return body(static_cast<c10::Half*>(nullptr));
+    default:
+      return body(static_cast<c10::BFloat16*>(nullptr));
+  }
+}
 
 template <typename Body>
 int64_t launches(const Body& body) {

@@ -4,37 +4,10 @@
 #include "cuda_on_host.h"
 #include "custom_definitions.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
-#include <cstring>
-#include <map>
 #include <type_traits>
-#include <utility>
 
 namespace lltm::cuda {
 namespace {
-
-std::map<void*, std::uint32_t> failures;  // of each stream
-
-}  // namespace
-
-PersistentLimits persistent_limits() {
-  return {nullptr, lltm_test::multiprocessors, lltm_test::shared_bytes};
-}
-
-std::uint32_t* failure_word(Stream stream) {
-  return &failures[stream.handle];
-}
-
-bool take_failure(Stream stream) {
-  return std::exchange(*failure_word(stream), 0) != 0;
-}
-
-void mark_absent(void* data, std::int64_t bytes, Stream) {
-  std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
-  lltm_test::filled.emplace_back(lltm_test::persistent_launches, bytes);
-}
 
 // Units of K in registers and in shared memory.
 template <int kUnits, int kShared = 0>
@@ -42,7 +15,7 @@ struct Units {};
 
 // The GPU's kernels have exactly the units; these suffice, and compile faster.
 template <typename Body, int... kUnits, int... kShared>
-void visit_units(const PersistentKernel& kernel, const Body& body, Units<kUnits, kShared>...) {
+void visit_units(const KernelForm& kernel, const Body& body, Units<kUnits, kShared>...) {
   const int needed = kernel.units + kernel.shared_units;
   const bool in_shared = kernel.shared_units > 0 || (lltm_test::prefers_shared && needed > 1);
   bool found = false;
@@ -55,18 +28,18 @@ void visit_units(const PersistentKernel& kernel, const Body& body, Units<kUnits,
 }
 
 template <typename Args, bool kCustom, typename Body>
-void visit_kernel(const PersistentKernel& kernel, const Body& body) {
+void visit_kernel(const KernelForm& kernel, const Body& body) {
   const auto with_tiles = [&](auto tiles) {
     if (kernel.tiles != tiles) return;
     const auto with_units = [&](auto units, auto shared) {
       std::false_type no;
       if constexpr (std::is_same_v<typename Args::Element, float> && !kCustom) {
-        if (kernel.tf32) return body(units, shared, tiles, std::true_type(), no);
+        if (kernel.tf32 != 0) return body(units, shared, tiles, std::true_type(), no);
       }
       if constexpr (kCustom) {
-        if (kernel.heads) return body(units, shared, tiles, no, std::true_type());
+        if (kernel.heads != 0) return body(units, shared, tiles, no, std::true_type());
       }
-      TORCH_CHECK(!kernel.heads, "only tests of custom cells have heads");
+      TORCH_CHECK(kernel.heads == 0, "only tests of custom cells have heads");
       body(units, shared, tiles, no, no);
     };
     if constexpr (kCustom) {
@@ -89,18 +62,15 @@ void visit_kernel(const PersistentKernel& kernel, const Body& body) {
 }
 
 template <typename Args>
-bool launch_persistent(
-    const PersistentKernel& kernel, const DirectionArgs<Args>& args, std::int64_t groups, Stream) {
-  const std::int64_t slices = slices_of(args.of[0].hidden);
+bool launch(const KernelForm& form, const Grid& grid, const DirectionArgs<Args>& args) {
   TORCH_CHECK(
-      args.count * slices * groups <= lltm_test::multiprocessors, "a launch that would never end");
-  TORCH_CHECK(
-      shared_bytes<Args>(kernel) <= lltm_test::shared_bytes, "more shared memory than the GPU has");
-  const bool is_faulty = lltm_test::faulty_tiles == 0 || lltm_test::faulty_tiles == kernel.tiles;
+      grid.z * grid.y * grid.x <= lltm_test::multiprocessors, "a launch that would never end");
+  TORCH_CHECK(grid.shared_bytes <= lltm_test::shared_bytes, "more shared memory than the GPU has");
+  const bool is_faulty = lltm_test::faulty_tiles == 0 || lltm_test::faulty_tiles == form.tiles;
   const auto fault = is_faulty ? lltm_test::persistent_fault : lltm_test::Fault::none;
   TORCH_CHECK(fault != lltm_test::Fault::fails, "an illegal instruction");
-  PersistentKernel computed = kernel;
-  computed.tf32 = kernel.tf32 || fault == lltm_test::Fault::tf32;
+  KernelForm computed = form;
+  if (fault == lltm_test::Fault::tf32) computed.tf32 = 1;
   if (lltm_test::launches_left == 0) return false;
   --lltm_test::launches_left;
   ++lltm_test::persistent_launches;
@@ -108,12 +78,12 @@ bool launch_persistent(
     if constexpr (Cell::kCell.h.count() > 0) {
       visit_kernel<Args, custom>(
           computed, [&](auto units, auto shared, auto tiles, auto tf32, auto heads) {
-            const PersistentKernel ran = {kernel.cell, tiles, tf32, units, shared};
+            const PersistentKernel ran = {form.cell, tiles, tf32, units, shared};
             lltm_test::run_grid(
-                {static_cast<int>(slices),
-                 static_cast<int>(groups),
+                {static_cast<int>(grid.x),
+                 static_cast<int>(grid.y),
                  static_cast<std::size_t>(shared_bytes<Args>(ran)) / sizeof(Sums),
-                 args.count},
+                 static_cast<int>(grid.z)},
                 [&](lltm_test::HostBlock::Lane& lane) {
                   const Args& mine = args.of[lane.direction()];
                   lane.use(mine.words);
@@ -123,15 +93,14 @@ bool launch_persistent(
           });
     }
   };
-  if (kernel.cell->programs == nullptr) {
-    visit_cell(*kernel.cell, [&]<typename Definition>(Definition) {
+  if (form.cell->programs == nullptr) {
+    visit_cell(*form.cell, [&]<typename Definition>(Definition) {
       run(DefinitionRegisters<Definition>(), std::false_type());
     });
   } else {
-    lltm_test::visit_custom_definition(
-        *kernel.cell, [&](auto cell) { run(cell, std::true_type()); });
+    lltm_test::visit_custom_definition(*form.cell, [&](auto cell) { run(cell, std::true_type()); });
   }
-  for (int n = 0; n < args.count; ++n) {
+  for (int n = 0; n < grid.z; ++n) {
     const LaunchWords& words = args.of[n].words;
     TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
   }
@@ -144,21 +113,20 @@ bool launch_persistent(
   return true;
 }
 
-template <typename Args>
-bool spills_registers(const PersistentKernel& kernel) {
-  return kernel.tiles > lltm_test::tiles_without_spills;
-}
-
-#define LLTM_PERSISTENT_OF(Args)                                 \
-  template bool spills_registers<Args>(const PersistentKernel&); \
-  template bool launch_persistent(                               \
-      const PersistentKernel&, const DirectionArgs<Args>&, std::int64_t, Stream);
-LLTM_PERSISTENT_OF(PersistentForwardArgs<float>)
-LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::Half>)
-LLTM_PERSISTENT_OF(PersistentForwardArgs<c10::BFloat16>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<float>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::Half>)
-LLTM_PERSISTENT_OF(PersistentBackwardArgs<c10::BFloat16>)
-#undef LLTM_PERSISTENT_OF
-
+}  // namespace
 }  // namespace lltm::cuda
+
+bool lltm_test::launch_persistent_on_host(
+    const lltm::cuda::KernelForm& form, const lltm::cuda::Grid& grid, void** parameters) {
+  using namespace lltm::cuda;
+  return visit_type(form.tensor, [&]<typename T>(T*) {
+    if constexpr (sizeof(T) <= sizeof(float)) {
+      const auto run = [&]<typename Args>(Args*) {
+        return launch(form, grid, *static_cast<const DirectionArgs<Args>*>(parameters[0]));
+      };
+      return form.backward ? run(static_cast<PersistentBackwardArgs<T>*>(nullptr))
+                           : run(static_cast<PersistentForwardArgs<T>*>(nullptr));
+    }
+    return false;
+  });
+}
