@@ -192,7 +192,8 @@ Functions functions_on_host() {
     const std::map<DeviceAttribute, int64_t> values = {
         {DeviceAttribute::kMultiprocessorCount, lltm_test::multiprocessors},
         {DeviceAttribute::kL2CacheBytes, 48 << 20},
-        {DeviceAttribute::kCapabilityMajor, 8},
+        {DeviceAttribute::kCapabilityMajor, lltm_test::capability / 10},
+        {DeviceAttribute::kCapabilityMinor, lltm_test::capability % 10},
         {DeviceAttribute::kCooperativeLaunch, 1},
         {DeviceAttribute::kMaxSharedBytes, lltm_test::shared_bytes}};
     *value = static_cast<int>(values.at(static_cast<DeviceAttribute>(which)));

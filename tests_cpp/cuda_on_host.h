@@ -31,6 +31,7 @@ inline int64_t gemm_calls = 0, unaligned_gemm_calls = 0;
 // GEMMs round each partial sum in order, as cuBLAS may; otherwise sums are nearly exact.
 inline bool sums_in_order = false;
 
+inline int capability = 80;
 // Concurrent thread blocks of a persistent kernel, and their shared memory.
 inline int64_t multiprocessors = 132, shared_bytes = 227 << 10;
 // Only one unit of K has its weights in registers.

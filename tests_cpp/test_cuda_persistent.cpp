@@ -401,6 +401,7 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
     at::ScalarType dtype = at::kHalf;
     int64_t multiprocessors = 132;
     bool training = true;
+    int capability = 80;
   };
   const Temporarily little(shared_bytes, int64_t{99} << 10);
   for (const Call& call : std::vector<Call>{
@@ -418,8 +419,12 @@ TEST(PersistentPlan, UnsupportedCallsHaveAReason) {
            {"B is too large", {3, 129, 4, 48}, at::kHalf, 3},
            {"too few thread blocks run concurrently on this device", {3, 3, 4, 56}, at::kHalf, 3},
            {nullptr, {3, 64, 4, 512}, at::kHalf, 32},
-           {"B is too large", {3, 65, 4, 512}, at::kHalf, 32}}) {
+           {"B is too large", {3, 65, 4, 512}, at::kHalf, 32},
+           {"compute capability is below 7.5", {3, 3, 4, 16}, at::kHalf, 132, true, 70},
+           {nullptr, {3, 3, 4, 16}, at::kHalf, 132, true, 75},
+           {"compute capability is below 8.0", {3, 3, 4, 16}, at::kFloat, 132, true, 75}}) {
     SCOPED_TRACE(testing::PrintToString(call.sizes));
+    const Temporarily of_gpu(capability, call.capability);
     const Temporarily available(multiprocessors, call.multiprocessors);
     const Arguments a = sequence_problem(call.sizes, call.dtype, 1);
     EXPECT_STREQ(

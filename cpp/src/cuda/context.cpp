@@ -26,6 +26,11 @@ int attribute(DeviceAttribute which) {
   return value;
 }
 
+int compute_capability() {
+  return 10 * attribute(DeviceAttribute::kCapabilityMajor) +
+         attribute(DeviceAttribute::kCapabilityMinor);
+}
+
 // A thread whose first CUDA call is ours has no context, and PyTorch changes devices lazily.
 Stream current_stream() {
   const c10::DeviceIndex device = current_device();

@@ -23,6 +23,7 @@ void check_cublas(int status);
 c10::DeviceIndex current_device();
 // Of this device.
 int attribute(DeviceAttribute which);
+int compute_capability();  // 90 for 9.0
 
 bool is_capturing(Stream stream);
 

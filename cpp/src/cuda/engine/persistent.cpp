@@ -98,6 +98,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   if (hidden % kHiddenMultiple != 0) return {"H is not a multiple of 8"};
   const PersistentLimits limits = persistent_limits();
   if (limits.why_not != nullptr) return {limits.why_not};
+  if (limits.only_half && dtype != at::kHalf) return {"compute capability is below 8.0"};
   if (limits.multiprocessors < slices_of(hidden)) {
     return {"too few thread blocks run concurrently on this device"};
   }

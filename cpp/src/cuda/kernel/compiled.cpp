@@ -56,8 +56,7 @@ struct CompiledKernel {
     const std::lock_guard<std::mutex> lock(mutex);
     void*& function = functions[current_device()];
     if (function == nullptr) {
-      const int capability = 10 * attribute(DeviceAttribute::kCapabilityMajor) +
-                             attribute(DeviceAttribute::kCapabilityMinor);
+      const int capability = compute_capability();
       std::string& code = codes[capability];
       if (code.empty()) code = compiled(form, capability);
       function = loaded(code, form, shared_bytes);

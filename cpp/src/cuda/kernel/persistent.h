@@ -227,6 +227,7 @@ bool take_failure(Stream stream);
 // Limits of the current device, or why it cannot run the kernels.
 struct PersistentLimits {
   const char* why_not = nullptr;
+  bool only_half = false;            // mma has neither TF32 nor bfloat16
   std::int64_t multiprocessors = 0;  // each runs a thread block
   std::int64_t shared_bytes = 0;     // for a thread block
 };

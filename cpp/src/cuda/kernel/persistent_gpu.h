@@ -88,11 +88,25 @@ struct Gpu {
     } else if constexpr (std::is_same_v<T, BFloat16>) {
       LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1);
     } else {
+#if __CUDA_ARCH__ >= 800
       LLTM_MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b0, b1);
+#else
+      mma_f16(d, a.w[0], a.w[1], b0);
+      mma_f16(d, a.w[2], a.w[3], b1);
+#endif
     }
   }
 
  private:
+  // Half of m16n8k16, which compute capability 7.5 lacks.
+  __device__ static void mma_f16(
+      float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
+        " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  }
   __device__ static void mma_tf32(
       float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) {
     LLTM_MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b0, b1);

@@ -39,10 +39,12 @@ bool take_failure(Stream stream) {
 }
 
 PersistentLimits persistent_limits() {
+  const int capability = compute_capability();
   return {
-      attribute(DeviceAttribute::kCapabilityMajor) < 8      ? "compute capability is below 8.0"
+      capability < 75                                       ? "compute capability is below 7.5"
       : attribute(DeviceAttribute::kCooperativeLaunch) == 0 ? "no cooperative launches"
                                                             : nullptr,
+      capability < 80,
       attribute(DeviceAttribute::kMultiprocessorCount),
       attribute(DeviceAttribute::kMaxSharedBytes)};
 }
