@@ -66,6 +66,10 @@ function(_lltm_install target lib include torch runtime development)
   install(TARGETS ${target} EXPORT ${target}-targets ${ARGN}
     LIBRARY DESTINATION ${lib} COMPONENT ${runtime} NAMELINK_COMPONENT ${development}
     FILE_SET HEADERS DESTINATION ${include} COMPONENT ${development})
+  if(LLTM_CUDA_EMBED)
+    install(DIRECTORY "${PROJECT_BINARY_DIR}/lltm-kernels" DESTINATION ${lib}
+      COMPONENT ${runtime} ${ARGN})
+  endif()
   install(EXPORT ${target}-targets FILE lltm-targets.cmake NAMESPACE lltm::
     DESTINATION ${cmake} COMPONENT ${development} ${ARGN})
   install(FILES

@@ -16,8 +16,7 @@ namespace {
 
 std::string compiled(const KernelForm& form, int capability) {
   try {
-    const std::string source = print_kernel(form);
-    return cached(compilation_key(source, capability), [&] { return compile(source, capability); });
+    return kernel_code(form, capability);
   } catch (const std::runtime_error& error) {
     TORCH_CHECK(
         false,
@@ -92,14 +91,17 @@ void* find(const KernelForm& form, std::int64_t shared_bytes) {
 
 const char* why_no_compiled_kernels() {
   const char* const why_not = why_no_functions();
-  return why_not == nullptr ? why_no_nvrtc() : why_not;
+  return why_not == nullptr && embedded_folder().empty() ? why_no_nvrtc() : why_not;
 }
 
 std::string describe_compiled_kernels() {
   if (const char* const why_not = why_no_compiled_kernels()) {
     return std::string("none (") + why_not + ")\n";
   }
-  return "compiled by NVRTC " + nvrtc_version() +
+  const std::string folder = embedded_folder();
+  std::string text = folder.empty() ? "" : "in " + folder + ", others ";
+  if (const char* const why_not = why_no_nvrtc()) return text + "none (" + why_not + ")\n";
+  return text + "compiled by NVRTC " + nvrtc_version() +
          " at their first use\nCUDA kernel cache: " + describe_kernel_cache() + "\n";
 }
 

@@ -1,8 +1,9 @@
-// All kernels: NVRTC compiles them at their first use on a GPU; the process and files
-// (kernel_cache.h) keep them.
+// All kernels: NVRTC compiles them at their first use on a GPU, unless they were compiled with the
+// library; the process and files (kernel_cache.h) keep them.
 #pragma once
 
 #include "cuda/kernel/elementwise.h"
+#include "cuda/kernel/persistent.h"
 #include "cuda/kernel/program_source.h"
 
 #include <c10/util/Half.h>
@@ -24,6 +25,19 @@ constexpr KernelType kKernelType = std::is_same_v<T, double>      ? KernelType::
                                    : std::is_same_v<T, float>     ? KernelType::kFloat
                                    : std::is_same_v<T, c10::Half> ? KernelType::kHalf
                                                                   : KernelType::kBFloat16;
+
+template <typename Args>
+KernelForm form_of(const PersistentKernel& kernel) {
+  constexpr KernelType kType = kKernelType<typename Args::Element>;
+  KernelForm form = {kernel.cell, !Args::kIsForward, kType, kType};
+  form.units = kernel.units;
+  form.shared_units = kernel.shared_units;
+  form.tiles = kernel.tiles;
+  form.tf32 = kernel.tf32 ? 1 : 0;
+  form.heads = kernel.heads ? 1 : 0;
+  form.directions = kernel.directions;
+  return form;
+}
 
 struct Grid {
   std::int64_t x, y, z;

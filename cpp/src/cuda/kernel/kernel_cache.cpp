@@ -1,6 +1,7 @@
 #include "cuda/kernel/kernel_cache.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
@@ -126,22 +127,29 @@ OpenFile open_file(int folder, const std::string& name, int flags) {
   return OpenFile(file < 0 ? nullptr : ::fdopen(file, (flags & O_CREAT) != 0 ? "w" : "r"));
 }
 
-// Returns "" if there is no complete file of this key.
+std::string name_of(Digest key) {
+  return hexadecimal(key) + std::string(kSuffix);
+}
+
+// Returns "" if the file is not complete or has another key.
+std::string read(std::FILE* file, off_t size, Digest key) {
+  if (size <= static_cast<off_t>(sizeof(Digest))) return {};
+  Digest digest = 0;
+  std::string code(static_cast<std::size_t>(size) - sizeof(Digest), '\0');
+  const bool complete = std::fread(&digest, sizeof(Digest), 1, file) == 1 &&
+                        std::fread(code.data(), code.size(), 1, file) == 1;
+  return complete && digest == extended(key, code) ? code : std::string();
+}
+
 std::string load(int folder, const std::string& name, Digest key, std::int64_t most_bytes) {
   // Opening a FIFO would wait.
   const OpenFile file = open_file(folder, name, O_RDONLY | O_NONBLOCK);
   struct stat status = {};
   if (file == nullptr || ::fstat(::fileno(file.get()), &status) != 0 || !S_ISREG(status.st_mode) ||
-      !is_trusted(status) || status.st_size <= static_cast<off_t>(sizeof(Digest)) ||
-      status.st_size > most_bytes) {
+      !is_trusted(status) || status.st_size > most_bytes) {
     return {};
   }
-  Digest digest = 0;
-  std::string code(static_cast<std::size_t>(status.st_size) - sizeof(Digest), '\0');
-  if (std::fread(&digest, sizeof(Digest), 1, file.get()) != 1 ||
-      std::fread(code.data(), code.size(), 1, file.get()) != 1 || digest != extended(key, code)) {
-    return {};
-  }
+  std::string code = read(file.get(), status.st_size, key);
   ::futimens(::fileno(file.get()), nullptr);  // for remove_least_recent
   return code;
 }
@@ -191,7 +199,7 @@ std::string cached(
   if (!cache.why_not.empty()) return compile();
   const int folder = ::dirfd(cache.folder.get());
   const Digest digest = extended(kDigestOfNothing, key);
-  const std::string name = hexadecimal(digest) + std::string(kSuffix);
+  const std::string name = name_of(digest);
   std::string code = load(folder, name, digest, most_bytes);
   if (!code.empty()) return code;
   code = compile();
@@ -204,6 +212,25 @@ std::string cached(
 std::string describe_kernel_cache() {
   const Folder cache;
   return cache.why_not.empty() ? cache.path : "none (" + cache.why_not + ")";
+}
+
+std::string embedded_folder() {
+  Dl_info library = {};
+  ::dladdr(reinterpret_cast<const void*>(&embedded_folder), &library);
+  const std::string path = library.dli_fname;
+  std::string folder = path.substr(0, path.rfind('/') + 1) + "lltm-kernels";
+  return ::access(folder.c_str(), X_OK) == 0 ? folder : "";
+}
+
+// Trusted as the library is, which the same user installed.
+std::string embedded(const std::string& key) {
+  const std::string folder = embedded_folder();
+  if (folder.empty()) return {};
+  const Digest digest = extended(kDigestOfNothing, key);
+  const OpenFile file(std::fopen((folder + '/' + name_of(digest)).c_str(), "rb"));
+  struct stat status = {};
+  if (file == nullptr || ::fstat(::fileno(file.get()), &status) != 0) return {};
+  return read(file.get(), status.st_size, digest);
 }
 
 }  // namespace lltm::cuda

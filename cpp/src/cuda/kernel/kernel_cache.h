@@ -1,5 +1,5 @@
-// Compiled kernels in files, for later processes. The folder is $LLTM_CACHE_DIR (empty: no cache),
-// $XDG_CACHE_HOME/lltm or ~/.cache/lltm.
+// Compiled kernels in files. The folder is $LLTM_CACHE_DIR (empty: no cache), $XDG_CACHE_HOME/lltm
+// or ~/.cache/lltm. Kernels that were compiled with the library are in `lltm-kernels` next to it.
 //
 // Any number of threads and processes may share the folder. Each failure, such as a full disk, only
 // costs a compilation. No torch or CUDA header.
@@ -23,5 +23,10 @@ std::string cached(
 
 // Returns the folder, which it creates, or "none" with the reason.
 std::string describe_kernel_cache();
+
+// The folder of the library's kernels, or "".
+std::string embedded_folder();
+// Returns the code of a key from this folder, or "".
+std::string embedded(const std::string& key);
 
 }  // namespace lltm::cuda

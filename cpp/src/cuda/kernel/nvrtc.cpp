@@ -1,6 +1,6 @@
 #include "cuda/kernel/nvrtc.h"
 
-#include "cuda/kernel/program_source.h"
+#include "cuda/kernel/kernel_cache.h"
 
 #include <dlfcn.h>
 
@@ -158,15 +158,18 @@ std::string nvrtc_version() {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
-std::string compilation_key(const std::string& source, int capability) {
-  std::vector<std::string> parts = options_for(capability);
-  parts.push_back(nvrtc_version());
-  for (const ProgramHeader& header : kProgramHeaders) {
-    parts.insert(parts.end(), {header.name, header.text});
-  }
+std::string kernel_key(const std::string& source, int capability) {
   std::string key = source;
-  for (const std::string& part : parts) key += '\0' + part;
-  return key;
+  for (const ProgramHeader& header : kProgramHeaders) {
+    for (const char* const part : {header.name, header.text}) key += '\0' + std::string(part);
+  }
+  return key + '\0' + std::to_string(capability);
+}
+
+std::string compilation_key(const std::string& source, int capability) {
+  std::string key = kernel_key(source, capability);
+  for (const std::string& option : options_for(capability)) key += '\0' + option;
+  return key + '\0' + nvrtc_version();
 }
 
 std::string compile(const std::string& source, int capability, std::string* log) {
@@ -177,6 +180,16 @@ std::string compile(const std::string& source, int capability, std::string* log)
   compilation.run(options);
   if (log != nullptr) *log = compilation.log();
   return to_ptx ? compilation.ptx() : compilation.machine_code();
+}
+
+std::string kernel_code(const KernelForm& form, int capability) {
+  const std::string source = print_kernel(form);
+  // A GPU also runs code for earlier minor versions.
+  for (int known = capability; known >= capability / 10 * 10; --known) {
+    std::string code = embedded(kernel_key(source, known));
+    if (!code.empty()) return code;
+  }
+  return cached(compilation_key(source, capability), [&] { return compile(source, capability); });
 }
 
 }  // namespace lltm::cuda

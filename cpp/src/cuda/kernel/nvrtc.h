@@ -2,6 +2,8 @@
 // torch or CUDA header.
 #pragma once
 
+#include "cuda/kernel/program_source.h"
+
 #include <string>
 
 namespace lltm::cuda {
@@ -12,13 +14,18 @@ const char* why_no_nvrtc();
 // For example "13.0". Requires NVRTC.
 std::string nvrtc_version();
 
-// Compiles a source, which may include kProgramHeaders (program_source.h), to machine code for a
+// Compiles a source, which may include kProgramHeaders, to machine code for a
 // compute capability (90 for 9.0), or to PTX if NVRTC does not support the GPU yet. Needs no GPU.
 // Throws std::runtime_error with the compiler's message. `log` gets the messages, with each
 // kernel's registers.
 std::string compile(const std::string& source, int capability, std::string* log = nullptr);
 
-// Everything that determines the result: source, options, NVRTC's version, kProgramHeaders.
+// Everything that determines the result except NVRTC: source, kProgramHeaders, GPU.
+std::string kernel_key(const std::string& source, int capability);
+// With NVRTC's options and version.
 std::string compilation_key(const std::string& source, int capability);
+
+// The code of a kernel from the library or the cache (kernel_cache.h), otherwise compiled.
+std::string kernel_code(const KernelForm& form, int capability);
 
 }  // namespace lltm::cuda

@@ -59,19 +59,6 @@ void mark_absent(void* data, std::int64_t bytes, Stream stream) {
 }
 
 template <typename Args>
-KernelForm form_of(const PersistentKernel& kernel) {
-  using T = typename Args::Element;
-  KernelForm form = {kernel.cell, !Args::kIsForward, kKernelType<T>, kKernelType<T>};
-  form.units = kernel.units;
-  form.shared_units = kernel.shared_units;
-  form.tiles = kernel.tiles;
-  form.tf32 = kernel.tf32 ? 1 : 0;
-  form.heads = kernel.heads ? 1 : 0;
-  form.directions = kernel.directions;
-  return form;
-}
-
-template <typename Args>
 bool spills_registers(const PersistentKernel& kernel) {
   constexpr int kMostBytes = 64;  // also a stack frame of sin or cos
   return local_bytes(form_of<Args>(kernel), shared_bytes<Args>(kernel)) > kMostBytes;
