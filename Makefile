@@ -222,11 +222,13 @@ check-cuda-build: export PATH := $(CURDIR)/build/cuda-venv/bin:$(PATH)
 check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
-	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_cuda_host_tests lltm_nvrtc_tests
+	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_kernels lltm_cuda_host_tests \
+	  lltm_nvrtc_tests
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=$(CURDIR)/build/cuda/site python -m lltm
-	PYTHONPATH=$(CURDIR)/build/cuda/site pytest -q --numprocesses $(JOBS) $(PYTHON_WITHOUT_GPU)
+	LLTM_TEST_PROGRAMS=$(CURDIR)/build/cuda/tests_cpp PYTHONPATH=$(CURDIR)/build/cuda/site \
+	  pytest -q --numprocesses $(JOBS) $(PYTHON_WITHOUT_GPU)
 
 # The targets below need a GPU, and in the environment of $(PYTHON): torch with CUDA, cmake,
 # ninja, pybind11, pytest, numpy, and expecttest for opcheck. Nothing is downloaded. If

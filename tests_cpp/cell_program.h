@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -224,6 +225,15 @@ inline const std::string kLimitsText = [] {
 }();
 
 inline const std::vector<std::string> kCellTexts = {kDuoText, kAloneText, kLimitsText, kEveryText};
+
+// The serialized cell in the file $LLTM_TEST_CELL (tests_py/test_cuda_build.py), or these cells.
+inline std::vector<std::string> given_cell_or(std::vector<std::string> cells) {
+  const char* const path = std::getenv("LLTM_TEST_CELL");
+  if (path == nullptr) return cells;
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return {text.str()};
+}
 
 // The words of serialized cells, in the order of Op.
 inline const std::vector<std::string> kOperations = [] {

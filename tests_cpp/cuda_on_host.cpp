@@ -10,6 +10,8 @@
 #include "cuda/kernel/elementwise_kernels.h"
 #include "custom_definitions.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,6 +20,8 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -245,10 +249,81 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
+// Cells that the tests do not compile.
+bool is_compiled(const CellInfo& cell) {
+  const auto& compiled = lltm_test::kCellTexts;
+  return cell.programs == nullptr || cell.name == lltm_test::kStagedText ||
+         std::find(compiled.begin(), compiled.end(), cell.name) != compiled.end();
+}
+
+// Calls body(row, unit, write), where write(to, k, value) writes column k.
+template <typename Args, typename Body>
+void for_each_unit(const Args& args, const Body& body) {
+  for (int64_t row = 0; row < args.rows; ++row) {
+    for (int64_t unit = 0; unit < args.hidden; ++unit) {
+      body(row, unit, [&]<typename T>(const Matrix<T>& to, int column, double value) {
+        if (to.data != nullptr) to.row(row)[unit + column * args.hidden] = static_cast<T>(value);
+      });
+    }
+  }
+}
+
+template <typename T>
+void interpret(const CellInfo& cell, const ForwardArgs<T>& args) {
+  for_each_unit(args, [&](int64_t row, int64_t unit, const auto& write) {
+    const std::vector<double> out = lltm_test::run_program(
+        cell.programs->forward.program(), lltm_test::forward_inputs(cell, args, row, unit));
+    write(args.h_next, 0, out[0]);
+    write(args.h_operand, 0, out[0]);
+    for (int k = 0; k < cell.state_columns(); ++k) {
+      write(args.c_next, k, out[cell.reads_h ? k : 1 + k]);
+    }
+    for (int k = 0; k < cell.saved; ++k) write(args.activations, k, out[1 + cell.states + k]);
+  });
+}
+
+template <typename T, typename D>
+void interpret(const CellInfo& cell, const BackwardArgs<T, D>& args) {
+  for_each_unit(args, [&](int64_t row, int64_t unit, const auto& write) {
+    const std::vector<double> out = lltm_test::run_program(
+        cell.programs->backward.program(), lltm_test::backward_inputs(cell, args, row, unit));
+    const int columns = cell.grad_columns();
+    for (int k = 0; k < columns; ++k) write(args.grad_gates, k, out[k]);
+    for (int k = 0; k < cell.state_columns(); ++k) write(args.grad_c_prev, k, out[columns + k]);
+  });
+}
+
+// See print_stage.
+template <typename T>
+void interpret(const KernelForm& form, const StageArgs<>& args, int64_t n) {
+  using V = compute_t<T>;
+  const Program& program = form.stage->program;
+  const Port* const ports = form.stage->ports;
+  const Position at = position(n, args.hidden);
+  std::vector<double> in;
+  for (int k = 0; k < program.inputs; ++k) {
+    const bool narrow = is_narrow(ports[k].place, form.backward);
+    in.push_back(
+        narrow ? static_cast<double>(load<T>(args.ports[k], at)) : load<V>(args.ports[k], at));
+  }
+  for (const double value : lltm_test::run_program(program, in)) {
+    const auto k = in.size();
+    const auto rounded = static_cast<T>(value);
+    if (is_narrow(ports[k].place, form.backward)) {
+      store(args.ports[k], at, rounded);
+    } else {
+      const bool is_operand = ports[k].place == Place::kOperand;
+      store(args.ports[k], at, is_operand ? static_cast<V>(rounded) : static_cast<V>(value));
+    }
+    in.push_back(value);
+  }
+}
+
 // Wide whenever possible: test sizes are below the GPU's threshold.
 template <typename T, typename Args, typename Access, typename Piece>
 void run_elementwise(
     const CellInfo& cell, const Args& args, const Access& access, const Piece& piece) {
+  if (!is_compiled(cell)) return interpret(cell, args);
   const auto with_width = [&](auto functions, auto width) {
     for_each_thread(args.rows * args.hidden / width, [&](int64_t n) {
       piece(functions, width, args, access, n);
@@ -294,18 +369,22 @@ void launch_backward_on_host(const CellInfo& cell, void** parameters) {
 
 template <typename T>
 void launch_stage_on_host(const KernelForm& form, void** parameters) {
-  TORCH_CHECK(form.cell->name == lltm_test::kStagedText, "a stage of another cell");
   TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
   ++lltm_test::stage_launches;
   const auto& args = *static_cast<const StageArgs<>*>(parameters[0]);
-  const CellPrograms& programs = *form.cell->programs;
-  const Pass& pass = form.backward ? programs.backward : programs.forward;
-  lltm_test::visit_stage(
-      form.stage - pass.stages + (form.backward ? 100 : 0), [&]<typename Of>(Of) {
-        for_each_thread(*static_cast<const int64_t*>(parameters[2]), [&](int64_t n) {
-          stage_at<Of, 1>(args, T(), n);
-        });
-      });
+  const auto for_each = [&](const auto& body) {
+    for_each_thread(*static_cast<const int64_t*>(parameters[2]), body);
+  };
+  if (form.cell->name == lltm_test::kStagedText) {
+    const CellPrograms& programs = *form.cell->programs;
+    const Pass& pass = form.backward ? programs.backward : programs.forward;
+    const auto number = form.stage - pass.stages + (form.backward ? 100 : 0);
+    lltm_test::visit_stage(number, [&]<typename Of>(Of) {
+      for_each([&](int64_t n) { stage_at<Of, 1>(args, T(), n); });
+    });
+  } else {
+    for_each([&](int64_t n) { interpret<T>(form, args, n); });
+  }
   if (lltm_test::fault != lltm_test::Fault::wrong) return;
   static_cast<T*>(args.ports[form.stage->program.inputs].data)[0] = static_cast<T>(3.0F);
 }
@@ -327,10 +406,11 @@ std::string describe_compiled_kernels() {
 
 // Of custom cells.
 int local_bytes(const KernelForm& form, std::int64_t) {
-  return form.tiles > lltm_test::tiles_without_spills ? 1 << 10 : 0;
+  return form.tiles > lltm_test::tiles_without_spills || !is_compiled(*form.cell) ? 1 << 10 : 0;
 }
 
 bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream) {
+  lltm_test::launched_forms.insert(form);
   if (form.is_persistent()) return lltm_test::launch_persistent_on_host(form, grid, parameters);
   lltm_test::visit_type(form.tensor, [&]<typename T>(T*) {
     if (form.stage != nullptr) {
@@ -347,3 +427,33 @@ bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters
 }
 
 }  // namespace lltm::cuda
+
+int64_t lltm_test::device_operations(const std::function<void()>& body) {
+  static int64_t aten;
+  static bool within;  // an operation that counts
+  struct Counted : at::ObserverContext {};
+  const auto others = [] {
+    return gemm_calls + persistent_launches + stage_launches + std::ssize(filled);
+  };
+  aten = -others();
+  const auto begin = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+    // Views, memory, and operations that call others.
+    const std::string no_kernels =
+        " _to_copy _unsafe_view as_strided chunk clone contiguous diag_embed diagonal empty "
+        "empty_like empty_strided expand fill_ flatten linear matmul narrow new_empty new_zeros "
+        "permute reshape resolve_conj slice split t to transpose unsqueeze view zeros zeros_like ";
+    const std::string name = call.name() + std::strlen("aten::");
+    if (within || no_kernels.find(' ' + name + ' ') != std::string::npos) return nullptr;
+    ++aten;
+    within = true;
+    return std::make_unique<Counted>();
+  };
+  const auto end = [](const at::RecordFunction&, at::ObserverContext* counted) {
+    if (counted != nullptr) within = false;
+  };
+  const at::CallbackHandle handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::FUNCTION}));
+  body();
+  at::removeCallback(handle);
+  return aten + others();
+}

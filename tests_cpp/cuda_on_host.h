@@ -7,7 +7,10 @@
 #include <c10/util/BFloat16.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -39,6 +42,7 @@ inline bool prefers_shared = false;
 // Of the next launch's schedule; changed by each launch.
 inline uint64_t schedule_seed = 1;
 inline int64_t persistent_launches = 0;
+inline std::set<lltm::cuda::KernelForm> launched_forms;
 // Kernels of custom cells with more tiles spill registers.
 inline int tiles_without_spills = 4;
 // For each fill with absent words: earlier launches, and bytes.
@@ -64,12 +68,66 @@ decltype(auto) visit_type(lltm::cuda::KernelType type, const Body& body) {
   }
 }
 
+// Inputs of a cell's program. Values of a hidden unit, H apart. Omitted values are zero.
+template <typename T>
+void append(
+    std::vector<double>& to,
+    const lltm::Matrix<const T>& matrix,
+    int64_t row,
+    int64_t col,
+    int64_t hidden,
+    int count) {
+  for (int k = 0; k < count; ++k) {
+    const int64_t column = col + k * hidden;
+    to.push_back(
+        matrix.data == nullptr ? 0.0
+                               : static_cast<double>(matrix.row(row)[column * matrix.col_stride]));
+  }
+}
+template <typename T>
+std::vector<double> forward_inputs(
+    const lltm::CellInfo& cell, const lltm::cuda::ForwardArgs<T>& args, int64_t row, int64_t unit) {
+  const int64_t hidden = args.hidden;
+  std::vector<double> in, bias;
+  append(in, args.gates, row, unit, hidden, cell.slots);
+  for (int k = 0; k < cell.slots; ++k) {
+    if (cell.x.contains(k)) append(bias, args.bias_ih, 0, unit + cell.x_blocks[k] * hidden, 0, 1);
+    if (cell.h.contains(k)) append(bias, args.bias_hh, 0, unit + cell.h_blocks[k] * hidden, 0, 1);
+    for (; !bias.empty(); bias.pop_back()) in[k] += bias.back();
+  }
+  append(in, args.c, row, unit, hidden, cell.state_columns());
+  append(in, args.parameters, 0, unit, hidden, cell.parameters);
+  return in;
+}
+
+template <typename T, typename D>
+std::vector<double> backward_inputs(
+    const lltm::CellInfo& cell,
+    const lltm::cuda::BackwardArgs<T, D>& args,
+    int64_t row,
+    int64_t unit) {
+  const int64_t hidden = args.hidden;
+  const int own = cell.reads_h ? 1 : 0;
+  std::vector<double> in, dh;
+  append(in, args.activations, row, unit, hidden, cell.saved);
+  append(in, args.parameters, 0, unit, hidden, cell.parameters);
+  append(dh, args.grad_h, row, unit, hidden, 1);
+  append(dh, args.grad_h_state, row, unit, hidden, 1);
+  append(dh, args.grad_c, row, unit, hidden, own);
+  in.push_back(std::accumulate(dh.begin(), dh.end(), 0.0));
+  append(in, args.grad_c, row, unit + own * hidden, hidden, cell.states);
+  return in;
+}
+
 template <typename Body>
 int64_t launches(const Body& body) {
   const int64_t before = persistent_launches;
   body();
   return persistent_launches - before;
 }
+
+// ATen operations that compute or copy, GEMMs, fills and launches.
+int64_t device_operations(const std::function<void()>& body);
 
 // Sets a variable.
 template <typename T>

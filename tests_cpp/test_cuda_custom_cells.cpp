@@ -1,8 +1,11 @@
 // CUDA custom cells on the CPU: compiles the source for NVRTC with the host compiler and compares
 // it with the ATen fallback.
+#include "cell_arguments.h"
 #include "cell_program.h"
 #include "common/operator_args.h"
+#include "cuda/engine/engine.h"
 #include "cuda_on_host.h"
+#include "op/aten_fallback.h"
 #include "properties.h"
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +15,11 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <iostream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lltm_test {
@@ -32,7 +38,11 @@ void check_kernels(const Function& ours, const Problem& problem) {
     if (a.recurrent_mask) a64.recurrent_mask = a.recurrent_mask->to(at::kDouble);
     return fallback(a64, in_double(grads));
   };
-  check(ours, fallback, oracle, problem);
+  // A cell may have several states as output.
+  const OutputGradients gradients = [&](const Arguments& a, uint64_t seed) {
+    return random_like(ours(a), seed);
+  };
+  check(ours, fallback, oracle, problem, gradients);
 }
 
 // Serialized cell, dtype, reverse.
@@ -40,7 +50,9 @@ using CustomCase = std::tuple<std::string, at::ScalarType, bool>;
 
 class CudaCustomCells : public testing::TestWithParam<CustomCase> {
  protected:
-  enum class Weights { kTwoMatrices, kWithoutBias, kConcatenated };
+  enum class Weights { kTwoMatrices, kWithoutBias, kConcatenated, kHeads };
+  static constexpr Weights kForms[] = {
+      Weights::kTwoMatrices, Weights::kWithoutBias, Weights::kConcatenated, Weights::kHeads};
 
   const std::string& text() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
@@ -54,12 +66,16 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
     const double scale = 1 / std::sqrt(hidden);
     a.cell = text();
     a.reverse = std::get<2>(GetParam());
-    a.c = cell().has_c() ? random({a.h.size(0), cell().states * hidden}, 1) : at::Tensor();
+    // Positive: sLSTM divides by a state.
+    a.c = cell().has_c() ? random({a.h.size(0), cell().states * hidden}, 1).abs() : at::Tensor();
     a.weights = random({cell().x.count() * hidden, input}, scale);
     a.weight_hh = random({cell().h.count() * hidden, hidden}, scale);
     if (form == Weights::kConcatenated) {
       a.weights = random({cell().concatenated_blocks() * hidden, hidden + input}, scale);
       a.weight_hh = std::nullopt;
+    }
+    if (form == Weights::kHeads && hidden % 4 == 0 && cell().h.count() > 0) {
+      a.weight_hh = random({4, cell().h.count() * hidden / 4, hidden / 4}, 2 * scale);
     }
     const bool bias = form != Weights::kWithoutBias;
     a.bias = a.bias_hh = std::nullopt;
@@ -88,14 +104,13 @@ class CudaCustomCells : public testing::TestWithParam<CustomCase> {
 };
 class CudaCustomSteps : public CudaCustomCells {};
 
-// The last cell uses comparisons, which rounding may change: see test_cuda_elementwise.cpp.
+// Without kEveryText: rounding may change its comparisons. See test_cuda_elementwise.cpp.
 std::vector<CustomCase> custom_cases(const std::vector<bool>& directions) {
   std::vector<CustomCase> cases;
-  std::vector<std::string> texts = kCellTexts;
-  texts.push_back(kStagedText);
-  for (const std::string& text : texts) {
+  for (const std::string& text : given_cell_or({kDuoText, kAloneText, kStagedText})) {
     for (const at::ScalarType dtype : kDtypes) {
-      if (text == kEveryText) continue;
+      // The oracle's dtype.
+      if (dtype == at::kDouble && std::getenv("LLTM_TEST_CELL") != nullptr) continue;
       for (const bool reverse : directions) cases.emplace_back(text, dtype, reverse);
     }
   }
@@ -111,8 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
     Texts, CudaCustomSteps, testing::ValuesIn(custom_cases({false})), custom_name);
 
 TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
-  for (const Weights form :
-       {Weights::kTwoMatrices, Weights::kWithoutBias, Weights::kConcatenated}) {
+  for (const Weights form : kForms) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{1, 3, 5, 7}, Sizes{1, 5, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
       check_kernels(lltm_test::cell, [&](uint64_t seed) {
@@ -123,8 +137,7 @@ TEST_P(CudaCustomSteps, ValuesAndGradientsMatchTheAtenFallback) {
 }
 
 TEST_P(CudaCustomCells, ValuesAndGradientsMatchTheAtenFallback) {
-  for (const Weights form :
-       {Weights::kTwoMatrices, Weights::kWithoutBias, Weights::kConcatenated}) {
+  for (const Weights form : kForms) {
     for (const Sizes& sizes : {Sizes{1, 1, 1, 1}, Sizes{5, 3, 5, 7}, Sizes{7, 2, 3, 16}}) {
       SCOPED_TRACE(testing::PrintToString(sizes));
       for (const bool persistent : {false, true}) {
@@ -191,6 +204,33 @@ TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheAtenFallback) {
       const at::NoGradGuard no_grad;
       EXPECT_TRUE(identical(checkpointed(steps)(problem(1)), sequence(problem(1))));
     }
+  }
+}
+
+// Printed for the table in docs/cuda.md.
+TEST_P(CudaCustomSteps, OperationsOfStages) {
+  if (dtype() != at::kFloat || cell().outputs > 0) return;
+  const auto form = cell().is_element_wise() ? Weights::kHeads : Weights::kTwoMatrices;
+  const auto count = [&](int64_t steps) {
+    const Arguments a = dense({steps, 3, 4, 16}, form)(1);
+    const lltm::SequenceArgs args = {engine_inputs(a), /*save=*/true};
+    const auto kernels = lltm::cuda::stage_kernels();
+    Tensors r;
+    const int64_t in_forward = device_operations(
+        [&] { r = as_list(lltm::aten_fallback::forward_by_stages(args, kernels)); });
+    const at::Tensor ones = at::ones_like(r[0]);
+    const lltm::SequenceBackwardArgs backward = {
+        args, r[0], r[3], ones, {}, {}, {true, false, false, true, true, true, true}};
+    const int64_t in_backward =
+        device_operations([&] { lltm::aten_fallback::backward_by_stages(backward, kernels); });
+    return std::pair(in_forward, in_backward);
+  };
+  const auto few = count(4), more = count(5);
+  const int64_t in_forward = more.first - few.first, in_backward = more.second - few.second;
+  std::cout << "operations: " << in_forward << ' ' << in_backward << '\n';
+  if (text() == kStagedText) {
+    EXPECT_EQ(in_forward, 6);
+    EXPECT_EQ(in_backward, 8);
   }
 }
 

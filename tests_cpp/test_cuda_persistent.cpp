@@ -3,7 +3,7 @@
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
-#include "cuda/kernel/persistent.h"
+#include "cuda/kernel/embedded_kernels.h"
 #include "cuda_on_host.h"
 #include "op/bidirectional.h"
 #include "op/operators.h"
@@ -13,7 +13,6 @@
 #include <lltm/backends.h>
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <array>
@@ -515,27 +514,6 @@ TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
   EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
-// Device operations: ATen operations that compute or copy, GEMMs, fills and launches.
-int64_t device_operations(const std::function<void()>& body) {
-  static int64_t aten;
-  aten = -gemm_calls - persistent_launches - static_cast<int64_t>(filled.size());
-  const auto count = [](const at::RecordFunction& call) {
-    // Views, memory, operations that call others, and fill_, which only a CPU needs for a sum.
-    const std::string others =
-        " as_strided clone contiguous empty empty_like empty_strided fill_ flatten narrow slice t "
-        "to "
-        "transpose view ";
-    const std::string name = call.name() + std::strlen("aten::");
-    if (others.find(' ' + name + ' ') == std::string::npos) ++aten;
-    return std::unique_ptr<at::ObserverContext>();
-  };
-  const at::CallbackHandle handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
-  body();
-  at::removeCallback(handle);
-  return aten + gemm_calls + persistent_launches + static_cast<int64_t>(filled.size());
-}
-
 // Short sequences wait for the host. A layer adds an operation for zero states.
 TEST(PersistentOperations, ATrainingCallNeedsFew) {
   const PersistentSetting persistent(true);
@@ -551,6 +529,32 @@ TEST(PersistentOperations, ATrainingCallNeedsFew) {
   expect_operations("lstm", 4, 9);
   expect_operations("gru", 5, 12);
   expect_operations("lltm", 5, 9);
+}
+
+// LLTM_CUDA_EMBED compiles all kernels that calls of a size launch.
+TEST(EmbeddedKernels, AreAllThatCallsLaunch) {
+  const Temporarily small(multiprocessors, int64_t{2});
+  for (const char* const name : kCells) {
+    const auto embedded = lltm::cuda::embedded_kernels(*lltm::find_cell(name), {16});
+    for (const at::ScalarType dtype : kDtypes) {
+      launched_forms.clear();
+      const Arguments step = cell_problem({1, 3, 4, 16}, dtype, 1, /*bias=*/true, name);
+      evaluate(cell, step, random_gradients(step));
+      for (const int64_t batch : {3, 27, 40}) {
+        const Arguments a = sequence_problem({3, batch, 4, 16}, dtype, 1, /*bias=*/true, name);
+        for (const bool persistent : {false, true}) {
+          const PersistentSetting setting(persistent);
+          evaluated(a);
+        }
+        const lltm::SequenceArgs args = {operator_inputs(a)};
+        lltm::sequences_side_by_side(args, args);
+      }
+      EXPECT_GE(launched_forms.size(), dtype == at::kDouble ? 2 : 8) << name << ' ' << dtype;
+      for (const auto& form : launched_forms) {
+        EXPECT_TRUE(embedded.contains(form)) << name << ' ' << dtype << ' ' << form.tiles;
+      }
+    }
+  }
 }
 
 // The per-step engine computes all steps of forward or backward, even if a later launch fails.

@@ -1,7 +1,8 @@
-"""CUDA kernels without a GPU: they are registered, and CUDA's functions are found."""
+"""CUDA kernels without a GPU: registration, CUDA's functions, and the gallery's cells."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,9 +13,12 @@ import support
 import torch
 
 import lltm
+import lltm.cells
 
 KERNELS = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())["CUDA kernels"]
 BUILT = "LLTM_CUDA is OFF" not in KERNELS
+PROGRAMS = os.environ.get("LLTM_TEST_PROGRAMS")  # folder, in make check-cuda-build
+ALL_KERNELS = "LLTM_COMPILE_ALL_KERNELS" in os.environ
 OPERATORS = (
     "step",
     "step_forward",
@@ -61,6 +65,29 @@ def test_cuda_functions_are_found(missing: str | None, tmp_path: Path) -> None:
     if missing:
         expected = f"none \\(CUDA has no function {missing}\\)\n"
     else:
-        expected = r"compiled by NVRTC \d+\.\d+ at their first use\nCUDA kernel cache: "
+        expected = ".*/lib/lltm-kernels, others " if PROGRAMS else ""
+        expected += r"compiled by NVRTC \d+\.\d+ at their first use\nCUDA kernel cache: "
         expected += re.escape(f"{tmp_path}/cache\n")
     assert re.search(f"^CUDA kernels: {expected}", result.stdout, re.MULTILINE), result.stdout
+
+
+@pytest.mark.skipif(not PROGRAMS, reason="needs the native tests of make check-cuda-build")
+@pytest.mark.parametrize("name", support.GALLERY_CELLS)
+def test_a_cell_of_the_gallery(name: str, tmp_path: Path) -> None:
+    """The engines on the host agree with float64; its kernels compile without spills."""
+    cell = tmp_path / "cell"
+    cell.write_text(getattr(lltm.cells, name).text)
+
+    def output_of(program: str, tests: str) -> str:
+        command = [f"{PROGRAMS}/{program}", f"--gtest_filter={tests}"]
+        return support.run(command, env=os.environ | {"LLTM_TEST_CELL": str(cell)}).stdout
+
+    output_of("lltm_nvrtc_tests", f"Cells/*{'' if ALL_KERNELS else 'float16'}:StageKernels*")
+    output = output_of("lltm_cuda_host_tests", "Texts/*.Values*_float16:Texts/*.Operations*")
+    documented = re.search(
+        rf"^\| `{name}` \| \d / \d \| (\d+) .*\| (\d+) ",
+        (support.ROOT / "docs" / "cuda.md").read_text(),
+        re.MULTILINE,
+    )
+    if documented:
+        assert f"operations: {documented[1]} {documented[2]}\n" in output, output
