@@ -83,7 +83,8 @@ struct Forward {
         {kSlices, kGroups, cuda::shared_sums(kTiles, cuda::kRecurrent<Definition>)},
         [&](HostBlock::Lane& lane) {
           lane.use(args.words);
-          cuda::run_steps<lltm::DefinitionRegisters<Definition>, 1, 0, kTiles, false, false>(args, lane);
+          cuda::run_steps<lltm::DefinitionRegisters<Definition>, 1, 0, kTiles, false, false>(
+              args, lane);
         },
         seed);
   }
@@ -116,7 +117,8 @@ struct Backward {
         {kSlices, kGroups, cuda::shared_sums(kTiles, 1)},
         [&](HostBlock::Lane& lane) {
           lane.use(args.words);
-          cuda::run_steps<lltm::DefinitionRegisters<Definition>, 2, 0, kTiles, false, false>(args, lane);
+          cuda::run_steps<lltm::DefinitionRegisters<Definition>, 2, 0, kTiles, false, false>(
+              args, lane);
         },
         seed);
   }
