@@ -5,7 +5,7 @@
 
 J. L. Ba, J. R. Kiros, G. E. Hinton: Layer normalization. 2016.
 
-Notable: each gate has a norm with gain and shift. A cell has at most 8 parameters, so c' has none.
+Notable: each gate has a norm with gain and shift. c' has a norm without them.
 """
 
 import torch

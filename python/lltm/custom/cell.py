@@ -71,7 +71,7 @@ def cell(
               columns of the input belong to these gates, in their order
         states: dict with initial values, or the number of states, as a check. At most 3 states.
             Default: 0 for each state
-        parameters: dict with the learned parameters among the function's arguments, at most 8. A
+        parameters: dict with the learned parameters among the function's arguments, at most 16. A
             parameter has a value per hidden unit, and starts from a number, or from a function
             that fills a tensor (H) in place or returns it. With :func:`lltm.scalar` it has a single
             value. Default: none
