@@ -39,7 +39,7 @@ namespace {
 struct Fragments {
   float* d;
   lltm::cuda::Words a;
-  std::uint32_t b[2];
+  std::uint32_t b[2];  // both parts of 3xTF32 are made here
 };
 
 // Rounded to 11 bits, as cvt.rna.tf32.
@@ -229,9 +229,14 @@ class HostBlock {
     void use(const lltm::cuda::LaunchWords& words) { words_ = words; }
 
     template <typename T, bool kTf32>
-    void mma(float (&d)[4], const lltm::cuda::Words& a, std::uint32_t b0, std::uint32_t b1) {
+    static lltm::cuda::Operand operand(std::uint32_t w0, std::uint32_t w1) {
+      return {{w0, w1}, {}};
+    }
+
+    template <typename T, bool kTf32>
+    void mma(float (&d)[4], const lltm::cuda::Words& a, const lltm::cuda::Operand& b) {
       auto& lanes = block_->fragments_[thread_ / lltm::cuda::kWarpLanes];
-      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, {b0, b1}};
+      lanes[thread_ % lltm::cuda::kWarpLanes] = {d, a, {b.big[0], b.big[1]}};
       meet(warp_meeting(), lltm::cuda::kWarpLanes, [&] {
         if constexpr (sizeof(T) == 2) {
           const auto wide = [](T x) { return static_cast<float>(x); };

@@ -69,7 +69,7 @@ def cell(
               Gates called with the same value share a GEMM
             - ``"input"`` instead of ``"x"``: H columns of the input, without weights. The last
               columns of the input belong to these gates, in their order
-        states: dict with initial values, or the number of states, as a check. At most 3 states.
+        states: dict with initial values, or the number of states, as a check. At most 4 states.
             Default: 0 for each state
         parameters: dict with the learned parameters among the function's arguments, at most 16. A
             parameter has a value per hidden unit, and starts from a number, or from a function

@@ -66,25 +66,32 @@ struct Gpu {
     return false;
   }
 
+  // Of two words, for the mma of all outputs.
   template <typename T, bool kTf32>
-  __device__ void mma(float (&d)[4], const Words& a, std::uint32_t b0, std::uint32_t b1) const {
+  __device__ static Operand operand(std::uint32_t w0, std::uint32_t w1) {
+    Operand b = {{w0, w1}, {}};
     if constexpr (kIsWord<T> && kTf32) {
-      mma_tf32(
-          d,
-          {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}},
-          to_tf32(b0),
-          to_tf32(b1));
+      b = {{to_tf32(w0), to_tf32(w1)}, {}};
+    } else if constexpr (kIsWord<T>) {
+      split(w0, b.big[0], b.small[0]);
+      split(w1, b.big[1], b.small[1]);
+    }
+    return b;
+  }
+
+  template <typename T, bool kTf32>
+  __device__ void mma(float (&d)[4], const Words& a, const Operand& b) const {
+    const auto [b0, b1] = b.big;
+    if constexpr (kIsWord<T> && kTf32) {
+      mma_tf32(d, {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}}, b0, b1);
     } else if constexpr (kIsWord<T>) {
       // Three of the four products of two parts, each of 11 bits; the smallest sums first.
       Words big, small;
       LLTM_UNROLL
       for (int k = 0; k < 4; ++k) split(a.w[k], big.w[k], small.w[k]);
-      std::uint32_t big0, small0, big1, small1;
-      split(b0, big0, small0);
-      split(b1, big1, small1);
-      mma_tf32(d, small, big0, big1);
-      mma_tf32(d, big, small0, small1);
-      mma_tf32(d, big, big0, big1);
+      mma_tf32(d, small, b0, b1);
+      mma_tf32(d, big, b.small[0], b.small[1]);
+      mma_tf32(d, big, b0, b1);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
       LLTM_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1);
     } else {

@@ -11,7 +11,9 @@
 //     bool all_have_begun()                      all blocks in the launch
 //     bool wait(int& polls)                      after a poll without success, which it counts;
 //                                                false if the lane times out (PollLimit)
-//     void mma<T, kTf32>(float (&d)[4], const Words& a, std::uint32_t, std::uint32_t)
+//     Operand operand<T, kTf32>(std::uint32_t, std::uint32_t)
+//                                                a lane's words of B, prepared for several mma
+//     void mma<T, kTf32>(float (&d)[4], const Words& a, const Operand& b)
 //                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
 //                                                3xTF32, which makes NaN of infinity)
 //
@@ -48,6 +50,11 @@ constexpr bool kIsWord = sizeof(T) == sizeof(std::uint32_t);
 
 struct alignas(16) Words {
   std::uint32_t w[4];
+};
+
+// Only 3xTF32 has `small`.
+struct Operand {
+  std::uint32_t big[2], small[2];
 };
 
 LLTM_CELL_INLINE bool is_there(const Words& x) {
@@ -430,10 +437,11 @@ LLTM_CELL_INLINE void multiply(
       if (kSplits) finite = finite && is_finite(now.x[j]);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
-        const std::uint32_t b0 = now.x[j].w[2 * part], b1 = now.x[j].w[2 * part + 1];
+        const auto& words = now.x[j].w;
+        const Operand b = m.template operand<T, kTf32>(words[2 * part], words[2 * part + 1]);
         LLTM_UNROLL
         for (int n = 0; n < kOutputs; ++n) {
-          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b0, b1);
+          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b);
         }
       }
     }
@@ -451,11 +459,12 @@ LLTM_CELL_INLINE void multiply(
           if (kSplits) finite = finite && is_finite(chunk.x[j]);
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
-            const std::uint32_t b0 = chunk.x[j].w[2 * part], b1 = chunk.x[j].w[2 * part + 1];
+            const auto& words = chunk.x[j].w;
+            const Operand b = m.template operand<T, kTf32>(words[2 * part], words[2 * part + 1]);
             LLTM_UNROLL
             for (int n = 0; n < kOutputs; ++n) {
               const Words a = shared[fragments.place(n, first + j, part, warp, lane)];
-              m.template mma<T, kTf32>(d[n][part % kParts], a, b0, b1);
+              m.template mma<T, kTf32>(d[n][part % kParts], a, b);
             }
           }
         }
