@@ -765,9 +765,7 @@ def test_a_missing_initializer_warns(tmp_path: Path) -> None:
     assert "maximum" in cell.explain()
 
 
-def test_an_initializer_that_cannot_be_unpickled_warns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_initializer_that_cannot_be_unpickled_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     @lltm.cell(gates=1, parameters={"a": drawn})
     def cell(z: Any, a: Tensor) -> Tensor:
         return tanh(z[0]) * a

@@ -24,16 +24,9 @@ import lltm
 ROOT = support.ROOT
 DOCS = ROOT / "docs"
 FORECAST = ROOT / "examples" / "forecast" / "README.md"
-PAGES = [
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
-    *sorted(DOCS.glob("*.md")),
-    FORECAST,
-]
+PAGES = [*(ROOT / "README.md", ROOT / "CONTRIBUTING.md"), *sorted(DOCS.glob("*.md")), FORECAST]
 # Only their links are tested.
-OTHER_PAGES = [
-    *sorted({*ROOT.glob("*.md")} - {*PAGES}),
-    *(ROOT / "benchmarks").rglob("*.md"),
-]
+OTHER_PAGES = [*sorted({*ROOT.glob("*.md")} - {*PAGES}), *(ROOT / "benchmarks").rglob("*.md")]
 
 
 def name(page: Path) -> str:

@@ -200,11 +200,7 @@ class Model(nn.Module):
         return self.head(output), h_n, c_n
 
 
-@pytest.fixture(
-    scope="module",
-    params=[lltm.LLTM, exported_cell.Layer],
-    ids=["LLTM", "own cell"],
-)
+@pytest.fixture(scope="module", params=[lltm.LLTM, exported_cell.Layer], ids=["LLTM", "own cell"])
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, str]:

@@ -59,11 +59,7 @@ class Subclass(Tensor):
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
-OPERATOR_OF = {
-    "cell": "step",
-    "layer": "sequence",
-    "prepacked": "sequence",
-}
+OPERATOR_OF = {"cell": "step", "layer": "sequence", "prepacked": "sequence"}
 
 
 @pytest.mark.parametrize("name", OPERATOR_OF)

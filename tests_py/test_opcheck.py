@@ -62,11 +62,7 @@ PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
 
 PLAIN = (torch.float32, "contiguous")
 # A widened dtype; reordered and zero strides.
-KINDS = (
-    (torch.bfloat16, "contiguous"),
-    (torch.float32, "transposed"),
-    (torch.float32, "expanded"),
-)
+KINDS = ((torch.bfloat16, "contiguous"), (torch.float32, "transposed"), (torch.float32, "expanded"))
 
 
 def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:

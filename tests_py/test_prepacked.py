@@ -203,12 +203,7 @@ def test_another_dtype_is_converted_as_by_a_layer(saved: torch.dtype, dtype: tor
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"input_size": 6, "hidden_size": 33},
-        {**SIZES, "bidirectional": True},
-    ],
-    ids=str,
+    "other", [{"input_size": 6, "hidden_size": 33}, {**SIZES, "bidirectional": True}], ids=str
 )
 def test_its_state_dict_loads_into_no_layer_of_other_sizes(other: dict[str, Any]) -> None:
     state_dict = lltm.LLTM(**SIZES).prepack().state_dict()

@@ -56,12 +56,7 @@ SHAPES = (
 LENGTHS = (9, 7, 7, 4, 3, 3, 1)
 
 # Relative to the largest value.
-TOLERANCE = {
-    torch.float64: 1e-12,
-    torch.float32: 2e-5,
-    torch.bfloat16: 6e-2,
-    torch.float16: 8e-3,
-}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
 
 class Problem:

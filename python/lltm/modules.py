@@ -267,10 +267,7 @@ class Layer(Recurrent, Generic[State]):
     ) -> tuple[PackedSequence, State]: ...
 
     def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: State | None = None,
-        reset: Tensor | None = None,
+        self, input: Tensor | PackedSequence, hx: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, State]:
         """Runs the layer over a batch of sequences.
 

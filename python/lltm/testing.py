@@ -146,10 +146,7 @@ def _problem(
         return (scale * torch.randn(sizes, generator=generator, dtype=torch.float64)).to(dtype)
 
     options: dict[str, Any] = {
-        "two directions": {
-            "num_layers": 1 if from_input else 2,
-            "bidirectional": True,
-        },
+        "two directions": {"num_layers": 1 if from_input else 2, "bidirectional": True},
         "checkpointed": {"checkpoint_steps": 2},
         "heads": {"heads": 2 if hidden % 2 == 0 else 1},
     }.get(form, {})

@@ -22,13 +22,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import (
-    DTensor,
-    Replicate,
-    Shard,
-    distribute_module,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
@@ -168,10 +162,7 @@ def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
     loaded = state(model, optimizer)
     state_dict_loader.load(loaded, checkpoint_id=folder)
     set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=loaded["model"],
-        optim_state_dict=loaded["optimizer"],
+        model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
     )
     rest = train(model, mine(x), mine(y), UPDATES - half, optimizer=optimizer)
     same(rest, expected[half:])

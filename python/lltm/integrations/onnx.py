@@ -109,11 +109,7 @@ def _sequence(decomposition: Callable[..., Any], a: Any) -> Any:
             None,
             *(state.unsqueeze(0) for state in states),
         ],
-        {
-            "hidden_size": hidden,
-            "direction": "reverse" if a.reverse else "forward",
-            **attributes,
-        },
+        {"hidden_size": hidden, "direction": "reverse" if a.reverse else "forward", **attributes},
         dtypes=[torch.float32] * (1 + len(states)),
         shapes=[(steps, 1, batch, hidden), *[(1, batch, hidden)] * len(states)],
         version=_OPSET,

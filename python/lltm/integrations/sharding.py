@@ -64,10 +64,7 @@ def _register() -> None:
         names = [argument.name for argument in op._schema.arguments]
 
         def shardings(
-            *args: Any,
-            results: tuple[int | None, ...] = of_results,
-            op: Any = op,
-            **kwargs: Any,
+            *args: Any, results: tuple[int | None, ...] = of_results, op: Any = op, **kwargs: Any
         ) -> Sequence[tuple[list[Any], list[Any]]]:
             given = named(op, args, kwargs)
             if given.get("checkpoint_steps") and op is torch.ops.lltm.sequence_forward.default:
