@@ -20,78 +20,16 @@ import lltm
 
 T, B, I, H = 6, 4, 3, 5  # noqa: E741
 
-MODULES = {"cell": lltm.LLTMCell, "layer": lltm.LLTM}
-
-
-@pytest.fixture(params=MODULES)
-def module(request: pytest.FixtureRequest) -> Any:
-    return MODULES[request.param](I, H)
-
-
-def input_of(module: nn.Module) -> Tensor:
-    return torch.randn(B, I) if isinstance(module, lltm.LLTMCell) else torch.randn(T, B, I)
-
 
 def loss_of(module: nn.Module, x: Tensor) -> Tensor:
     return sum((y.square().sum() for y in support.flat(module(x))), torch.zeros(()))
 
 
-def weights_of(module: Any) -> nn.Parameter:
-    parameter = module.weights if isinstance(module, lltm.LLTMCell) else module.weights_l0
-    assert isinstance(parameter, nn.Parameter)
-    return parameter
-
-
-def test_weight_norm_trains_through_the_parametrization(module: nn.Module) -> None:
-    name, _ = next(module.named_parameters())
-    x = input_of(module)
-    expected = loss_of(module, x)
-    nn.utils.parametrizations.weight_norm(module, name)
-    loss = loss_of(module, x)
-    torch.testing.assert_close(loss, expected)
-    loss.backward()
-    parts = [p for key, p in module.named_parameters() if key.startswith("parametrizations")]
-    assert len(parts) == 2
-    assert all(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in parts)
-    with torch.no_grad():
-        parts[0].mul_(2)  # magnitude
-    assert not torch.isclose(loss_of(module, x), expected)
-
-
-def test_shared_memory_holds_the_parameters(module: nn.Module) -> None:
-    x = input_of(module)
-    expected = module(x)
-    assert module.share_memory() is module
-    assert all(p.is_shared() for p in module.parameters())
-    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
-    loss_of(module, x).backward()
-
-
-def test_hooks_see_the_call_and_the_gradients(module: nn.Module) -> None:
-    seen: list[str] = []
-    module.register_forward_pre_hook(lambda *_: seen.append("before"))
-    module.register_forward_hook(lambda *_: seen.append("after"))
-    module.register_full_backward_hook(lambda *_: seen.append("backward"))
-    weights_of(module).register_hook(lambda grad: 2 * grad)
-    weights_of(module).register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
-    plain = type(module)(I, H)
-    plain.load_state_dict(module.state_dict())
-    x = input_of(module)
-    loss_of(module, x.clone().requires_grad_()).backward()
-    loss_of(plain, x).backward()
-    assert seen[:2] == ["before", "after"]
-    assert sorted(seen[2:]) == ["accumulated", "backward"]
-    grad = weights_of(plain).grad
-    assert grad is not None
-    torch.testing.assert_close(weights_of(module).grad, 2 * grad)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing_gives_the_same_gradients(
-    module: nn.Module, use_reentrant: bool
-) -> None:
-    plain = copy.deepcopy(module)
-    x = input_of(module)
+@pytest.mark.parametrize("make", [lltm.LLTMCell, lltm.LLTM])
+def test_activation_checkpointing_gives_the_same_gradients(make: Any, use_reentrant: bool) -> None:
+    module = make(I, H)
+    plain, x = copy.deepcopy(module), torch.randn(B, I)
     calls: list[None] = []
     module.register_forward_hook(lambda *_: calls.append(None))
     leaf = x.clone().requires_grad_()
@@ -147,6 +85,9 @@ def test_the_flop_counter_counts_the_gemms_of_a_layer(cls: Any, gates: int) -> N
     # Backward: gradients of the weights, and of input and states.
     assert count(lambda: loss_of(layer, x).backward()) == 3 * forward
     assert count(lambda: loss_of(layer, x.requires_grad_()).backward()) == 3 * forward
+    layer.checkpoint_steps = 4  # a second forward
+    assert count(lambda: loss_of(layer, x).backward()) == 4 * forward
+    layer.checkpoint_steps = 0
     layer.requires_grad_(False)
     assert count(lambda: loss_of(layer, x).backward()) == 2 * forward
 
