@@ -218,14 +218,6 @@ def test_constants_are_as_exact_as_in_the_function() -> None:
         same(layer(x), loop(made, layer, x), rtol=0.0, atol=1e-14)
 
 
-def test_saves_no_more_than_the_built_in_cells() -> None:
-    def saved(cell: str) -> int:
-        return int(torch.ops.lltm._cell(cell)[5])
-
-    assert saved(lstm.text) == saved("lstm")
-    assert saved(gru.text) == saved("gru")
-
-
 @each
 def test_one_step_is_a_sequence_of_one(cell: lltm.Cell) -> None:
     layer, step = cell.Layer(4, 6), cell.Cell(4, 6)
@@ -299,16 +291,6 @@ def test_biases_and_scalars_have_their_own_shapes() -> None:
     other.bias_hh = torch.nn.Parameter(torch.zeros(8))
     with pytest.raises(ValueError, match=r"expected bias_hh of shape \(4,\), got \(8,\)"):
         other(torch.zeros(2, 3))
-
-
-def test_starts_from_the_initial_values_of_states() -> None:
-    layer = two_states.Layer(4, 6)
-    x = torch.randn(3, 2, 4)
-    start = (torch.zeros(1, 2, 6), torch.zeros(1, 2, 6), torch.full((1, 2, 6), 0.5))
-    same(layer(x), layer(x, start), rtol=0.0, atol=0.0)
-    packed = pack_sequence([x[:3, 0], x[:1, 1]])
-    (rows, last), (own_rows, own_last) = layer(packed), layer(packed, start)
-    same((rows.data, last), (own_rows.data, own_last), rtol=0.0, atol=0.0)
 
 
 def test_parameters_have_their_initial_values() -> None:
