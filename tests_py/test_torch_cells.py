@@ -600,18 +600,6 @@ def test_replace_accepts_a_layer_itself_and_only_modules() -> None:
         lltm.replace_(algorithm)
 
 
-@pytest.mark.xdist_group("compilers")
-def test_a_replaced_model_is_compiled_whole_and_traced_by_fx() -> None:
-    model = Model()
-    x = torch.randn(T, B, I)
-    lltm.replace_(model)
-    expected = model(x)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(x), expected)
-    assert_close(torch.fx.symbolic_trace(model)(x), expected)
-
-
 # ----- calls for which torch.nn's layers fail (docs/drop-in.md) -------------------
 
 
@@ -654,17 +642,6 @@ def test_a_subclass_with_a_mixin_is_initialized_and_copied(make: Any) -> None:
         assert type(other) is MIXED[make]
         assert other._compiled_call_impl is None
         assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
-
-
-@each_layer
-def test_autocast_to_float16_is_as_accurate_as_float16(name: str) -> None:
-    ours, exact = pair(name, torch.float32)
-    x = torch.randn(T, B, I)
-    with torch.autocast("cpu", dtype=torch.float16):
-        found = values(ours(x))
-    for y, z in zip(found, values(exact(x)), strict=True):
-        assert y.dtype == torch.float16
-        assert_close(y.float(), z, rtol=0, atol=4 * torch.finfo(torch.float16).eps)
 
 
 def test_fewer_threads_than_set_train_equally_well() -> None:
