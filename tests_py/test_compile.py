@@ -108,16 +108,6 @@ def test_one_graph_serves_every_length_and_batch_size(cls: Any, training: bool) 
     assert frames == [frames[0]] * 4
 
 
-def test_sizes_that_change_are_compiled_for_once_more_and_never_again() -> None:
-    layer = lltm.LLTM(3, 5)
-    counter = counting()
-    compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    for steps, batch in ((6, 4), (7, 3), (9, 5), (2, 8)):
-        x = torch.randn(steps, batch, 3)
-        torch.testing.assert_close(flat(compiled(x)), flat(layer(x)))
-    assert counter.frame_count == 2
-
-
 def test_a_loop_over_steps_compiles_the_cell_only_for_the_first_steps() -> None:
     cell = lltm.LLTMCell(3, 5)
     counter = counting()
@@ -187,15 +177,6 @@ def test_errors_in_a_compiled_graph_are_those_of_lltm(dynamic: bool) -> None:
         run(torch.randn(6, 4, 3), torch.randn(4, 5), torch.randn(4, 6), torch.randn(15, 8))
 
 
-def test_packing_inside_a_full_graph_is_an_error_that_names_it() -> None:
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def run(x: Tensor, lengths: Tensor) -> Any:
-        return lltm.LLTM(3, 5)(pack_padded_sequence(x, lengths))
-
-    with pytest.raises(Exception, match="pack_padded_sequence"):
-        run(torch.randn(6, 2, 3), torch.tensor([6, 2]))
-
-
 def generated(
     backend: Any, module: nn.Module, x: Tensor, dynamic: bool = False, fullgraph: bool = True
 ) -> list[str]:
@@ -261,12 +242,6 @@ def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(train
             for ys in (results, expected)
         ]
         torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.slow  # generates C++ programs
-def test_inductor_unrolls_a_decomposed_layer_of_fixed_length() -> None:
-    sources = generated(lltm.inductor_decomposed, lltm.LLTM(3, 5), torch.randn(2, 4, 3))
-    assert not any("torch.ops.lltm." in source or "while_loop" in source for source in sources)
 
 
 def test_a_packed_sequence_keeps_our_kernels_in_inductor() -> None:
