@@ -87,13 +87,6 @@ def test_decomposed_operators_return_no_argument(steps: int) -> None:
     assert len(set(places)) == len(places)
 
 
-def test_a_packed_sequence_is_not_decomposed() -> None:
-    table, ops = support.decompositions(), torch.ops.lltm
-    a = support.packed_arguments((3, 2, 1))
-    result = table[ops.sequence.default](*a.operands(), batch_sizes=a.batch_sizes)
-    assert result is NotImplemented
-
-
 def test_training_with_checkpoints_is_not_decomposed() -> None:
     table, ops = support.decompositions(), torch.ops.lltm
     a = support.sequence_arguments((4, 2, 3, 5))
