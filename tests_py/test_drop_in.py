@@ -36,15 +36,6 @@ def test_forward_has_the_parameters_of_pytorch_s(ours: Any, theirs: Any) -> None
     assert found == expected + added
 
 
-def test_the_state_is_accepted_as_hx() -> None:
-    layer, cell = lltm.LLTM(3, 5), lltm.LLTMCell(3, 5)
-    x, state = torch.randn(6, 4, 3), (torch.randn(1, 4, 5), torch.randn(1, 4, 5))
-    torch.testing.assert_close(layer(x, hx=state), layer(x, state))
-    torch.testing.assert_close(layer.prepack()(x, hx=state), layer(x, state))
-    first = state[0][0], state[1][0]
-    torch.testing.assert_close(cell(x[0], hx=first), cell(x[0], first))
-
-
 def test_proj_size_has_the_position_of_nn_lstm_s() -> None:
     arguments = (3, 5, 2, True, False, 0.0, False, 0, "cpu", torch.float64)
     for layer in (lltm.LLTM(*arguments), nn.LSTM(*arguments)):
