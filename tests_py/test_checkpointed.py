@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import support
 import torch
 from memory import peak_memory, saved_for_backward
-from support import Arguments, packed_arguments, sequence_arguments
+from support import packed_arguments, sequence_arguments
 from torch import Tensor
 
 import lltm
@@ -96,68 +94,3 @@ def test_the_option_can_be_changed() -> None:
     for steps, size in ((0, 12 * 6 * 4 * 5), (4, 3 * 6 * 5)):
         layer.checkpoint_steps = steps
         assert size in [t.numel() for t in saved(lambda: layer(x))]
-
-
-def run_with(a: Arguments, *names: str) -> Callable[..., tuple[Tensor, ...]]:
-    def run(*values: Tensor) -> tuple[Tensor, ...]:
-        given: dict[str, Any] = dict(zip(names, values, strict=True))
-        return support.checkpointed_outputs(4, lltm.functional, replace(a, **given))
-
-    return run
-
-
-@pytest.mark.parametrize("names", [("input",), ("h", "c"), ("weights", "bias")], ids=str)
-@pytest.mark.parametrize("kind", ["dense", "packed"])
-def test_vmap_agrees_with_a_loop(kind: str, names: tuple[str, ...]) -> None:
-    a = (
-        sequence_arguments((10, 4, 3, 5), torch.float64)
-        if kind == "dense"
-        else packed_arguments((10, 5, 3), 3, 5, torch.float64)
-    )
-    run = run_with(a, *names)
-    values = [torch.randn(3, *getattr(a, name).shape, dtype=torch.float64) for name in names]
-    leaves = [value.requires_grad_() for value in values]
-    looped = tuple(
-        torch.stack(ys)
-        for ys in zip(*(run(*each) for each in zip(*leaves, strict=True)), strict=True)
-    )
-    with support.Operators() as operators:
-        mapped = torch.vmap(run)(*leaves)
-    assert set(operators.ours()) == {"sequence_forward"}
-    torch.testing.assert_close(mapped, looped)
-    gradients = [
-        torch.autograd.grad(sum((y.square().sum() for y in ys), torch.zeros(())), leaves)
-        for ys in (mapped, looped)
-    ]
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.xdist_group("compilers")
-def test_a_dynamic_number_of_steps_compiles_once() -> None:
-    """Uses several segments, because the compiler specializes size 1."""
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    layer = lltm.LLTM(3, 5, dtype=torch.float64)
-    other = lltm.LLTM(3, 5, dtype=torch.float64, checkpoint_steps=4)
-    other.load_state_dict(layer.state_dict())
-    frames = []
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(other, fullgraph=True, dynamic=True, backend=counter)
-    for steps in (10, 7, 23, 5):
-        x = torch.randn(steps, 6, 3, dtype=torch.float64)
-        gradients = []
-        for run, module in ((compiled, other), (layer, layer)):
-            total = run(x)[0].square().sum()
-            gradients.append(torch.autograd.grad(total, list(module.parameters())))
-        torch.testing.assert_close(*gradients)
-        frames.append(counter.frame_count)
-    assert frames == [frames[0]] * 4
-
-
-def test_flops_include_a_second_forward() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        layer = lltm.LLTM(3, 5, checkpoint_steps=4)
-        layer(torch.randn(10, 6, 3, requires_grad=True))[0].sum().backward()
-    assert counter.get_total_flops() == 4 * (2 * 10 * 6 * (3 + 5) * 3 * 5)

@@ -86,15 +86,19 @@ def test_a_training_step_compiles_without_a_graph_break(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "training"), [(lltm.LLTM, False), (lltm.LLTM, True), (lltm.GRU, True)]
+    ("cls", "training", "checkpoint_steps"),
+    [(lltm.LLTM, False, 0), (lltm.LLTM, True, 0), (lltm.LLTM, True, 4), (lltm.GRU, True, 0)],
 )
-def test_one_graph_serves_every_length_and_batch_size(cls: Any, training: bool) -> None:
-    layer = cls(3, 5, num_layers=2)
+def test_one_graph_serves_every_length_and_batch_size(
+    cls: Any, training: bool, checkpoint_steps: int
+) -> None:
+    layer = cls(3, 5, num_layers=2, checkpoint_steps=checkpoint_steps)
     counter = counting()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     frames = []
     run: Any = compiled
-    for steps, batch in ((6, 4), (7, 4), (9, 3), (2, 8)):
+    # Several segments of checkpoints: the compiler specializes size 1.
+    for steps, batch in ((6, 4), (7, 4), (9, 3), (5 if checkpoint_steps else 2, 8)):
         h, c = torch.randn(2, 2, batch, 5)
         arguments = (torch.randn(steps, batch, 3), h if cls is lltm.GRU else (h, c))
         with torch.set_grad_enabled(training):

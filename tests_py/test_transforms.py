@@ -158,24 +158,35 @@ def test_vmap_in_vmap(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "mapped", [("input",), ("h",), ("c",), ("h", "c"), ("input", "c"), ("bias",)]
+    "mapped", [("input",), ("h",), ("c",), ("h", "c"), ("input", "c"), ("bias",), ("weights",)]
 )
+@pytest.mark.parametrize("checkpoint_steps", [0, 4])
 @pytest.mark.parametrize("kind", ["sequence", "packed"])
-def test_vmap_over_some_of_the_arguments(kind: str, mapped: tuple[str, ...]) -> None:
+def test_vmap_over_some_of_the_arguments(
+    kind: str, checkpoint_steps: int, mapped: tuple[str, ...]
+) -> None:
     if kind == "sequence":
         a = support.sequence_arguments((6, 4, 3, 5), torch.float64)
     else:
-        a = support.packed_arguments((4, 2, 1), 3, 5, torch.float64, reverse=True)
+        a = support.packed_arguments((5, 2, 1), 3, 5, torch.float64, reverse=True)
     samples = {name: torch.randn(3, *getattr(a, name).shape).double() for name in mapped}
+    leaves = [samples[name].requires_grad_(checkpoint_steps > 0) for name in mapped]
 
     def run(one: dict[str, Any]) -> tuple[Tensor, ...]:
-        return support.sequence_outputs(lltm.functional, replace(a, **one))
+        return support.checkpointed_outputs(checkpoint_steps, lltm.functional, replace(a, **one))
 
     with support.Operators() as operators:
         results = torch.vmap(run)(samples)
     expected = stacked([run({name: y[k] for name, y in samples.items()}) for k in range(3)])
     torch.testing.assert_close(results, expected)
-    assert len(operators.ours()) == 1 or mapped == ("bias",)
+    assert len(operators.ours()) == 1 or mapped in (("bias",), ("weights",))
+    if checkpoint_steps:
+        assert set(operators.ours()) == {"sequence_forward"}
+        gradients = [
+            torch.autograd.grad([y.square().sum() for y in ys], leaves)
+            for ys in (results, expected)
+        ]
+        torch.testing.assert_close(*gradients)
 
 
 def test_vmap_of_a_prepacked_layer_is_one_call() -> None:
