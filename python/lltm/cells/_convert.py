@@ -16,6 +16,7 @@ from .._C import ArgumentError
 from ..custom.cell import Cell
 from ..custom.cell import cell as custom_cell
 from ..custom.modules import CustomLayer
+from ._spikes import Spike
 
 Run = Callable[[Tensor], Any]
 
@@ -249,9 +250,8 @@ def from_snntorch(module: Any) -> CustomLayer:
     usual |= {"reset_mechanism": "zero" if kind == "Alpha" else "subtract"}
     usual |= {"graded_spikes_factor": 1, "all_to_all": True, "threshold": 1}
     _check_options("from_snntorch", neuron, {k: x for k, x in usual.items() if k not in parameters})
-    spike = importlib.import_module(f"{__package__}.rsynaptic").Spike.apply
     x = torch.linspace(-2, 2, 9, requires_grad=True)
-    ours, theirs = (torch.autograd.grad(f(x).sum(), x)[0] for f in (spike, neuron.spike_grad))
+    ours, theirs = (torch.autograd.grad(f(x).sum(), x)[0] for f in (Spike.apply, neuron.spike_grad))
     if not torch.allclose(ours, theirs):
         raise ArgumentError(
             "lltm.cells.from_snntorch: expected module with spike_grad=snntorch.surrogate.atan(),"

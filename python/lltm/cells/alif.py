@@ -12,7 +12,8 @@ Notable: the output is a tuple of the spikes h, the potential v, the current i a
 
 import lltm
 
-from .norse_lif import INITIAL, SuperSpike
+from ._spikes import SuperSpike
+from .norse_lif import INITIAL
 
 ADAPTING = {**INITIAL, "tau_adapt_inv": 1 / 800, "beta": 1.8}
 

@@ -14,7 +14,7 @@ import torch
 
 import lltm
 
-from .rsynaptic import Spike
+from ._spikes import Spike
 
 
 @lltm.cell(

@@ -11,7 +11,7 @@ Notable: not recurrent; rsynaptic is. The output is a tuple of the spikes h and 
 
 import lltm
 
-from .rsynaptic import Spike
+from ._spikes import Spike
 
 
 @lltm.cell(

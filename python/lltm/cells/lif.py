@@ -11,24 +11,12 @@ calls a torch.autograd.Function, whose backward is traced. The reset, the elemen
 on v', has no gradient.
 """
 
-import torch
-
 import lltm
 
-
-class SuperSpike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, v):
-        ctx.save_for_backward(v)
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (v,) = ctx.saved_tensors
-        return grad / (1 + 10 * v.abs()) ** 2
+from ._spikes import SuperSpike
 
 
 @lltm.cell(gates=("v",), outputs=("h", "v"), bounded=True)
 def lif(z, h, v):
     v_next = 0.9 * v + z.v - h.detach()
-    return SuperSpike.apply(v_next - 1), v_next
+    return SuperSpike.apply(v_next - 1, 10), v_next

@@ -10,22 +10,9 @@ Notable: the output is a tuple of the spikes h, the potential v and the current 
 time constants and voltages are parameters with a single value.
 """
 
-import torch
-
 import lltm
 
-
-class SuperSpike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, v):
-        ctx.save_for_backward(v)
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (v,) = ctx.saved_tensors
-        return grad / (1 + v.abs()) ** 2
-
+from ._spikes import SuperSpike
 
 INITIAL = {"tau_syn_inv": 200, "tau_mem_inv": 100, "v_leak": 0, "v_th": 1, "v_reset": 0}
 

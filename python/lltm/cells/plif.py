@@ -13,7 +13,7 @@ import torch
 
 import lltm
 
-from .rsynaptic import Spike
+from ._spikes import Spike
 
 
 @lltm.cell(

@@ -10,23 +10,9 @@ Notable: the output is a tuple of the spikes h, the current s and the potential 
 snnTorch returns them. Learned decays, one alpha and one beta per hidden unit, clamped to [0, 1].
 """
 
-import math
-
-import torch
-
 import lltm
 
-
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, v):
-        ctx.save_for_backward(v)
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (v,) = ctx.saved_tensors
-        return grad / (1 + (math.pi * v) ** 2)
+from ._spikes import Spike
 
 
 @lltm.cell(

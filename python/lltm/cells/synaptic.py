@@ -11,7 +11,7 @@ Notable: rsynaptic without the recurrent weights. The output is a tuple of h, s 
 
 import lltm
 
-from .rsynaptic import Spike
+from ._spikes import Spike
 
 
 @lltm.cell(
