@@ -85,12 +85,8 @@ def test_attributes_describe_the_layer() -> None:
 
 
 METHODS = [
-    "check_forward_args",
-    "check_hidden_size",
-    "check_input",
-    "get_expected_cell_size",
-    "get_expected_hidden_size",
-    "permute_hidden",
+    *("check_forward_args", "check_hidden_size", "check_input", "permute_hidden"),
+    *("get_expected_cell_size", "get_expected_hidden_size"),
 ]
 
 

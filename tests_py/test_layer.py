@@ -1,4 +1,4 @@
-"""lltm.LLTM as a module, and concurrent directions.
+"""lltm.LLTM and LLTMCell as modules, and concurrent directions.
 
 Other tests: test_properties.py for values, test_drop_in.py for nn.LSTM's interface.
 """
@@ -6,6 +6,7 @@ Other tests: test_properties.py for values, test_drop_in.py for nn.LSTM's interf
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,22 +32,45 @@ def test_a_packed_output_is_packed_as_nn_lstm_s(enforce_sorted: bool) -> None:
         assert mine is None or torch.equal(mine, expected)
 
 
-def test_parameters_have_the_documented_names_shapes_and_range() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
-    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
-        "weights_l0": (15, 8),
-        "bias_l0": (15,),
-        "weights_l0_reverse": (15, 8),
-        "bias_l0_reverse": (15,),
-        "weights_l1": (15, 15),
-        "bias_l1": (15,),
-        "weights_l1_reverse": (15, 15),
-        "bias_l1_reverse": (15,),
-    }
-    values = nn.utils.parameters_to_vector(layer.parameters()).detach()
-    assert float(values.abs().max()) <= 5**-0.5
-    assert float(values.max()) > 0.9 * 5**-0.5
-    assert float(values.min()) < -0.9 * 5**-0.5
+OF_LAYERS = {
+    **dict.fromkeys(("weights_l0", "weights_l0_reverse"), (300, 103)),
+    **dict.fromkeys(("weights_l1", "weights_l1_reverse"), (300, 300)),
+    **dict.fromkeys(("bias_l0", "bias_l0_reverse", "bias_l1", "bias_l1_reverse"), (300,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lltm.LLTMCell, {"weights": (300, 103), "bias": (300,)}),
+        (partial(lltm.LLTM, num_layers=2, bidirectional=True), OF_LAYERS),
+    ],
+)
+def test_parameters_have_the_documented_names_shapes_and_range(
+    make: Any, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    module = make(3, 100, dtype=torch.float64)
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == shapes
+    values = nn.utils.parameters_to_vector(module.parameters()).detach()
+    assert values.dtype == torch.float64
+    assert float(values.abs().max()) <= 0.1
+    # 30,000 uniform values suffice for these bounds.
+    assert float(values.max()) > 0.099
+    assert float(values.min()) < -0.099
+    assert abs(float(values.mean())) < 0.002
+    names = [name for name in shapes if "weights" in name]
+    assert list(make(3, 5, bias=False).state_dict()) == names
+
+
+@pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
+def test_the_derivative_of_elu_at_0_is_1(dtype: torch.dtype) -> None:
+    cell = lltm.LLTMCell(1, 1, bias=False, dtype=dtype)
+    with torch.no_grad():
+        cell.weights.copy_(torch.tensor([[0.0, 1.0]]))  # each gate is the input
+    x = torch.zeros(1, 1, dtype=dtype, requires_grad=True)
+    _, c = cell(x)
+    # c' = sigmoid(z) elu(z): sigmoid(0) * 1 + sigmoid'(0) * 0.
+    assert float(torch.autograd.grad(c.sum(), x)[0]) == 0.5
 
 
 def test_flatten_parameters_changes_nothing() -> None:
