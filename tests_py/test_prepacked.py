@@ -107,7 +107,7 @@ class Model(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.rnn: nn.Module = lltm.LLTM(**SIZES, **options)
-        self.head = nn.Linear(66 if options.get("bidirectional") else 33, 2)
+        self.head = nn.Linear(33, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.head(self.rnn(x)[0])
@@ -119,7 +119,7 @@ class Model(nn.Module):
         return self
 
 
-def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
+def test_replaces_the_layer_in_a_model() -> None:
     model = Model(num_layers=2, dropout=0.5).eval()
     x = torch.randn(6, 4, 5)
     expected = model(x)
@@ -131,10 +131,6 @@ def test_replaces_the_layer_in_a_model(tmp_path: Path) -> None:
         torch.testing.assert_close(model.train()(x), expected)
     assert model.rnn.training
     torch.testing.assert_close(model.eval()(x), expected)
-    torch.save(model, tmp_path / "model.pt")
-    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(other(x), expected)
     torch.testing.assert_close(model.share_memory()(x), expected)
 
 

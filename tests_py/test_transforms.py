@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from forms import tensors
 from support import Arguments
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -32,13 +33,18 @@ class Case:
     """`inputs[k]` is one sample, results are flat tuples."""
 
     module: nn.Module
+    arguments: dict[str, Any]
     inputs: Tensor
-    run: Callable[[Parameters, Tensor], tuple[Tensor, ...]]
-    calls: int  # operator calls per sample
+    calls: int = 1  # operator calls per sample
+    order: Sequence[Any] | None = None  # of a PackedSequence
 
     @property
     def parameters(self) -> Parameters:
         return {name: p.detach() for name, p in self.module.named_parameters()}
+
+    def run(self, parameters: Parameters, sample: Tensor) -> tuple[Tensor, ...]:
+        given = sample if self.order is None else PackedSequence(sample, *self.order)
+        return tuple(tensors(functional_call(self.module, dict(parameters), (given,))))
 
     def loss(self, parameters: Parameters, sample: Tensor) -> Tensor:
         results = self.run(parameters, sample)
@@ -48,47 +54,21 @@ class Case:
         other = type(self.module)(**self.arguments)
         return other.to(self.inputs.dtype)
 
-    arguments: dict[str, Any]
-
-
-def flat(results: Any) -> tuple[Tensor, ...]:
-    return tuple(y for y in torch.utils._pytree.tree_leaves(results))
-
 
 def cell_case(batch: tuple[int, ...] = (4,)) -> Case:
     arguments: dict[str, Any] = {"input_size": I, "hidden_size": H}
-    cell = lltm.LLTMCell(**arguments).double()
-    return Case(
-        cell,
-        torch.randn(3, *batch, I, dtype=torch.float64),
-        lambda parameters, sample: flat(functional_call(cell, dict(parameters), (sample,))),
-        1,
-        arguments,
-    )
+    inputs = torch.randn(3, *batch, I, dtype=torch.float64)
+    return Case(lltm.LLTMCell(**arguments).double(), arguments, inputs)
 
 
 def layer_case(kind: str, options: dict[str, Any]) -> Case:
     arguments = {"input_size": I, "hidden_size": H, **options}
     layer = lltm.LLTM(**arguments).double()
     calls = layer.num_layers * (2 if layer.bidirectional else 1)
-    if kind == "packed":
-        packed = pack_sequence([torch.randn(n, I) for n in (2, 4, 1)], enforce_sorted=False)
-
-        def run(parameters: Parameters, sample: Tensor) -> tuple[Tensor, ...]:
-            given = PackedSequence(sample, *packed[1:])
-            output, state = functional_call(layer, dict(parameters), (given,))
-            return output.data, *state
-
-        inputs = torch.randn(3, *packed.data.shape, dtype=torch.float64)
-        return Case(layer, inputs, run, calls, arguments)
-    shape = {"unbatched": (5, I), "one row": (5, 1, I), "batched": (5, 4, I)}[kind]
-    return Case(
-        layer,
-        torch.randn(3, *shape, dtype=torch.float64),
-        lambda parameters, sample: flat(functional_call(layer, dict(parameters), (sample,))),
-        calls,
-        arguments,
-    )
+    data, *order = pack_sequence([torch.randn(n, I) for n in (2, 4, 1)], enforce_sorted=False)
+    shapes = {"unbatched": (5, I), "one row": (5, 1, I), "batched": (5, 4, I), "packed": data.shape}
+    inputs = torch.randn(3, *shapes[kind], dtype=torch.float64)
+    return Case(layer, arguments, inputs, calls, order if kind == "packed" else None)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -262,7 +242,7 @@ def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
     reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
     plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
     plain.load_state_dict(case.module.state_dict())
-    return lambda x: flat(plain(x))
+    return lambda x: tuple(tensors(plain(x)))
 
 
 SMALL: dict[str, Callable[[], Case]] = {
