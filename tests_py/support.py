@@ -95,6 +95,10 @@ def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
 LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
+# Tensors of Arguments, in the order of the operators.
+ARGUMENTS = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
+
+
 @dataclass(frozen=True)
 class Arguments:
     """`weights` and `bias` are weight_ih and bias_ih."""
@@ -127,9 +131,8 @@ class Arguments:
         return h if c is None else (h, c)
 
     def names(self) -> list[str]:
-        names = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
         operands = self.operands()[1:]
-        return [name for name, t in zip(names, operands, strict=True) if t is not None]
+        return [name for name, t in zip(ARGUMENTS, operands, strict=True) if t is not None]
 
     def tensors(self) -> list[Tensor]:
         """Differentiable tensors, in gradient order."""
@@ -149,19 +152,9 @@ class Arguments:
         }
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
-        def changed(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else change(tensor)
-
-        return replace(
-            self,
-            input=change(self.input),
-            h=change(self.h),
-            c=change(self.c),
-            weights=change(self.weights),
-            bias=changed(self.bias),
-            weight_hh=changed(self.weight_hh),
-            bias_hh=changed(self.bias_hh),
-        )
+        tensors = {name: getattr(self, name) for name in ARGUMENTS}
+        changed: dict[str, Any] = {k: change(t) for k, t in tensors.items() if t is not None}
+        return replace(self, **changed)
 
     def with_argument(self, name: str, value: Tensor) -> Arguments:
         changes: dict[str, Any] = {name: value}
@@ -178,12 +171,14 @@ def cell_arguments(
     shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, bias: bool = True
 ) -> Arguments:
     batch, inputs, hidden = shape
+    rows, columns = GATES * hidden, hidden + inputs
     return Arguments(
         input=torch.randn(batch, inputs, dtype=dtype),
         h=torch.randn(batch, hidden, dtype=dtype).tanh(),
         c=torch.randn(batch, hidden, dtype=dtype),
-        weights=_weights(inputs, hidden, dtype),
-        bias=torch.randn(GATES * hidden, dtype=dtype) if bias else None,
+        # Scaled for pre-activations of order 1.
+        weights=torch.randn(rows, columns, dtype=dtype) / math.sqrt(columns),
+        bias=torch.randn(rows, dtype=dtype) if bias else None,
     )
 
 
@@ -238,12 +233,6 @@ def packed_arguments(
 def _steady(a: Arguments) -> Arguments:
     # Larger weights amplify early rounding errors in long sequences: chance decides the ratio.
     return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
-
-
-def _weights(inputs: int, hidden: int, dtype: torch.dtype) -> Tensor:
-    # Scaled for pre-activations of order 1.
-    columns = hidden + inputs
-    return torch.randn(GATES * hidden, columns, dtype=dtype) / math.sqrt(columns)
 
 
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:

@@ -269,41 +269,33 @@ class _Layer(_Reference):
         raise NotImplementedError(f"lltm::reference.{name}: the reference cannot be prepacked")
 
 
-class LLTMCell(_Cell, modules.LLTMCell):
-    """lltm.LLTMCell in eager PyTorch, with its arguments and parameters."""
+class LLTMCell(_Cell, modules.LLTMCell): ...
 
 
-class LSTMCell(_Cell, modules.LSTMCell):
-    """lltm.LSTMCell in eager PyTorch, with its arguments and parameters."""
+class LSTMCell(_Cell, modules.LSTMCell): ...
 
 
-class GRUCell(_Cell, modules.GRUCell):
-    """lltm.GRUCell in eager PyTorch, with its arguments and parameters."""
+class GRUCell(_Cell, modules.GRUCell): ...
 
 
-class RNNCell(_Cell, modules.RNNCell):
-    """lltm.RNNCell in eager PyTorch, with its arguments and parameters."""
+class RNNCell(_Cell, modules.RNNCell): ...
 
 
-class LLTM(_Layer, modules.LLTM):
-    """lltm.LLTM in eager PyTorch, with its arguments and parameters."""
+class LLTM(_Layer, modules.LLTM): ...
 
 
-class LSTM(_Layer, modules.LSTM):
-    """lltm.LSTM in eager PyTorch, with its arguments and parameters."""
+class LSTM(_Layer, modules.LSTM): ...
 
 
-class GRU(_Layer, modules.GRU):
-    """lltm.GRU in eager PyTorch, with its arguments and parameters."""
+class GRU(_Layer, modules.GRU): ...
 
 
-class RNN(_Layer, modules.RNN):
-    """lltm.RNN in eager PyTorch, with its arguments and parameters."""
+class RNN(_Layer, modules.RNN): ...
 
 
 for _class in (LLTMCell, LSTMCell, GRUCell, RNNCell, LLTM, LSTM, GRU, RNN):
-    if _class.__doc__ and _class.__bases__[1].__doc__:  # None with python -OO
-        _class.__doc__ += f"\n\n    {_class.__bases__[1].__doc__}"
+    _summary = f"lltm.{_class.__name__} in eager PyTorch, with its arguments and parameters."
+    _class.__doc__ = f"{_summary}\n\n    {_class.__bases__[1].__doc__}"
 
 
 def _step(module: Any, input: Tensor, states: list[Tensor]) -> list[Tensor]:
