@@ -770,14 +770,6 @@ def test_int8_requires_a_bounded_cell() -> None:
         plain.Layer(32, 32).prepack(torch.qint8)
 
 
-def test_prepacked_weights_belong_to_their_cell() -> None:
-    weights = lstm.Layer(16, 16).prepack().packed_weights_l0
-    x, h = torch.randn(2, 3, 16), torch.zeros(3, 16)
-    expected = "expected weights prepacked for the cell lstm, got weights prepacked for another"
-    with pytest.raises(ValueError, match=expected):
-        torch.ops.lltm.sequence("lstm", x, h, h, weights)
-
-
 # ---- errors ----------------------------------------------------------------------------
 
 

@@ -111,7 +111,6 @@ def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: 
 
 # Required gradients of input, states, weights and biases.
 SOME = (True, False, True, False, True, True, False)
-OTHERS = tuple(not wanted for wanted in SOME)
 
 
 def check_sequence_operators(

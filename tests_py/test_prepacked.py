@@ -351,6 +351,9 @@ def test_rejects_weights_of_another_cell(form: torch.dtype | None) -> None:
         expected = f"weights prepacked for the cell {a.cell}, {got}"
         with pytest.raises(ValueError, match=f"^lltm::sequence: expected {expected}"):
             ops.sequence(a.cell, input, h, c, packed)
+    packed = cifg.Layer(5, 17).prepack(form).packed_weights_l0
+    with pytest.raises(ValueError, match="for the cell lstm, got weights prepacked for another"):
+        ops.sequence(*lstm_s.operands()[:4], packed)
 
 
 @pytest.mark.parametrize("steps", [0, 3])

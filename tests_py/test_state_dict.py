@@ -1,12 +1,10 @@
-"""Checkpoint files: names, the tutorial's bias (1, 3H), safetensors."""
+"""Checkpoint files: names, the tutorial's bias (1, 3H)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -46,12 +44,3 @@ def test_it_loads_inside_another_module(assign: bool) -> None:
     assert not any(model.load_state_dict(checkpoint, assign=assign))
     assert model.rnn.bias is not None
     assert torch.equal(model.rnn.bias, checkpoint["rnn.bias"][0])
-
-
-def test_state_dict_round_trips_through_safetensors(tmp_path: Path) -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2, bidirectional=True)
-    safetensors.torch.save_file(layer.state_dict(), tmp_path / "layer.safetensors")
-    other = lltm.reference.LLTM(3, 5, num_layers=2, bidirectional=True)
-    other.load_state_dict(safetensors.torch.load_file(tmp_path / "layer.safetensors"))
-    x = torch.randn(6, 4, 3)
-    torch.testing.assert_close(other(x), layer(x))

@@ -108,24 +108,14 @@ def derived(z: Any, h: Tensor, nu: Tensor, theta: Tensor, p: Tensor, q: Tensor) 
     return torch.tanh(h_next + torch.where(p > 0.5, F.softplus(p), h))
 
 
+PRODUCTS = {"a": ("x", "product"), "b": "product", "d": ("input", "product"), "e": ["product"]}
+PARAMETERS = dict.fromkeys(("nu", "theta", "p", "q"), 0.5)
 # Cells with the minimal number of saved values; docs/cells.md has the numbers of lltm.cells.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
-    "two_products": (
-        two_products,
-        {
-            "gates": [*"rabde"],
-            "reads": {"a": ("x", "product"), "b": "product", "d": ("input", "product")}
-            | {"e": ["product"]},
-        },
-        9,
-    ),
+    "two_products": (two_products, {"gates": [*"rabde"], "reads": PRODUCTS}, 9),
     "means": (means, {"gates": 2, "parameters": {"p": 0.5}}, 7),
-    "derived": (
-        derived,
-        {"gates": 1, "parameters": dict.fromkeys(("nu", "theta", "p", "q"), 0.5)},
-        3,
-    ),
+    "derived": (derived, {"gates": 1, "parameters": PARAMETERS}, 3),
 }
 
 
@@ -738,6 +728,10 @@ def unit(z: Any) -> Any:
     return z[0]
 
 
+def state(z: Any, c: Any) -> Any:
+    return c, c
+
+
 WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("gates to be an int or a sequence of names, got 'ifgo'", TypeError, unit, {"gates": "ifgo"}),
     ("a name of .* got 'a-b'", ValueError, unit, {"gates": ["a-b"]}),
@@ -769,18 +763,8 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
         {"parameters": {"p": lltm.scalar()}},
     ),
     ("a number as the initial value of c", TypeError, lambda z, c: (c, c), {"states": {"c": "0"}}),
-    (
-        "an initial value of c, got nan",
-        ValueError,
-        lambda z, c: (c, c),
-        {"states": {"c": 1e999 * 0}},
-    ),
-    (
-        "a state or a parameter",
-        ValueError,
-        lambda z, c: c,
-        {"states": {"c": 0}, "parameters": {"c": 0}},
-    ),
+    ("an initial value of c, got nan", ValueError, state, {"states": {"c": 1e999 * 0}}),
+    ("a state or a parameter", ValueError, state, {"states": {"c": 0}, "parameters": {"c": 0}}),
     ("bounded to be a bool, got 1", TypeError, unit, {"bounded": 1}),
     ("bias of gates \\(g0\\), got 'a'", ValueError, unit, {"bias": {"a": False}}),
     ("bias of g0 to be a bool, got 0", TypeError, unit, {"bias": {"g0": 0}}),
