@@ -19,8 +19,6 @@ import lltm
 
 Array = npt.NDArray[Any]  # of np.longdouble or np.float64
 
-CELLS = tuple(lltm.reference._EQUATIONS)
-
 
 def array(tensor: torch.Tensor) -> Array:
     wider = np.longdouble if tensor.dtype == torch.float64 else np.float64

@@ -855,32 +855,22 @@ def test_a_cell_is_not_a_class() -> None:
 
 def test_files_that_are_no_serialized_cells_are_rejected(tmp_path: Path) -> None:
     text, once = plain.text.encode(), derived.serialized.encode()
-    for name, content, expected in (
-        ("foreign", b"\xff\xfe\0\n", r"got '\\\\xff\\\\xfe\\x00\\n'"),
-        ("damaged", text.replace(b"tanh", b"\xff"), r"line \d+: .* an operation, got '\\xff'"),
-        ("truncated", text[:-4], "got the end of the cell"),
-        (
-            "of itself",
-            once.replace(b'exp.default [["nu"', b'exp.default [["%9"'),
-            "derived parameters",
-        ),
-        (
-            "no cell",
-            once.replace(b"\nweight = %", b"\nw = %"),
-            "expected parameters .*, got .*'weight'",
-        ),
-        ("code", once.replace(b'["u"', b'["exit()"'), "derived parameters after the cell's end"),
-        ("no operation", once.replace(b"aten._softmax.", b"aten.none."), "PyTorch, got aten.none"),
-        (
-            "a function that writes a file",
-            once.replace(
-                b'_softmax.default [["u", 0, false]', b'save.default [["u", {"str": "f"}]'
-            ),
-            "PyTorch, got aten.save",
-        ),
-        ("large", text * 1000, "at most 65536 bytes, got 65537"),
+    save = b'save.default [["u", {"str": "f"}]'  # writes a file
+    changes = (  # of derived parameters
+        (b'exp.default [["nu"', b'exp.default [["%9"', "derived parameters"),
+        (b"\nweight = %", b"\nw = %", "expected parameters .*, got .*'weight'"),
+        (b'["u"', b'["exit()"', "derived parameters after the cell's end"),
+        (b"aten._softmax.", b"aten.none.", "PyTorch, got aten.none"),
+        (b'_softmax.default [["u", 0, false]', save, "PyTorch, got aten.save"),
+    )
+    for content, expected in (
+        (b"\xff\xfe\0\n", r"got '\\\\xff\\\\xfe\\x00\\n'"),
+        (text.replace(b"tanh", b"\xff"), r"line \d+: .* an operation, got '\\xff'"),
+        (text[:-4], "got the end of the cell"),
+        *((once.replace(old, new), expected) for old, new, expected in changes),
+        (text * 1000, "at most 65536 bytes, got 65537"),
     ):
-        (file := tmp_path / name).write_bytes(content)
+        (file := tmp_path / "it.cell").write_bytes(content)
         got = f"expected a serialized cell, got the file '{file}', not a serialized cell: "
         with pytest.raises(lltm.ArgumentError, match=f"^lltm::cell: {re.escape(got)}.*{expected}"):
             lltm.Cell.load(file)
