@@ -105,18 +105,14 @@ def test_wrong_cells_and_states_are_named() -> None:
     wide: Any = (torch.randn(6 * H, I), torch.randn(6 * H, H))
     two, value_error = two_states, lltm.ArgumentError
     no_bias = "bias_ih to be a tensor of the biases and the cell's parameters p, got None"
+    of_dtype = "m of dtype float32, the dtype of the input, got float64"
     calls: list[tuple[Any, Any, type[Exception], str]] = [
         (3, h, TypeError, "cell to be a str or an lltm.Cell, got int"),
         ("peephole", h, value_error, "cell to be one of lltm, lstm, gru, rnn_tanh, rnn_relu"),
         ("gru", (h, h), TypeError, "states to be a tensor, got tuple"),
         (two, (h, h), TypeError, "states to be a tuple (h, c, m), got 2 values"),
         (two, (h, h, h), TypeError, no_bias),
-        (
-            two,
-            (h, h, h.double()),
-            TypeError,
-            "m of dtype float32, the dtype of the input, got float64",
-        ),
+        (two, (h, h, h.double()), TypeError, of_dtype),
         (two, (h, h, h[:2]), value_error, "m of shape (3, 6), got (2, 6)"),
         (two, (h, h, h.to("meta")), RuntimeError, "m on device cpu, the device of the input, got"),
     ]

@@ -52,29 +52,10 @@ from .integrations.inductor import inductor_decomposed
 from .integrations.onnx import register
 from .modules import *  # noqa: F403 (its __all__)
 
-__all__ = [
-    *modules.__all__,
-    "ArgumentError",
-    "Cell",
-    "CustomCell",
-    "CustomLayer",
-    "Replaced",
-    "__version__",
-    "backends",
-    "build_info",
-    "cell",
-    "cells",
-    "cmake_prefix_path",
-    "decompositions",
-    "functional",
-    "include_dir",
-    "inductor_decomposed",
-    "layer_norm",
-    "reference",
-    "replace_",
-    "scalar",
-    "testing",
-]
+__all__ = [*modules.__all__, "ArgumentError", "Cell", "CustomCell", "CustomLayer", "Replaced"]
+__all__ += ["__version__", "backends", "build_info", "cell", "cells", "cmake_prefix_path"]
+__all__ += ["decompositions", "functional", "include_dir", "inductor_decomposed", "layer_norm"]
+__all__ += ["reference", "replace_", "scalar", "testing"]
 
 register()
 

@@ -14,18 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ArgumentError",
-    "backward",
-    "build_info",
-    "cpu_kernels",
-    "cuda_float32",
-    "cuda_persistent",
-    "forward",
-    "set_cuda_float32",
-    "set_cuda_persistent",
-    "version",
-]
+__all__ = ["ArgumentError", "backward", "build_info", "cpu_kernels", "cuda_float32"]
+__all__ += ["cuda_persistent", "forward", "set_cuda_float32", "set_cuda_persistent", "version"]
 
 _ops: Any = torch.ops.lltm
 

@@ -38,20 +38,8 @@ from ._recurrent import (
 )
 from .integrations import script
 
-__all__ = [
-    "GRU",
-    "LLTM",
-    "LSTM",
-    "RNN",
-    "GRUCell",
-    "LLTMCell",
-    "LSTMCell",
-    "PrepackedGRU",
-    "PrepackedLLTM",
-    "PrepackedLSTM",
-    "PrepackedRNN",
-    "RNNCell",
-]
+__all__ = ["GRU", "LLTM", "LSTM", "RNN", "GRUCell", "LLTMCell", "LSTMCell", "RNNCell"]
+__all__ += ["PrepackedGRU", "PrepackedLLTM", "PrepackedLSTM", "PrepackedRNN"]
 
 State = TypeVar("State")  # type of hx: a tensor, or a tuple of tensors
 Pair = tuple[Tensor, Tensor]

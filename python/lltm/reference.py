@@ -18,18 +18,8 @@ from torch import Tensor
 from . import _check, _recurrent, modules
 from ._C import ArgumentError
 
-__all__ = [
-    "GRU",
-    "LLTM",
-    "LSTM",
-    "RNN",
-    "GRUCell",
-    "LLTMCell",
-    "LSTMCell",
-    "RNNCell",
-    "sequence",
-    "step",
-]
+__all__ = ["GRU", "LLTM", "LSTM", "RNN", "GRUCell", "LLTMCell", "LSTMCell", "RNNCell"]
+__all__ += ["sequence", "step"]
 
 # ---- the equations ----------------------------------------------------------------
 #

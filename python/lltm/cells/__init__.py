@@ -20,15 +20,8 @@ from ._convert import (
 
 _NAMES = sorted(file.name for file in pkgutil.iter_modules(__path__) if file.name[0] != "_")
 
-__all__ = [
-    *_NAMES,
-    "from_keras",
-    "from_ncps",
-    "from_norse",
-    "from_snntorch",
-    "from_torchrecurrent",
-    "from_xlstm",
-]
+__all__ = [*_NAMES, "from_keras", "from_ncps", "from_norse", "from_snntorch"]
+__all__ += ["from_torchrecurrent", "from_xlstm"]
 
 
 class _Cells(types.ModuleType):
