@@ -306,22 +306,12 @@ def forms() -> Iterator[Form]:
         torch_step = getattr(nn, f"{name}Cell", nn.LSTMCell)
         of_layer: dict[str, Any] = {"torch_module": getattr(nn, name, nn.LSTM), "dtypes": dtypes}
         with_checkpoints = partial(ours, checkpoint_steps=2)
-        yield Form(
-            f"{name}Cell",
-            of_step(step, plain_step),
-            step,
-            dtypes,
-            steps=False,
-            torch_module=torch_step,
-        )
+        one_step = of_step(step, plain_step)
+        yield Form(f"{name}Cell", one_step, step, dtypes, steps=False, torch_module=torch_step)
         yield Form(name, every(ours, plain), make=ours, **of_layer)
         of_layer.update(dtypes=dtypes_of_others)
-        yield Form(
-            f"{name}, checkpoints",
-            layer(with_checkpoints, plain),
-            make=with_checkpoints,
-            **of_layer,
-        )
+        saving = layer(with_checkpoints, plain)
+        yield Form(f"{name}, checkpoints", saving, with_checkpoints, **of_layer)
         of_layer.update(make=ours, trainable=False)
         yield Form(f"{name}, evaluation", layer(ours, plain, finish=evaluated), **of_layer)
         of_layer.update(prepacked=True)

@@ -241,13 +241,8 @@ def from_snntorch(module: Any) -> CustomLayer:
     _, _, kind = _check("from_snntorch", neuron, *names).partition(".")
     _check("from_snntorch", linear, "torch.Linear")
     name, parameters = _SNNTORCH[kind]
-    usual: dict[str, Any] = {
-        "init_hidden": False,
-        "inhibition": False,
-        "state_quant": False,
-        "reset_delay": True,
-    }
-    usual |= {"reset_mechanism": "zero" if kind == "Alpha" else "subtract"}
+    usual: dict[str, Any] = dict.fromkeys(("init_hidden", "inhibition", "state_quant"), False)
+    usual |= {"reset_delay": True, "reset_mechanism": "zero" if kind == "Alpha" else "subtract"}
     usual |= {"graded_spikes_factor": 1, "all_to_all": True, "threshold": 1}
     _check_options("from_snntorch", neuron, {k: x for k, x in usual.items() if k not in parameters})
     x = torch.linspace(-2, 2, 9, requires_grad=True)
