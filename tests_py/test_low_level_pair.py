@@ -14,15 +14,8 @@ from lltm import _C, reference
 
 FORWARD = ("input", "weights", "bias", "old_h", "old_cell")
 BACKWARD = (
-    "grad_h",
-    "grad_cell",
-    "new_cell",
-    "input_gate",
-    "output_gate",
-    "candidate_cell",
-    "X",
-    "gate_weights",
-    "weights",
+    *("grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"),
+    *("X", "gate_weights", "weights"),
 )
 
 

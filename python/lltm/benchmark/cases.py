@@ -11,15 +11,8 @@ GATES = {"gru": 3, "lstm": 4, "lltm": 3}  # number of gates with rows in the wei
 TUTORIAL_SHAPE: Shape = (16, 32, 128)
 LOOP_SHAPE: Shape = (100, 16, 32, 128)  # --compile compiles the Python loop of only this sequence
 SHAPES: tuple[Shape, ...] = (
-    TUTORIAL_SHAPE,
-    (1, 32, 128),
-    (128, 512, 512),
-    LOOP_SHAPE,
-    (100, 64, 128, 256),
-    (100, 1, 128, 256),
-    (50, 128, 512, 512),
-    (100, 3, 50, 75),
-    (40, 256, 96, 200),
+    *(TUTORIAL_SHAPE, (1, 32, 128), (128, 512, 512), LOOP_SHAPE, (100, 64, 128, 256)),
+    *((100, 1, 128, 256), (50, 128, 512, 512), (100, 3, 50, 75), (40, 256, 96, 200)),
     (200, 1, 16, 65),
 )
 QUICK_SHAPES: tuple[Shape, ...] = (TUTORIAL_SHAPE, (20, 16, 32, 65))
