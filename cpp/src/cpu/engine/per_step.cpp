@@ -142,8 +142,8 @@ Gradients gradients_of(
   }
   const WeightGradients weights(args, dz.options());
   if (want_ih || want_hh) {
-    const Tensor h =
-        dz.size(0) == 0 ? *args.h_0 : entering_h(args, steps, 0, steps.size(), dz.scalar_type());
+    const Tensor h = dz.size(0) == 0 ? args.h_0->narrow(0, 0, 0)
+                                     : entering_h(args, steps, 0, steps.size(), dz.scalar_type());
     const Weights parts = weights.parts(*args.cell);
     weight_gradients(linear, parts, dz, h, flat_rows(args.input), args.saved);
   }

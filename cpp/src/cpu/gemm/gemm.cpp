@@ -128,8 +128,13 @@ void Linear::weight_gradients(
       [&](const Tensor& to, SlotRange slots, const int* blocks, const Tensor& by) {
         const Tensor rows = by.to(dz.scalar_type());
         for_each_run(slots, blocks, [&](int slot, int count) {
-          to.narrow(0, blocks[slot] * hidden_, count * hidden_)
-              .addmm_(dz.narrow(1, slot * hidden_, count * hidden_).t(), rows, accumulate ? 1 : 0);
+          Tensor part = to.narrow(0, blocks[slot] * hidden_, count * hidden_);
+          const Tensor a = dz.narrow(1, slot * hidden_, count * hidden_).t();
+          if (accumulate) {
+            part.add_(at::mm(a, rows));  // addmm might continue the chain of the earlier sum
+          } else {
+            at::mm_out(part, a, rows);
+          }
         });
       };
   if (out.ih.defined()) multiply(out.ih, cell_.x, cell_.x_blocks, projected_input(x));
