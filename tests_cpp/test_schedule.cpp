@@ -306,6 +306,7 @@ TEST(ChooseEngine, BySizes) {
   EXPECT_EQ(kind(with(call(1, 512, 2), backward)), Engine::kPerStep) << "few rows";
   EXPECT_EQ(kind(with(call(1, 128, 8), backward)), Engine::kBlocked) << "small weights";
   EXPECT_EQ(kind(with(call(20, 512, 2), backward)), Engine::kBlocked) << "many rows";
+  EXPECT_EQ(kind(with(call(1, 512, 5), backward)), Engine::kBlocked) << "many steps";
   const auto segment = [](Call& c) { c.backward = c.segment = true; };
   EXPECT_EQ(kind(with(call(4, 128, 1), segment)), Engine::kBlocked);
 }

@@ -17,11 +17,11 @@ bool is_faster_in_place(const Call& call) {
 }
 
 // For few rows of large weights, packing and transposing weights and their gradients would
-// dominate.
+// dominate. With more steps, ATen's operations take longer on several threads.
 bool has_few_rows(const Call& call) {
-  constexpr int64_t kMostRows = 32, kWeightsPerStep = 3 * 256 * 256;
-  return call.backward && !call.segment && call.steps > 1 && call.storage == Storage::kF32 &&
-         !call.heads && call.shape.rows <= kMostRows &&
+  constexpr int64_t kMostRows = 16, kMostSteps = 4, kWeightsPerStep = 3 * 256 * 256;
+  return call.backward && !call.segment && !call.heads && call.storage == Storage::kF32 &&
+         call.steps > 1 && call.steps <= kMostSteps && call.shape.rows <= kMostRows &&
          call.weights >= call.steps * kWeightsPerStep;
 }
 
