@@ -425,23 +425,28 @@ LLTM_CELL_INLINE T softplus(T x) {
 #define LLTM_LIBRARY(function) __builtin_##function
 #endif
 
-// On the CPU, instructions, because LLTM_KERNEL_FLAGS disable errno and traps.
+// On the CPU an instruction, because LLTM_KERNEL_FLAGS disable errno.
 LLTM_CELL_INLINE float sqrt(float x) {
   return LLTM_LIBRARY(sqrtf)(x);
 }
 LLTM_CELL_INLINE double sqrt(double x) {
   return LLTM_LIBRARY(sqrt)(x);
 }
-LLTM_CELL_INLINE float floor(float x) {
-  return LLTM_LIBRARY(floorf)(x);
-}
-LLTM_CELL_INLINE double floor(double x) {
-  return LLTM_LIBRARY(floor)(x);
-}
 
 template <typename T>
 LLTM_CELL_INLINE T abs(T x) {
   return with_sign_of(x, T(0));
+}
+
+// x86-64 without SSE4.1 has no instruction for it.
+template <typename T>
+LLTM_CELL_INLINE T floor(T x) {
+  constexpr T kIntegers =
+      sizeof(T) == 4 ? T(0x1p23) : T(0x1p52);  // larger numbers have no fraction
+  const T size = abs(x);
+  const T nearest = with_sign_of((size + kIntegers) - kIntegers, x);
+  const T below = nearest > x ? nearest - T(1) : nearest;
+  return size < kIntegers ? below : x;
 }
 
 // The C library's sin and cos of double are not vectorized. CUDA's branch only for large x.
