@@ -224,6 +224,7 @@ template <typename Args>
 void check_persistent(const CellInfo& cell, const PersistentType& type) {
   if (cell.h.count() == 0 || !cell.is_element_wise()) return;  // not in the persistent engine
   const int outputs = outputs_of<Args>(cell);
+  if (outputs > 8 && type.type == KernelType::kFloat) return;  // the engine falls back
   const std::int64_t piece = kWarps * kWarpUnits<typename Args::Element>;
   const auto kernel_of = [&](std::int64_t units, int tiles) {
     const std::int64_t hidden = units * piece / (Args::kIsForward ? 1 : cell.h.count());
