@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 from dataclasses import replace
@@ -26,7 +27,6 @@ from lltm.benchmark.user_model import compare_model, function
 
 RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
 CELLS = RUN / "layers.json"
-SWEEP = (RUN / "sweep.txt").read_text()
 STEP, SEQUENCE = Case((3, 5, 6)), Case((4, 3, 5, 6))
 PACKED, STACK = replace(SEQUENCE, packed=True), replace(SEQUENCE, layers=3, directions=2)
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
@@ -256,9 +256,9 @@ def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None
     measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
     assert "\n".join(tables(measured)).strip() in page
     found: dict[Any, list[float]] = {}
-    for cell, rest in re.findall(r"^(\w+) [\dx]+; (.*)$", SWEEP, re.M):
-        for dtype, kind, ratios in re.findall(r"(\w+) (\w+): ([^;]+)", rest):
-            for ratio, baseline in re.findall(r"([\d.]+) (nn\.\w+|ONNX Runtime)", ratios):
-                found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))
+    for shape in csv.DictReader((RUN / "sweep.csv").read_text().splitlines()):
+        for name, ratio in [*shape.items()][5:]:  # after threads and T, B, I, H
+            cell, dtype, kind, baseline = name.split(maxsplit=3)
+            found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))
     for row in [*sweep.table(found)][2:]:
         assert row in page
