@@ -91,10 +91,6 @@ def needs_extra(extra: str, *modules: str) -> pytest.MarkDecorator:
     )
 
 
-# Sequence lengths, longest first.
-LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
-
-
 # Tensors of Arguments, in the order of the operators.
 ARGUMENTS = ("input", "h", "c", "weights", "weight_hh", "bias", "bias_hh")
 

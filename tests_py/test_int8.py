@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import support
 import torch
-from support import LENGTHS, Arguments
+from support import Arguments
 from torch import Tensor
 
 import lltm
@@ -25,6 +25,8 @@ SHAPES = [
     *((10, 16, 32, 128), (1, 1, 1, 1), (5, 3, 4, 7), (33, 2, 9, 17), (4, 70, 65, 64)),
     *((3, 40, 20, 300), (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)),
 ]
+# Longest first.
+LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
 def quantized(a: Arguments) -> tuple[Tensor, ...]:

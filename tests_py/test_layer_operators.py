@@ -74,6 +74,18 @@ def test_modes_see_the_operators(name: str) -> None:
     assert any(op.startswith(OPERATOR_OF[name]) for op in operators.ours())
 
 
+@pytest.mark.parametrize(
+    ("package", "namespaces"), [(lltm.reference, {"aten"}), (lltm, {"aten", "lltm"})]
+)
+def test_the_reference_calls_only_operators_of_pytorch(package: Any, namespaces: set[str]) -> None:
+    layer = package.LLTM(INPUT, H, num_layers=2, bidirectional=True)
+    cell = package.LLTMCell(INPUT, H)
+    with support.Operators() as operators:
+        layer(torch.randn(6, B, INPUT))[0].sum().backward()
+        cell(torch.randn(B, INPUT))[0].sum().backward()
+    assert {name.partition(".")[0] for name, _ in operators.called} == namespaces
+
+
 @pytest.mark.parametrize("of", ["input", "h", "c"])
 @pytest.mark.parametrize("name", OPERATOR_OF)
 def test_a_subclass_of_tensor_sees_the_operator(name: str, of: str) -> None:
