@@ -533,6 +533,10 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         lltm.LSTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
         (torch.randn(4, 6, 3), _states(4, 4)),
     ),
+    "LSTM, projection": lambda: (
+        lltm.LSTM(3, 5, num_layers=2, bidirectional=True, proj_size=2),
+        (torch.randn(6, 4, 3), (torch.randn(4, 4, 2), torch.randn(4, 4, 5))),
+    ),
     "GRU": lambda: (lltm.GRU(3, 5), (torch.randn(6, 4, 3),)),
     "checkpoints": lambda: (
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True, checkpoint_steps=4),

@@ -18,7 +18,7 @@ import lltm
 
 pytestmark = pytest.mark.xdist_group("compilers")
 
-SIZES = ((6, 4), (9, 2), (2, 8), (1, 1))
+SIZES = ((6, 4), (9, 2), (2, 8), (3, 3), (1, 1))
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:
@@ -105,22 +105,12 @@ def test_a_sequence_of_dynamic_length_decomposes_into_scan(options: dict[str, An
             torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
 
 
-def test_a_decomposed_program_accepts_a_batch_as_large_as_the_number_of_steps() -> None:
-    module = lltm.LLTM(3, 5, batch_first=True)
-    program = dynamic_program(module, batch_first=True)
-    program = program.run_decompositions(support.decompositions())
-    for size in (3, 1):
-        x = torch.randn(size, size, 3)
-        with torch.no_grad():
-            torch.testing.assert_close(flat(program.module()(x)), flat(module(x)))
-
-
 def test_a_program_of_dynamic_length_serves_every_length() -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    program = dynamic_program(layer)
-    for sizes in (*SIZES, (0, 3)):
-        x = torch.randn(*sizes, 3)
-        torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
+    for layer in (lltm.LLTM(3, 5, num_layers=2), lltm.LSTM(3, 5, proj_size=2)):
+        program = dynamic_program(layer)
+        for sizes in (*SIZES, (0, 3)):
+            x = torch.randn(*sizes, 3)
+            torch.testing.assert_close(flat(program.module()(x)), flat(layer(x)))
 
 
 def test_a_decomposed_program_can_be_differentiated() -> None:

@@ -52,6 +52,7 @@ class Model(nn.Module):
     [
         *((lltm.LLTM, options) for options in OPTIONS),
         *((make, OPTIONS[-1]) for make in (lltm.LSTM, lltm.GRU, lltm.RNN)),
+        (lltm.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 2}),
         *((make, {}) for make in (lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell)),
         *((lltm.LLTMCell, {"bias": bias}) for bias in (True, False)),
     ],

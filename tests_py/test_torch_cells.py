@@ -21,7 +21,6 @@ import support
 import torch
 from forms import tensors as values
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
@@ -31,6 +30,7 @@ from lltm.cells import cifg
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741
+P = 2  # features of a projected h
 
 BOTH: dict[str, tuple[Any, Any]] = {
     name: (getattr(lltm, name), getattr(nn, name))
@@ -117,20 +117,26 @@ def arguments(name: str, kind: str, options: dict[str, Any]) -> tuple[Any, ...]:
     if kind == "no state":
         return (x,)
     count = options["num_layers"] * (2 if options["bidirectional"] else 1)
-    return x, states(name, *([count] if kind == "unbatched" else [count, B]))
+    hx = states(name, *([count] if kind == "unbatched" else [count, B]))
+    return x, (hx[0][..., :P].contiguous(), hx[1]) if options.get("proj_size") else hx
 
 
 KINDS = ("no state", "state", "unbatched", "packed", "packed, sorted")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@each_layer
+@pytest.mark.parametrize("name", [*LAYERS, "LSTM with proj_size"])
 def test_a_layer_is_torch_nn_s_in_every_combination_of_options(name: str, kind: str) -> None:
+    name, *projected = name.split(" with ")
     for options in OPTIONS:
+        options = {**options, **dict.fromkeys(projected, P)}
         ours, theirs = pair(name, **options)
+        assert list(ours.state_dict()) == list(theirs.state_dict())
         given = arguments(name, kind, options)
         expected = results_and_gradients(theirs, *given)
         assert_close(results_and_gradients(ours, *given), expected)
+        with torch.no_grad():
+            assert_close(values(ours(*given)), values(theirs(*given)))
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -178,31 +184,6 @@ def test_dropout_samples_the_mask_of_torch_nn_s(name: str, kind: str) -> None:
 
 # ----- an LSTM whose h is projected -------------------------------------------------
 
-P = 2
-
-
-def projected(kind: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments of a projected LSTM."""
-    x, *rest = arguments("LSTM", kind, options)
-    return (x, *((h[..., :P].contiguous(), c) for h, c in rest))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_with_a_projection_it_is_torch_nn_s_in_every_combination_of_options(kind: str) -> None:
-    for options in OPTIONS:
-        ours, theirs = pair("LSTM", **options, proj_size=P)
-        assert list(ours.state_dict()) == list(theirs.state_dict())
-        given = projected(kind, options)
-        expected = results_and_gradients(theirs, *given)
-        assert_close(results_and_gradients(ours, *given), expected)
-        with torch.no_grad():
-            output, (h_n, c_n) = ours(*given)
-            assert_close(values((output, (h_n, c_n))), values(theirs(*given)))
-            assert_close(values(ours.prepack()(*given)), values(theirs(*given)))
-        if kind == "state" and not options["bidirectional"]:
-            last = output[:, -1] if options["batch_first"] else output[-1]
-            assert torch.equal(last, h_n[-1])
-
 
 @pytest.mark.parametrize("steps", [1, 2, 3])  # PyTorch kernels for two, lltm engines for three
 def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
@@ -216,29 +197,6 @@ def test_with_a_projection_a_short_call_gives_the_same(steps: int) -> None:
     assert_close(results_and_gradients(ours, x), results_and_gradients(theirs, x))
     single = ours.float()(x.float())[0]  # avoids PyTorch's oneDNN warning
     assert_close(single, theirs(x)[0].float(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.xdist_group("compilers")
-def test_with_a_projection_it_is_compiled_exported_and_differentiated() -> None:
-    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True}
-    ours, theirs = pair("LSTM", **options, proj_size=P)
-    x = torch.randn(T, B, I, dtype=torch.float64)
-    hx = (torch.randn(4, B, P).double(), torch.randn(4, B, H).double())
-    expected = values(theirs(x, hx))
-    compiled: Any = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
-    assert_close(values(compiled(x, hx)), expected)
-    scripted: Any = torch.jit.script(ours)
-    assert_close(values(scripted(x, hx)), expected)
-    steps = torch.export.Dim("steps")
-    program = torch.export.export(ours, (x, hx), dynamic_shapes=({0: steps}, (None, None)))
-    assert_close(values(program.module()(x, hx)), expected)
-    longer = torch.randn(T + 2, B, I, dtype=torch.float64)
-    assert_close(values(program.module()(longer, hx)), values(theirs(longer, hx)))
-    samples = torch.stack([x, x + 1])
-    assert_close(
-        values(torch.vmap(lambda sample: ours(sample))(samples)),
-        [torch.stack(both) for both in zip(values(theirs(x)), values(theirs(x + 1)), strict=True)],
-    )
 
 
 def test_with_a_projection_a_prepacked_form_in_int8_is_close_and_saved() -> None:
@@ -295,29 +253,7 @@ def test_errors_of_a_projection_are_named() -> None:
             lltm.LSTM(I, H, **{"proj_size": P, **options})
 
 
-# ----- transforms ---------------------------------------------------------------
-
-
-def loss_of(module: nn.Module, parameters: Any, x: Tensor) -> Tensor:
-    results = values(functional_call(module, parameters, (x,)))
-    return torch.stack([y.sin().sum() for y in results]).sum()
-
-
-@each_module
-def test_gradients_of_each_sample_and_tangents_are_torch_nn_s(name: str) -> None:
-    ours, theirs = pair(name)
-    samples = torch.stack([input_of(name) for _ in range(3)])
-    parameters = {key: p.detach() for key, p in theirs.named_parameters()}
-    found = torch.vmap(lambda x: grad(lambda p: loss_of(ours, p, x))(parameters))(samples)
-    for k, x in enumerate(samples):
-        one = torch.autograd.grad(
-            loss_of(theirs, dict(theirs.named_parameters()), x), list(theirs.parameters())
-        )
-        assert_close([gradient[k] for gradient in found.values()], list(one))
-    tangents = {key: torch.randn_like(p) for key, p in parameters.items()}, torch.randn_like(x)
-    primals = parameters, samples[0]
-    carried = [jvp(lambda p, x, m=m: loss_of(m, p, x), primals, tangents) for m in (ours, theirs)]
-    assert_close(*carried)
+# ----- autocast -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [None, torch.float32, torch.bfloat16], ids=str)

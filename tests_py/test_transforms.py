@@ -238,40 +238,15 @@ def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     torch.testing.assert_close(mapped, stacked(looped))
 
 
-def reference_of(case: Case) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    reference = lltm.reference.LLTM if isinstance(case.module, lltm.LLTM) else None
-    plain = (reference or lltm.reference.LLTMCell)(**case.arguments).double()
-    plain.load_state_dict(case.module.state_dict())
-    return lambda x: tuple(tensors(plain(x)))
-
-
-SMALL: dict[str, Callable[[], Case]] = {
-    "cell": partial(cell_case, (2,)),
-    "layer": partial(layer_case, "one row", OPTIONS[1]),
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_jacobians_and_hessians_equal_those_of_the_reference(name: str) -> None:
-    case = SMALL[name]()
-    x = case.inputs[0]
-    plain = reference_of(case)
-
-    def ours(x: Tensor) -> tuple[Tensor, ...]:
-        return case.run(case.parameters, x)
-
-    expected = jacrev(plain)(x)
-    torch.testing.assert_close(jacrev(ours)(x), expected)
-    torch.testing.assert_close(jacfwd(ours)(x), expected)
-
-    def loss(function: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], Tensor]:
-        return lambda x: sum((y.square().sum() for y in function(x)), torch.zeros(()))
-
-    expected_hessian = hessian(loss(plain))(x)
-    assert expected_hessian.any()
-    torch.testing.assert_close(hessian(loss(ours))(x), expected_hessian)
-    torch.testing.assert_close(jacrev(jacrev(loss(ours)))(x), expected_hessian)
-    torch.testing.assert_close(jacrev(jacfwd(loss(ours)))(x), expected_hessian)
+@pytest.mark.parametrize("kind", ["cell", "one row"])
+def test_hessians_are_equal_in_every_mode(kind: str) -> None:
+    """test_properties.py compares reverse over reverse with finite differences."""
+    case = cell_case((2,)) if kind == "cell" else layer_case(kind, OPTIONS[1])
+    loss, x = partial(case.loss, case.parameters), case.inputs[0]
+    expected = jacrev(jacrev(loss))(x)
+    assert expected.any()
+    torch.testing.assert_close(hessian(loss)(x), expected)
+    torch.testing.assert_close(jacrev(jacfwd(loss))(x), expected)
 
 
 def test_gradients_of_an_ordinary_call_can_carry_tangents() -> None:
