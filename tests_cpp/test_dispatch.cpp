@@ -81,78 +81,22 @@ TEST(Dispatch, ADeviceWithoutKernelsWarnsOnce) {
   EXPECT_NE(warnings.texts[0].find("(this build has no kernels for the"), std::string::npos);
 }
 
-enum class Op { kCell, kSequence, kPacked };
-
-// Only C++ can pass an undefined tensor.
-struct WrongCall {
-  const char* name;
-  Op op;
-  void (*change)(Arguments& arguments);
-  const std::type_info& error;
-  const char* text;
-};
-
-// B = 4, I = 3, H = 5, T = 2. Packed: batch_sizes 4, 2, so N = 6.
-// clang-format off
-const WrongCall kWrongCalls[] = {
-    {"shape", Op::kCell, [](Arguments& a) { a.h = at::zeros({4, 6}); }, kValueError,
-     "lltm::step: expected h of shape (4, 5), got (4, 6)"},
-    {"value", Op::kPacked, [](Arguments& a) { a.batch_sizes = *a.batch_sizes + 1; }, kValueError,
-     "lltm::sequence: expected batch_sizes to begin with 4, the batch size of h_0, got 5"},
-    {"dtype", Op::kCell, [](Arguments& a) { a.weights = a.weights.to(at::kHalf); }, kTypeError,
-     "lltm::step: expected input of dtype float16, got float32"},
-    {"device", Op::kSequence, [](Arguments& a) { a.c = a.c.to(at::kMeta); }, kRuntimeError,
-     "lltm::sequence: expected c_0 on device cpu, got meta"},
-    {"input_undefined", Op::kCell, [](Arguments& a) { a.input = at::Tensor(); }, kTypeError,
-     "lltm::step: expected input to be a tensor, got an undefined tensor"},
-    {"h_undefined", Op::kCell, [](Arguments& a) { a.h = at::Tensor(); }, kTypeError,
-     "lltm::step: expected h to be a tensor, got an undefined tensor"},
-    {"c_undefined", Op::kCell, [](Arguments& a) { a.c = at::Tensor(); }, kTypeError,
-     "lltm::step: expected c to be a tensor, got an undefined tensor"},
-    {"weights_undefined", Op::kCell, [](Arguments& a) { a.weights = at::Tensor(); }, kTypeError,
-     "lltm::step: expected weight_ih to be a tensor, got an undefined tensor"},
-    {"c_0_undefined", Op::kSequence, [](Arguments& a) { a.c = at::Tensor(); }, kTypeError,
-     "lltm::sequence: expected c_0 to be a tensor, got an undefined tensor"},
-};
-// clang-format on
-
-Arguments right_arguments(Op op) {
-  switch (op) {
-    case Op::kCell:
-      return cell_problem({1, 4, 3, 5}, at::kFloat, 1);
-    case Op::kSequence:
-      return sequence_problem({2, 4, 3, 5}, at::kFloat, 1);
-    default:
-      return packed_problem({2, 2, 1, 1}, 3, 5, at::kFloat, 1);
-  }
-}
-
-// The C++ function, and the operator, as Python and TorchScript call it.
-void call_function(Op op, const Arguments& a) {
-  op == Op::kCell ? cell(a) : sequence(a);
-}
-void call_operator(Op op, const Arguments& a) {
-  op == Op::kCell ? call("lltm::step", step_stack(a)) : call("lltm::sequence", sequence_stack(a));
-}
-
-class Errors : public testing::TestWithParam<WrongCall> {};
-
-INSTANTIATE_TEST_SUITE_P(
-    WrongCalls,
-    Errors,
-    testing::ValuesIn(kWrongCalls),
-    [](const testing::TestParamInfo<WrongCall>& info) { return std::string(info.param.name); });
-
-TEST_P(Errors, AreTheSameForFunctionsAndOperators) {
-  const auto& [_, op, change, error, text] = GetParam();
-  for (const bool training : {false, true}) {
-    Arguments a = right_arguments(op);
-    if (training) a = requiring_grad(a);
-    EXPECT_NO_THROW(call_function(op, a));
-    EXPECT_NO_THROW(call_operator(op, a));
-    change(a);
-    expect_error([&, &name = op] { call_function(name, a); }, error, text);
-    expect_error([&, &name = op] { call_operator(name, a); }, error, text);
+// Only C++ can pass one. By function and by operator, as TorchScript calls it.
+TEST(Dispatch, UndefinedTensorsAreNamed) {
+  using Member = at::Tensor Arguments::*;
+  for (const auto& [member, name] :
+       {std::pair<Member, std::string>{&Arguments::input, "input"},
+        {&Arguments::h, "h"},
+        {&Arguments::c, "c"},
+        {&Arguments::weights, "weight_ih"}}) {
+    const Arguments right = cell_problem({1, 4, 3, 5}, at::kFloat, 1);
+    for (Arguments a : {right, requiring_grad(right)}) {
+      a.*member = at::Tensor();
+      const std::string text =
+          "lltm::step: expected " + name + " to be a tensor, got an undefined tensor";
+      expect_error([&] { cell(a); }, kTypeError, text);
+      expect_error([&] { call("lltm::step", step_stack(a)); }, kTypeError, text);
+    }
   }
 }
 
