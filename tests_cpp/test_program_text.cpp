@@ -717,18 +717,5 @@ TEST(CellErrors, NameLimits) {
   }
 }
 
-TEST(CellErrors, OfArbitraryBytesNameALine) {
-  std::mt19937 random(11);
-  for (int round = 0; round < 3000; ++round) {
-    std::string text = kBase;
-    for (int changes = 1 + static_cast<int>(random() % 3); changes > 0; --changes) {
-      text[random() % text.size()] = static_cast<char>(random());
-    }
-    const std::string error = error_of(text);  // may be empty: a digit changed
-    EXPECT_LT(error.size(), 500U);
-    for (const char c : error) EXPECT_TRUE(c >= ' ' && c <= '~') << error;
-  }
-}
-
 }  // namespace
 }  // namespace lltm

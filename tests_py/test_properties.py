@@ -191,10 +191,6 @@ def test_an_empty_sequence_gives_the_initial_states(form: Form, dtype: torch.dty
                 same(gradient, torch.full_like(values[name], float(is_its_own)))
 
 
-def transposed(t: Tensor) -> Tensor:
-    return t.transpose(0, -1).contiguous().transpose(0, -1)
-
-
 def by_columns(t: Tensor) -> Tensor:
     return t.movedim(-1, 0).contiguous().movedim(0, -1)
 
@@ -203,22 +199,13 @@ def with_gaps(t: Tensor) -> Tensor:
     return torch.stack([t, torch.full_like(t, math.nan)], dim=-1)[..., 0]
 
 
-def padded_rows(t: Tensor) -> Tensor:
-    wide = torch.full((*t.shape[:-1], t.shape[-1] + 3), math.nan, dtype=t.dtype)
-    wide[..., 1:-2] = t
-    return wide[..., 1:-2]
-
-
-def expanded(t: Tensor) -> Tensor:
-    return t[:1].expand_as(t)
-
-
 def of_one_value(t: Tensor) -> Tensor:
     """Stride 0, as in sum().backward()."""
     return t.flatten()[0].expand_as(t)
 
 
-LAYOUTS = (by_columns, with_gaps, transposed, padded_rows, expanded, of_one_value)
+# tests_cpp/properties.cpp tests more of them on the operators.
+LAYOUTS = (by_columns, with_gaps, of_one_value)
 
 
 @pytest.mark.parametrize(

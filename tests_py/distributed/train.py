@@ -70,7 +70,7 @@ def train(
     y: Tensor,
     updates: int = UPDATES,
     parts: int = 1,
-    last: Callable[[bool], contextlib.AbstractContextManager[None]] | None = None,
+    last: Callable[[bool], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[float]:
     """The losses over all processes, by update, of `parts` backward passes each.
@@ -83,7 +83,7 @@ def train(
         total = torch.zeros((), dtype=torch.float64)
         optimizer.zero_grad()
         for k, (part_x, part_y) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
-            with last(k == parts - 1) if last is not None else contextlib.nullcontext():
+            with last(k == parts - 1):
                 loss = nn.functional.mse_loss(model(part_x), part_y) / parts
                 loss.backward()
             total += loss.detach()
@@ -98,46 +98,31 @@ def same(result: Any, expected: Any) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-12)
 
 
-def check_ddp(make: Make, expected: list[float]) -> None:
-    model, x, y = make()
-    ddp = DistributedDataParallel(model)
-    same(train(ddp, mine(x), mine(y)), expected)
-
-    model, x, y = make()
-    ddp = DistributedDataParallel(model)
-
-    @contextlib.contextmanager
-    def synchronize(last: bool) -> Iterator[None]:
-        with contextlib.nullcontext() if last else ddp.no_sync():
-            yield
-
-    same(train(ddp, mine(x), mine(y), parts=2, last=synchronize), expected)
-
-
 def sharded(model: Model) -> Model:
     for module in (model.layer, model.cell, model):
         fully_shard(module)
-    return model
-
-
-def check_fsdp(make: Make, expected: list[float]) -> None:
-    model, x, y = make()
-    model = sharded(model)
     for parameter in model.parameters():
         assert isinstance(parameter, DTensor)
         assert parameter.to_local().shape[0] < parameter.shape[0]
-    same(train(model, mine(x), mine(y)), expected)
+    return model
 
-    model, x, y = make()
-    model = sharded(model)
 
-    @contextlib.contextmanager
-    def synchronize(last: bool) -> Iterator[None]:
-        assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(last)
-        yield
+def check_training(make: Make, wrap: Callable[[Model], nn.Module], expected: list[float]) -> None:
+    """Each update of one and of two backward passes, of which only the last synchronizes."""
+    for parts in (1, 2):
+        model, x, y = make()
+        wrapped: Any = wrap(model)
 
-    same(train(model, mine(x), mine(y), parts=2, last=synchronize), expected)
+        @contextlib.contextmanager
+        def synchronize(last: bool, wrapped: Any = wrapped) -> Iterator[None]:
+            if isinstance(wrapped, FSDPModule):
+                wrapped.set_requires_gradient_sync(last)
+                yield
+            else:
+                with contextlib.nullcontext() if last else wrapped.no_sync():
+                    yield
+
+        same(train(wrapped, mine(x), mine(y), parts=parts, last=synchronize), expected)
 
 
 def check_checkpoint(make: Make, expected: list[float], folder: str) -> None:
@@ -243,8 +228,8 @@ def main() -> None:
             model, x, y = make()
             expected = train(model, x, y)
             assert expected[-1] < expected[0]
-            check_ddp(make, expected)
-            check_fsdp(make, expected)
+            for wrap in (DistributedDataParallel, sharded):
+                check_training(make, wrap, expected)
             check_checkpoint(make, expected, f"{sys.argv[1]}/{cell}")
             for checkpoint_steps in (0, 3):
                 check_dtensor(make, checkpoint_steps)
