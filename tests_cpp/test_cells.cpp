@@ -365,19 +365,6 @@ TEST_P(SequenceDtype, PrepackedWeightsDoNotDependOnTheNumberOfThreads) {
   }
 }
 
-// Not in float64: MKL's rounding may depend on the row position.
-TEST_P(SequenceDtype, ReverseIsTheForwardSequenceOfTheFlippedInput) {
-  const Arguments arguments = dense({6, 5, 3, 17});
-  const Tensors one = sequence(arguments), other = against_the_steps(sequence)(arguments);
-  for (size_t k = 0; k < one.size(); ++k) {
-    EXPECT_TRUE(
-        dtype() == at::kDouble ? at::allclose(one[k], other[k], 1e-14, 1e-14)
-                               : identical(one[k], other[k]))
-        << "result " << k;
-  }
-  EXPECT_TRUE(identical(one[0][reverse() ? 0 : 5], one[1])) << "the last step taken";
-}
-
 TEST_P(SequenceDtype, BatchSizesMayBeStrided) {
   const Arguments arguments = packed({{7, 5, 5, 2}, 3, 5});
   Arguments strided = arguments;

@@ -78,28 +78,6 @@ TEST_P(CudaSequence, ResetAndMaskedValuesAndGradientsMatchOracle) {
   }
 }
 
-TEST_P(CudaSequence, InferenceIsBitwiseIdenticalToTraining) {
-  for (const Arguments& a : {dense({5, 9, 3, 24})(1), packed({5, 4, 4, 1}, 3, 24)(1)}) {
-    const Tensors trained = sequence(requiring_grad(a));
-    const at::NoGradGuard no_grad;
-    EXPECT_TRUE(identical(sequence(a), trained));
-  }
-}
-
-// As with batch_first.
-TEST_P(CudaSequence, GradientsOfTheOutputMayBeBatchFirst) {
-  for (const Sizes& sizes : {Sizes{4, 5, 3, 16}, Sizes{4, 5, 3, 7}}) {
-    const Arguments arguments = dense(sizes)(1);
-    const Tensors gradients = random_gradients(arguments);
-    Tensors batch_first = gradients;
-    batch_first[0] = gradients[0].transpose(0, 1).contiguous().transpose(0, 1);
-    ASSERT_FALSE(batch_first[0].is_contiguous());
-    EXPECT_TRUE(identical(
-        evaluate(sequence, arguments, batch_first).gradients,
-        evaluate(sequence, arguments, gradients).gradients));
-  }
-}
-
 // Below the operators.
 class CudaEngine : public FormTest {
  protected:

@@ -66,18 +66,6 @@ def test_backward_agrees_with_autograd(bias: bool) -> None:
     assert d_bias.shape == (15,)
 
 
-def test_accepts_arguments_by_name() -> None:
-    a = support.cell_arguments((4, 3, 5))
-    given = dict(zip(FORWARD, (a.input, a.weights, a.bias, a.h, a.c), strict=True))
-    results = _C.forward(**given)  # type: ignore[arg-type]
-    torch.testing.assert_close(results, run(a), rtol=0, atol=0)
-    _, *saved = results
-    values = (a.h, a.c, *saved, a.weights)
-    by_name = _C.backward(**dict(zip(BACKWARD, values, strict=True)))
-    by_position = _C.backward(*values)
-    torch.testing.assert_close(by_name, by_position, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(("function", "names"), [("forward", FORWARD), ("backward", BACKWARD)])
 def test_help_shows_the_signature_and_the_shapes(function: str, names: tuple[str, ...]) -> None:
     text = pydoc.plain(pydoc.render_doc(getattr(_C, function)))

@@ -1,4 +1,4 @@
-"""lltm.functional.sequence: resets, masks, oneDNN.
+"""lltm.functional.sequence: resets and masks.
 
 test_accuracy.py and tests_cpp/test_cells.cpp test sizes, dtypes and engines.
 """
@@ -27,17 +27,3 @@ def test_resets_and_masks_as_the_reference_does(reverse: bool) -> None:
         )
         torch.testing.assert_close(ours, expected)
         assert not torch.allclose(ours[0], support.sequence_outputs(lltm.functional, a)[0])
-
-
-@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
-def test_turning_onednn_off_changes_nothing() -> None:
-    layer = lltm.LLTM(32, 64, dtype=torch.bfloat16)
-    x = torch.randn(5, 40, 32, dtype=torch.bfloat16, requires_grad=True)
-
-    def results() -> tuple[torch.Tensor, ...]:
-        output, _ = layer(x)
-        return output, *torch.autograd.grad(output.sum(), (x, *layer.parameters()))
-
-    expected = results()
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert all(map(torch.equal, results(), expected))
