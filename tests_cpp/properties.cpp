@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>

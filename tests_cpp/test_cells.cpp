@@ -6,7 +6,6 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <array>
 #include <limits>
 #include <tuple>
 #include <vector>

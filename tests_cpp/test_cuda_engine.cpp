@@ -8,10 +8,8 @@
 #include <lltm/backends.h>
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>

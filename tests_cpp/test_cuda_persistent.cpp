@@ -21,7 +21,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>

@@ -14,7 +14,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 namespace lltm_test {
 

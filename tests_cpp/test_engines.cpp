@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdlib>
-#include <initializer_list>
 #include <string_view>
 #include <tuple>
 #include <vector>

@@ -6,7 +6,6 @@
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
 
 namespace lltm_test {

@@ -9,9 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
-#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>

@@ -15,7 +15,6 @@
 #include <array>
 #include <atomic>
 #include <stdexcept>
-#include <string>
 #include <thread>
 
 namespace lltm_test {

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <chrono>
 #include <clocale>
-#include <cstdlib>
 #include <cuchar>
 #include <exception>
 #include <fstream>

@@ -1,10 +1,8 @@
 // Fuzz tests of the parsers. Each target is a program with libFuzzer's entry points (fuzz.cpp).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <sstream>
 #include <string>
 #include <string_view>

@@ -13,7 +13,6 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <array>
 #include <span>
 #include <string>

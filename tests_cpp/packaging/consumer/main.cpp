@@ -18,7 +18,6 @@
 #include <map>
 #include <string>
 #include <tuple>
-#include <vector>
 
 namespace {
 
