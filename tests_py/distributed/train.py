@@ -70,7 +70,7 @@ def train(
     y: Tensor,
     updates: int = UPDATES,
     parts: int = 1,
-    last: Callable[[bool], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    last: Callable[[bool], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[float]:
     """The losses over all processes, by update, of `parts` backward passes each.
