@@ -1,5 +1,5 @@
 // Compiles all kernels with NVRTC, without a GPU.
-// test_cuda_elementwise.cpp and test_cuda_persistent.cpp test their results.
+// test_cuda_engine.cpp, test_cuda_custom_cells.cpp and test_cuda_persistent.cpp test their results.
 #include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
