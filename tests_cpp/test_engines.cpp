@@ -252,9 +252,17 @@ class Engines : public testing::TestWithParam<std::tuple<at::ScalarType, const c
       }
     }
     const bool all = std::string_view(cell) == "lltm";
-    for (size_t k = 0; k < problems.size();
-         k += all ? 1 : 4) {  // otherwise small, blocked and packed problems
-      const Arguments& arguments = problems[k];
+    if (!all) {  // small, blocked and packed problems, and heads
+      problems = {problems[0], problems[4], problems[8]};
+      for (const Sizes& sizes : {Sizes{9, 3, 19, 96}, {34, 2, 19, 64}, {5, 40, 33, 128}}) {
+        problems.push_back(sequence_problem(sizes, dtype, problems.size(), true, cell));
+        Arguments& a = problems.back();
+        a.weight_hh = a.weight_hh->narrow(1, 0, 32).reshape({a.h.size(1) / 32, -1, 32});
+        a.reverse = problems.size() % 2 == 0;
+        a.reset = random_reset(a, /*seed=*/problems.size());
+      }
+    }
+    for (const Arguments& arguments : problems) {
       SCOPED_TRACE(testing::Message() << arguments.input.sizes() << ' ' << arguments.h.sizes());
       test(Case(arguments), arguments);
     }

@@ -21,12 +21,14 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
       : PackedWeights(std::move(packed)), batch(batch_size) {}
 
   void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
+    if (cell.x.count() == 0) return;
     multiply(rows, a, x(block), z, cell.forgets, /*accumulate=*/false);
   }
   void recur(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
     if (cell.h.count() == 0) return;
     const auto z_h = z.from(0, cell.h.begin * slot_columns(block));
-    multiply(rows, a, h(block), z_h, cell.forgets && batch > 1, /*accumulate=*/true);
+    const auto h_of_head = a.from(0, first_of_h(block));
+    multiply(rows, h_of_head, h(block), z_h, cell.forgets && batch > 1, /*accumulate=*/true);
   }
 
  private:
@@ -54,13 +56,16 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
 struct SmallBatchWeightsInPlace {
   SmallBatchWeightsInPlace(const SequenceArgs& args, const Blocks& b)
       : ih(with_contiguous_rows(args.weight_ih)),
-        hh(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : at::Tensor()),
+        hh(args.weight_hh.defined() ? with_contiguous_rows(rows_of_heads(args.weight_hh))
+                                    : at::Tensor()),
         weights{
             *args.cell,
             read_weights<float>(ih, hh, args.h_0->size(1)),
             args.h_0->size(1),
-            args.input->size(-1)},
-        blocks(b) {}
+            args.input->size(-1) - args.cell->given * args.h_0->size(1),
+            heads_of(args.weight_hh)},
+        heads(weights.heads),
+        blocks(heads == 1 ? b : Blocks(b.total, b.total / heads)) {}
 
   int64_t slot_columns(int64_t block) const { return blocks.size(block); }
   void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
@@ -72,6 +77,7 @@ struct SmallBatchWeightsInPlace {
 
   at::Tensor ih, hh;
   WeightsInPlace<float> weights;
+  int64_t heads;
   Blocks blocks;
 };
 
