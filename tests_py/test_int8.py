@@ -289,7 +289,7 @@ def test_given_gates_are_computed_as_a_parameter_of_each_step(dtype: torch.dtype
     layer: Any = given.Layer(9 + 35, 35, dtype=dtype)
     int8, outputs, state = layer.prepack(torch.qint8), [], None
     x = torch.randn(6, 5, 9, dtype=dtype)
-    steps = [fixed.Layer(9, 35, dtype=dtype) for _ in x]
+    steps: list[Any] = [fixed.Layer(9, 35, dtype=dtype) for _ in x]
     for step, input in zip(steps, x.split(1), strict=True):
         step.load_state_dict(layer.state_dict(), strict=False)
         output, state = step.prepack(torch.qint8)(input, state)

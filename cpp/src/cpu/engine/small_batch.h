@@ -12,6 +12,7 @@
 #include "cpu/packed_weights.h"
 
 #include <utility>
+#include <vector>
 
 namespace lltm::cpu {
 
@@ -62,22 +63,32 @@ struct SmallBatchWeightsInPlace {
             *args.cell,
             read_weights<float>(ih, hh, args.h_0->size(1)),
             args.h_0->size(1),
-            args.input->size(-1) - args.cell->given * args.h_0->size(1),
-            heads_of(args.weight_hh)},
-        heads(weights.heads),
-        blocks(heads == 1 ? b : Blocks(b.total, b.total / heads)) {}
+            args.input->size(-1) - args.cell->given * args.h_0->size(1)},
+        heads(heads_of(args.weight_hh)),
+        blocks(heads == 1 ? b : Blocks(b.total, b.total / heads)) {
+    for (int64_t head = 0; head < heads && heads > 1; ++head) {
+      of_heads.push_back(weights);
+      of_heads.back().hidden = blocks.width;
+      auto& rows = of_heads.back().weights.hh;
+      rows = rows.from(blocks.begin(head) * args.cell->h.count());
+    }
+  }
 
   int64_t slot_columns(int64_t block) const { return blocks.size(block); }
   void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
     weights.multiply(rows, a, {}, blocks.begin(block), blocks.size(block), z);
   }
   void recur(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
-    weights.multiply(rows, {}, a, blocks.begin(block), blocks.size(block), z);
+    const int64_t unit = blocks.begin(block);
+    const auto& of_block = heads == 1 ? weights : of_heads[block];
+    const auto h = heads == 1 ? a : a.from(0, unit);
+    of_block.multiply(rows, {}, h, heads == 1 ? unit : 0, blocks.size(block), z);
   }
 
   at::Tensor ih, hh;
   WeightsInPlace<float> weights;
-  int64_t heads;
+  int64_t heads;                                // each is a block
+  std::vector<WeightsInPlace<float>> of_heads;  // of h; empty without heads
   Blocks blocks;
 };
 

@@ -71,7 +71,7 @@ class Linear {
 
 // For few rows, with weights in place, whose rows are contiguous. For `width` units from `unit` on:
 // z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part. Without h,
-// pre-activations of only h do not change. The units share a head.
+// pre-activations of only h do not change.
 template <typename T>
 struct WeightsInPlace {
   void multiply(
@@ -82,9 +82,6 @@ struct WeightsInPlace {
       int64_t width,
       Matrix<float> z) const {
     using Term = typename InPlaceGemm<T>::Term;
-    const int64_t units = hidden / heads, head = heads == 1 ? 0 : unit / units;
-    const auto h_of_head = h.from(0, head * units);
-    const auto hh = weights.hh.from(unit + head * (cell.h.count() - 1) * units);
     for (int64_t r = 0; r < rows; r += kMostProductRows) {
       const int64_t count = std::min(rows - r, kMostProductRows);
       for (int slot = 0; slot < cell.slots; ++slot) {
@@ -95,18 +92,16 @@ struct WeightsInPlace {
                               Matrix<const float> a,
                               Matrix<const T> w,
                               const int* blocks,
-                              int64_t height,
                               int64_t k) {
-          return has_term ? Term{a.from(r), w.from(blocks[slot] * height), k} : Term{};
+          return has_term ? Term{a.from(r), w.from(blocks[slot] * hidden + unit), k} : Term{};
         };
-        const bool written = cell.x.contains(slot) || cell.given_blocks[slot] > 0;
         gemms_f32<T>().multiply_transposed(
             count,
-            {{term(of_x, x, weights.ih.from(unit), cell.x_blocks, hidden, input_size),
-              term(of_h, h_of_head, hh, cell.h_blocks, units, units)},
+            {{term(of_x, x, weights.ih, cell.x_blocks, input_size),
+              term(of_h, h, weights.hh, cell.h_blocks, hidden)},
              width,
              z.from(r, slot * width),
-             /*accumulate=*/!of_x && written});
+             /*accumulate=*/!of_x && (cell.x.contains(slot) || cell.given_blocks[slot] > 0)});
       }
     }
   }
@@ -114,7 +109,6 @@ struct WeightsInPlace {
   const CellInfo& cell;
   WeightMatrices<T> weights;
   int64_t hidden, input_size;
-  int64_t heads = 1;
 };
 
 // Copies if rows overlap or are not contiguous.
