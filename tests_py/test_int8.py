@@ -230,13 +230,18 @@ def test_its_weights_need_a_quarter_of_the_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "cell", [lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.cells.cifg.Layer, heads=5)], ids=str
+    "cell",
+    [
+        *(partial(layer, 24, 70) for layer in (lltm.LLTM, lltm.LSTM, lltm.GRU)),
+        *(partial(lltm.cells.cifg.Layer, 24, size, heads=5) for size in (70, 160)),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_saved_weights_are_packed_again_bitwise_identically(
     cell: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    make = partial(cell, 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
+    make = partial(cell, num_layers=2, bidirectional=True, dtype=dtype)
     float_layer: Any = make()
     with torch.no_grad():  # rows without a scale; scales that float32 rounds
         for parameter in float_layer.parameters():
@@ -267,7 +272,8 @@ def test_heads_compute_as_a_matrix_with_zeros(
     dense.load_state_dict(state_dict)
     x, reset = torch.randn(steps, batch, inputs, dtype=dtype), torch.rand(steps, batch) < 0.2
     packed = pack_padded_sequence(x, torch.arange(batch) % steps + 1, enforce_sorted=False)
-    for arguments in ({"input": x, "reset": reset}, {"input": packed}):
+    hx = torch.rand(2, 2, batch, hidden, dtype=dtype).unbind()
+    for arguments in ({"input": x, "hx": hx, "reset": reset}, {"input": packed}):
         ours, theirs = (flat(m.prepack(torch.qint8)(**arguments)) for m in (layer, dense))
         assert all(map(torch.equal, ours, theirs))
     of_heads, of_zeros = (
