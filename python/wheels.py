@@ -96,20 +96,21 @@ def build(source: Path, torch: str, install_dir: str, site_packages: str, arch: 
     """Builds the wheel for one torch, with its files in `install_dir`."""
     folder = FOLDER / torch / arch
     shutil.rmtree(folder, ignore_errors=True)  # files of the archive have old times
-    cross: list[str] = []
+    settings = [
+        f"build-dir={folder / 'build'}",
+        f"wheel.install-dir={install_dir}",
+        f"cmake.define.LLTM_SITE_PACKAGES={site_packages}",
+        "cmake.define.LLTM_CPU_KERNELS=all",
+    ]
     if arch != platform.machine():
         run(ROOT / ".ci" / "aarch64", "setup", TORCH=torch)
-        cross = ["-C", "cmake.args=--preset=aarch64-torch", "-C", "cmake.define.LLTM_TESTS=OFF"]
-        cross += ["-C", f"cmake.define.Python_INCLUDE_DIR={ARM}/root/usr/include/python3.11"]
+        settings += ["cmake.args=--preset=aarch64-torch", "cmake.define.LLTM_TESTS=OFF"]
+        settings.append(f"cmake.define.Python_INCLUDE_DIR={ARM}/root/usr/include/python3.11")
     python = environment(folder / "venv", sys.executable, torch, *BUILD_TOOLS)
     run(
         *(python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", source),
         *("--wheel-dir", folder / "wheel"),
-        *("-C", f"build-dir={folder / 'build'}"),
-        *("-C", f"wheel.install-dir={install_dir}"),
-        *("-C", f"cmake.define.LLTM_SITE_PACKAGES={site_packages}"),
-        *("-C", "cmake.define.LLTM_CPU_KERNELS=all"),
-        *cross,
+        *(f"--config-settings={setting}" for setting in settings),  # -C since pip 23.1
         _PYTHON_HOST_PLATFORM=f"linux-{arch}",
     )
     (wheel,) = (folder / "wheel").glob("*.whl")

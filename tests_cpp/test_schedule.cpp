@@ -334,7 +334,7 @@ TEST(ChooseEngine, OneStepOf16Bits) {
       kind(with(call(16, 127, 1), [&](Call& c) { bf16(c), c.backward = true; })), Engine::kOneStep);
 }
 
-TEST(ChooseEngine, StagesAndHeads) {
+TEST(ChooseEngine, StagesGivenGatesAndHeads) {
   const Machine& machine = kSapphireRapids.machine;
   const auto stages = [](Call& c) { c.stages = true; };
   EXPECT_TRUE(choose_engine(machine, call(512)).machine.bf16x3);
@@ -344,15 +344,22 @@ TEST(ChooseEngine, StagesAndHeads) {
   EXPECT_EQ(kind(with(call(1, 512, 1), stages)), Engine::kPerStep) << "many weights in place";
   EXPECT_EQ(kind(with(call(8, 512, 1), stages)), Engine::kBlocked);
 
+  const auto given = [](Call& c) { c.given = true; };
+  EXPECT_EQ(kind(with(call(1, 128, 1), given)), Engine::kSmallBatch);
+  EXPECT_EQ(kind(with(call(8, 128, 1), given)), Engine::kBlocked);
+
   const auto heads = [](bool packs) {
     return [=](Call& c) { c.heads = true, c.packs_heads = packs; };
   };
   const auto dense = [&](const Call& call) { return choose_engine(machine, call).dense; };
   EXPECT_FALSE(dense(with(call(16), heads(true))));
   EXPECT_TRUE(dense(with(call(16), heads(false))));
-  EXPECT_EQ(kind(with(call(1), heads(true))), Engine::kBlocked);
-  EXPECT_EQ(kind(with(call(1), heads(false))), Engine::kSmallBatch) << "as one matrix";
-  EXPECT_EQ(kind(with(call(1, 128, 1), heads(false))), Engine::kPerStep);
+  for (const bool packs : {false, true}) {
+    EXPECT_EQ(kind(with(call(1), heads(packs))), Engine::kSmallBatch);
+    EXPECT_EQ(dense(with(call(1), heads(packs))), !packs);
+    EXPECT_FALSE(dense(with(call(1, 128, 1), heads(packs)))) << "weights in place";
+  }
+  EXPECT_TRUE(choose_engine(machine, with(call(512), heads(true))).machine.bf16x3);
   const Call empty = with(call(16), [&](Call& c) { heads(true)(c), c.empty = true; });
   EXPECT_FALSE(dense(empty));
   EXPECT_TRUE(dense(with(empty, [](Call& c) { c.backward = true; }))) << "has no heads per step";

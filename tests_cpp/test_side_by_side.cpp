@@ -14,8 +14,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 namespace lltm_test {
 namespace {
@@ -164,6 +166,35 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
       EXPECT_EQ(sums[0], 50 * 3);
     }
   }
+}
+
+// While others need all CPUs, a region of few threads runs on one, later again on all.
+TEST(BusyCpus, RegionsRunOnOneThread) {
+  if (lltm::cpu::usable_cpus() < 2) GTEST_SKIP() << "a single CPU";
+  using Clock = std::chrono::steady_clock;
+  const ThreadCount two(2);
+  const auto threads_until = [](int64_t expected) {
+    const auto end = Clock::now() + std::chrono::seconds(30);
+    int64_t threads = 0;
+    while (threads != expected && Clock::now() < end) {
+      lltm::cpu::parallel_region(2, [&](lltm::cpu::Team& team) {
+        if (team.thread() == 0) threads = team.threads();
+      });
+    }
+    return threads;
+  };
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> others;
+  for (int64_t k = 0; k < 2 * lltm::cpu::usable_cpus(); ++k) {
+    others.emplace_back([&] {
+      while (!stop) {
+      }
+    });
+  }
+  EXPECT_EQ(threads_until(1), 1);
+  stop = true;
+  for (std::thread& thread : others) thread.join();
+  EXPECT_EQ(threads_until(2), 2);
 }
 
 // Only the thread that calls fork() exists in the new process. libgomp supports one thread there,

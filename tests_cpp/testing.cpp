@@ -1,5 +1,7 @@
 #include "testing.h"
 
+#include "common/heads.h"
+
 #include <lltm/backends.h>
 #include <lltm/ops.h>
 
@@ -302,6 +304,7 @@ Tensors eager_sequence(const Arguments& a) {
   Tensors states = {a.h};
   if (a.c.defined()) states.push_back(a.c);
   Arguments step = a;
+  if (a.weight_hh) step.weight_hh = lltm::without_heads(*a.weight_hh);
   for (int64_t s = 0; s < steps; ++s) {
     const auto t = static_cast<size_t>(a.reverse ? steps - 1 - s : s);
     step.input = inputs[t];

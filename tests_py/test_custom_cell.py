@@ -331,6 +331,24 @@ def test_weight_ih_may_have_no_rows(reads: Any) -> None:
     assert (layer.prepack().packed_weights_l0.dtype == torch.uint8) == (reads != "input")
 
 
+@pytest.mark.parametrize("reads", [{}, {"f": "input", "g": ("input", "h")}], ids=str)
+@pytest.mark.parametrize("keeps", [0.0, 1.0])  # the small-batch engine then computes in float64
+def test_small_batches_with_heads_and_given_gates(reads: Any, keeps: float) -> None:
+    @lltm.cell(gates=("i", "f", "g"), reads=reads)
+    def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        c_next = (keeps + (1 - keeps) * sigmoid(z.f)) * c + sigmoid(z.i) * tanh(z.g)
+        return tanh(c_next) * sigmoid(z.f), c_next
+
+    # Weights in place and packed.
+    check_cell(cell, shapes=[(3, 2, 5, 6), (36, 3, 5, 96)], dtypes=[torch.float], verbose=False)
+    for steps, heads in ((1, 4), (7, 4), (40, 4), (40, 2)):
+        layer = cell.Layer(5 + 64 * len(reads), 64, bidirectional=True, heads=heads)
+        x, reset = torch.randn(steps, 2, layer.input_size), torch.rand(steps, 2) < 0.3
+        exact = copy.deepcopy(layer).double()(x.double(), reset=reset)[0]
+        error = (layer(x, reset=reset)[0] - exact).abs().max()
+        assert error <= 16 * torch.finfo(torch.float).eps * exact.abs().max()
+
+
 def test_padding_of_a_product_does_not_read_uninitialized_memory() -> None:
     @lltm.cell(gates=("n",), reads={"n": ("x", "product")}, parameters={"p": 0.5})
     def cell(z: Any, h: Tensor, p: Tensor) -> Tensor:

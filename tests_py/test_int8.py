@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import support
 import torch
-from support import Arguments
+from support import Arguments, flat
 from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import lltm
 
@@ -231,13 +232,18 @@ def test_its_weights_need_a_quarter_of_the_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "cell", [lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.cells.cifg.Layer, heads=5)], ids=str
+    "cell",
+    [
+        *(partial(layer, 24, 70) for layer in (lltm.LLTM, lltm.LSTM, lltm.GRU)),
+        *(partial(lltm.cells.cifg.Layer, 24, size, heads=5) for size in (70, 160)),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_saved_weights_are_packed_again_bitwise_identically(
     cell: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    make = partial(cell, 24, 70, num_layers=2, bidirectional=True, dtype=dtype)
+    make = partial(cell, num_layers=2, bidirectional=True, dtype=dtype)
     float_layer: Any = make()
     with torch.no_grad():  # rows without a scale; scales that float32 rounds
         for parameter in float_layer.parameters():
@@ -251,6 +257,53 @@ def test_saved_weights_are_packed_again_bitwise_identically(
         assert dict(module.named_buffers()).keys() == dict(int8.named_buffers()).keys()
         for name, buffer in module.named_buffers():
             assert torch.equal(buffer, int8.get_buffer(name))
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 9, 96), (1, 1, 4, 64), (7, 40, 20, 128)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_compute_as_a_matrix_with_zeros(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    steps, batch, inputs, hidden = shape
+    make = partial(lltm.cells.cifg.Layer, inputs, hidden, bidirectional=True, dtype=dtype)
+    layer, dense = make(heads=hidden // 32), make()
+    state_dict = layer.state_dict()
+    for name in [name for name in state_dict if "weight_hh" in name]:
+        blocks = state_dict[name].unflatten(1, (-1, 32)).movedim(1, 0)
+        state_dict[name] = torch.cat([torch.block_diag(*gate) for gate in blocks])
+    dense.load_state_dict(state_dict)
+    x, reset = torch.randn(steps, batch, inputs, dtype=dtype), torch.rand(steps, batch) < 0.2
+    packed = pack_padded_sequence(x, torch.arange(batch) % steps + 1, enforce_sorted=False)
+    hx = torch.rand(2, 2, batch, hidden, dtype=dtype).unbind()
+    for arguments in ({"input": x, "hx": hx, "reset": reset}, {"input": packed}):
+        ours, theirs = (flat(m.prepack(torch.qint8)(**arguments)) for m in (layer, dense))
+        assert all(map(torch.equal, ours, theirs))
+    of_heads, of_zeros = (
+        m.prepack(torch.qint8).get_buffer("packed_weights_l0").numel() for m in (layer, dense)
+    )
+    # Without zeros; the same scales and sums.
+    assert of_zeros - of_heads == 3 * hidden * (hidden - 32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_given_gates_are_computed_as_a_parameter_of_each_step(dtype: torch.dtype) -> None:
+    def function(z: Any, m: Tensor) -> Tensor:
+        return torch.tanh(z.a) * m
+
+    parameters = {"m": torch.nn.init.uniform_}
+    fixed = lltm.cell(gates=("a",), parameters=parameters, bounded=True)(function)
+    options: dict[str, Any] = {"reads": {"m": "input"}, "bounded": True, "name": "given"}
+    given = lltm.cell(gates=("a", "m"), **options)(lambda z: function(z, z.m))
+    layer: Any = given.Layer(9 + 35, 35, dtype=dtype)
+    int8, outputs, state = layer.prepack(torch.qint8), [], None
+    x = torch.randn(6, 5, 9, dtype=dtype)
+    steps: list[Any] = [fixed.Layer(9, 35, dtype=dtype) for _ in x]
+    for step, input in zip(steps, x.split(1), strict=True):
+        step.load_state_dict(layer.state_dict(), strict=False)
+        output, state = step.prepack(torch.qint8)(input, state)
+        outputs.append(output)
+    m = torch.stack([step.m_l0.expand(5, -1) for step in steps])
+    assert torch.equal(int8(torch.cat([x, m], -1))[0], torch.cat(outputs))
 
 
 def test_weights_and_scales_are_saved() -> None:

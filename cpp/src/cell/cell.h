@@ -77,11 +77,12 @@ struct CellInfo {
   constexpr const Pass* backward() const {
     return programs == nullptr ? nullptr : &programs->backward;
   }
-  // GEMMs of x and h, then a single stage. Some engines run no other step.
-  constexpr bool is_element_wise() const {
-    return given == 0 &&
-           (programs == nullptr || (programs->forward.count == 1 && programs->backward.count == 1));
+  // Products or means divide the step.
+  constexpr bool has_stages() const {
+    return programs != nullptr && (programs->forward.count > 1 || programs->backward.count > 1);
   }
+  // GEMMs of x and h, then a single stage. Some engines run no other step.
+  constexpr bool is_element_wise() const { return given == 0 && !has_stages(); }
   constexpr const char* title() const { return programs == nullptr ? name : programs->name; }
   constexpr bool has_c() const { return states > 0; }
   // Widths in multiples of H. Zeros pad the smaller weight in a concatenated matrix.

@@ -14,6 +14,10 @@ inline bool has_heads(const at::Tensor& weight_hh) {
 inline int64_t heads_of(const at::Tensor& weight_hh) {
   return has_heads(weight_hh) ? weight_hh.size(0) : 1;
 }
+// The rows of all heads, (heads * Gh * H/heads, H/heads).
+inline at::Tensor rows_of_heads(const at::Tensor& weight_hh) {
+  return has_heads(weight_hh) ? weight_hh.flatten(0, 1) : weight_hh;
+}
 // (Gh * H, H), with zeros between heads.
 inline at::Tensor without_heads(const at::Tensor& weight_hh) {
   if (!has_heads(weight_hh)) return weight_hh;

@@ -51,8 +51,8 @@ std::vector<Tensor> unpack_saved(std::string_view name, const Tensor& given) {
   if (!has_form(packed, GemmFormat::kInt8)) return matrices_of_layer(cell, weights);
   std::vector<Tensor> rows, scales;
   for (const Tensor& w : {weights.ih, weights.hh}) {  // exactly rows * scales; a zero row has 0 / 0
-    scales.push_back(at::amax(w.abs(), 1) / kInt8Largest);
-    rows.push_back(at::nan_to_num(w / scales.back().unsqueeze(1), 0).to(at::kChar));
+    scales.push_back(at::amax(w.abs(), -1) / kInt8Largest);
+    rows.push_back(at::nan_to_num(w / scales.back().unsqueeze(-1), 0).to(at::kChar));
   }
   return {rows[0], rows[1], scales[0], scales[1]};
 }

@@ -3,13 +3,12 @@
 namespace lltm::cpu {
 namespace {
 
-// A step with few rows, for which packing would dominate. The per-step engine reads float32 weights
-// in place, but its ATen operations take as long as packing this many weights a row. Other engines
-// for a single step do not run stages and heads.
+// A step with stages and few rows, for which packing would dominate. The per-step engine reads
+// float32 weights in place, but its ATen operations take as long as packing this many weights a
+// row.
 bool is_faster_in_place(const Call& call) {
   constexpr int64_t kWeightsPerRow = 3 * 256 * 256;
-  const bool one_engine = !call.stages && !call.heads;
-  if (one_engine || call.backward || call.prepacked != 0 || call.storage != Storage::kF32 ||
+  if (!call.stages || call.backward || call.prepacked != 0 || call.storage != Storage::kF32 ||
       call.steps > 1 || call.shape.batch > kMostProductRows) {
     return false;
   }
@@ -70,28 +69,28 @@ Engine choose_engine(const Machine& machine, Call call) {
     }
   }
   const bool per_step = !blocks || is_faster_in_place(call) || has_few_rows(call);
-  // Only its forward pass has heads of any size.
-  engine.dense = call.heads && !(call.packs_heads && blocks) && (call.backward || !per_step);
-  if (per_step) return engine;
-  if (engine.dense) {
-    call.heads = false;
-    call.stride_hh = call.shape.hidden;
-  }
-  engine.kind = Engine::kBlocked;
-  if (call.stages || call.heads) {
-    engine.machine.bf16x3 = false;
-    return engine;
-  }
-  if (!call.backward && call.storage == Storage::kF32) {
+  if (!per_step) engine.kind = Engine::kBlocked;
+  if (!per_step && !call.stages && !call.backward && call.storage == Storage::kF32) {
     const bool prepacked = call.prepacked != 0;
     engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);
     if (prefers_small_batch(call, engine.machine, engine.small_batch)) {
       engine.kind = Engine::kSmallBatch;
-      return engine;
     }
   }
+  // Without packing, heads may have any size, except in the per-step engine's backward pass.
+  const bool packs =
+      !per_step && !(engine.kind == Engine::kSmallBatch && engine.small_batch.in_place);
+  engine.dense = call.heads && (packs ? !call.packs_heads : call.backward);
+  if (engine.kind != Engine::kBlocked) return engine;
+  // A product's operand may be out of range.
+  if (call.stages) engine.machine.bf16x3 = false;
+  if (engine.dense) {
+    call.heads = false;
+    call.stride_hh = call.shape.hidden;
+  }
   const bool one_step = call.steps == 1 && call.prepacked == 0 && !call.segment;
-  if (one_step && has_step_kernel(machine, call)) engine.kind = Engine::kOneStep;
+  const bool has_engine = !call.stages && !call.given && !call.heads;
+  if (one_step && has_engine && has_step_kernel(machine, call)) engine.kind = Engine::kOneStep;
   return engine;
 }
 

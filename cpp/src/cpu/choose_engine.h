@@ -20,7 +20,8 @@ struct Call {
   bool backward = false;
   bool segment = false;  // of a sequence with activation checkpoints
   bool empty = false;    // input, state or a matrix has no elements
-  bool stages = false;   // the step has several stages or given gates
+  bool stages = false;   // the step has several stages
+  bool given = false;    // the step has given gates
   bool forgets = false;  // as CellInfo
   // Weights with heads, and whether these are packed by head.
   bool heads = false, packs_heads = false;

@@ -1,5 +1,5 @@
-// The CPUs of a call: threads of the application share them (Running), and so do the two
-// directions of a layer (Crew).
+// The CPUs of a call: threads of the application share them (Running), other processes use them
+// (other_processes_run), and the two directions of a layer share the call's (Crew).
 #pragma once
 
 #include "cpu/barrier.h"
@@ -16,6 +16,11 @@ namespace lltm::cpu {
 
 // CPUs that this thread may use: its affinity, and the quota of its container.
 int64_t usable_cpus();
+
+// Whether this thread recently waited for a CPU for an eighth of the time. Then a call on a single
+// thread is faster: with several, each barrier waits for the thread that has no CPU. From time to
+// time false, to try all threads again.
+bool other_processes_run();
 
 // Exists while a thread of the application is in a region. Concurrent regions share the CPUs. Their
 // number is the recent maximum, because calls do other work between their regions.
@@ -41,12 +46,17 @@ class Running {
   static void reset() { count = recent = 0; }  // in a forked process
 
   int64_t share_of(int64_t threads) const {
-    const int64_t regions = recent_regions();
-    return regions == 1 ? threads : std::clamp<int64_t>(usable_cpus() / regions, 1, threads);
+    const int64_t regions = recent_regions(), cpus = usable_cpus();
+    if (regions > 1) return std::clamp<int64_t>(cpus / regions, 1, threads);
+    const bool few = threads > 1 && threads <= std::min(kFewThreads, cpus);
+    return few && other_processes_run() ? 1 : threads;
   }
 
  private:
   static constexpr int64_t kMemory = 64;  // units per region; the maximum falls by 1/32 per region
+  // With more threads, a single one is not faster. libgomp's idle threads spin, so that half of
+  // them would not be faster either.
+  static constexpr int64_t kFewThreads = 4;
   static inline std::atomic<int64_t> count{0}, recent{0};
   static inline thread_local bool inside = false;
   int64_t recent_regions() const { return (recent_ + kMemory - 1) / kMemory; }

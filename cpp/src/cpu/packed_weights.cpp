@@ -90,7 +90,7 @@ template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
     const CellInfo& cell, const Weights& weights, const Blocks& scheduled) {
   const int64_t input_size = weights.ih.size(1), heads = heads_of(weights.hh);
-  const Blocks blocks = blocks_of_heads(scheduled, heads);
+  const Blocks blocks = blocks_of_heads<Format>(scheduled, heads);
   const int64_t bytes = PackedWeights<Format>::bytes(cell, blocks.total, input_size, heads);
   PackedWeights<Format> packed(cell, blocks, input_size, heads, empty_bytes(weights.hh, bytes));
   return pack(weights, packed) ? std::optional(std::move(packed)) : std::nullopt;
@@ -172,11 +172,10 @@ bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   if (header.further_heads < 0 || header.further_heads >= std::max<int64_t>(header.hidden, 1)) {
     return false;
   }
-  if (header.further_heads > 0) {
-    const bool divides =
-        header.hidden % (header.heads() * kHeadAlign) == 0 && header.blocks % header.heads() == 0;
-    const bool may_have = header.bf16x3_blocks == 0 && header.operand != kOperandTag<Int8Format>;
-    if (!divides || !may_have) return false;
+  if (header.further_heads > 0 &&
+      (header.hidden % (header.heads() * kHeadAlign) != 0 || header.blocks % header.heads() != 0 ||
+       header.bf16x3_blocks % header.heads() != 0)) {
+    return false;
   }
   const auto is = [&](at::ScalarType dtype) { return header.dtype == static_cast<int32_t>(dtype); };
   const bool once = header.bf16x3_blocks == 0;
@@ -185,7 +184,7 @@ bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   };
   switch (header.operand) {
     case kOperandTag<Int8Format>:
-      return is(at::kFloat) && once && cell.is_element_wise() && bytes == end(Int8Format{});
+      return is(at::kFloat) && once && !cell.has_stages() && bytes == end(Int8Format{});
     case kOperandTag<Bf16Format>:
       return is(at::kBFloat16) && once && bytes == end(Bf16Format{});
     case kOperandTag<F32Format>:
@@ -326,7 +325,8 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
       slots_of(cell)};
   Machine machine = current_machine();
   machine.threads = usable_cpus();
-  return blocks_of_heads(prepack_blocks(machine, kFormat<Format>, shape), heads_of(weights.hh));
+  const Blocks blocks = prepack_blocks(machine, kFormat<Format>, shape);
+  return blocks_of_heads<Format>(blocks, heads_of(weights.hh));
 }
 
 // Returns an undefined tensor if values are out of range.
@@ -373,19 +373,19 @@ Tensor quantize(const CellInfo& cell, const Weights& weights) {
       "lltm::prepack: expected weights of dtype float32, bfloat16 or float16 to quantize, got"
       " float64");
   TORCH_CHECK_VALUE(
-      cell.is_element_wise(),
-      "lltm::prepack: expected a cell without products, means and given gates to quantize, got ",
+      !cell.has_stages(),
+      "lltm::prepack: expected a cell without products and means to quantize, got ",
       cell.title());
   TORCH_CHECK_VALUE(
       cell.bounded,
       "lltm::prepack: expected a cell that is bounded (|h'| <= 1) to quantize, got ",
       cell.title());
   TORCH_CHECK_VALUE(
-      weights.hh.size(1) <= kInt8MostK && weights.ih.size(1) <= kInt8MostK,
+      weights.hh.size(-1) <= kInt8MostK && weights.ih.size(1) <= kInt8MostK,
       "lltm::prepack: expected weights of hidden and input size at most ",
       kInt8MostK,
       " to quantize, got ",
-      weights.hh.size(1),
+      weights.hh.size(-1),
       " and ",
       weights.ih.size(1));
   Tensor packed = prepack_as<Int8Format>(cell, weights, at::kFloat);
@@ -405,16 +405,17 @@ Tensor prepack(
   const Weights given = weights_of(cell, weight_ih, weight_hh);
   const bool empty = (cell.x.count() > 0 ? given.ih : given.hh).numel() == 0;
   const bool in_aten = dtype == at::kDouble || empty || !F32Format::available();
-  const bool packs = packs_heads(given.hh) && !in_aten && quantized != at::kQInt8;
+  const bool quantizes = quantized == at::kQInt8 && !empty;
+  const bool packs = packs_heads(given.hh) && (quantizes || !in_aten);
   const Weights weights = {given.ih, packs ? given.hh : without_heads(given.hh)};
-  if (quantized == at::kQInt8 && !empty) return quantize(cell, weights);
+  if (quantizes) return quantize(cell, weights);
   if (in_aten) {
     return weight_hh.defined() ? concatenate(cell, weights)
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
   const bool bf16 = dtype == at::kBFloat16;
   if (bf16 && Bf16Format::available()) return prepack_as<Bf16Format>(cell, weights, dtype);
-  const bool twice = Bf16x3Format::available() && !bf16 && !packs && cell.is_element_wise();
+  const bool twice = Bf16x3Format::available() && !bf16 && !cell.has_stages();
   return twice ? prepack_twice(cell, weights, dtype) : prepack_as<F32Format>(cell, weights, dtype);
 }
 

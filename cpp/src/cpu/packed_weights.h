@@ -54,9 +54,13 @@ struct PackedWeights {
     return {data_of(block) + cell.x.count() * slot_columns(block) * k_x, k_h, n, n};
   }
   int64_t units_of_head() const { return blocks.total / heads; }
-  int64_t head_of(int64_t block) const { return blocks.begin(block) / units_of_head(); }
-  // The first column of h that the block reads.
-  int64_t first_of_h(int64_t block) const { return head_of(block) * units_of_head(); }
+  int64_t head_of(int64_t block) const {
+    return heads == 1 ? 0 : blocks.begin(block) / units_of_head();
+  }
+  // The first column of h, as an operand, that the block reads.
+  int64_t first_of_h(int64_t block) const {
+    return head_of(block) * Format::head_stride(units_of_head());
+  }
   int64_t columns(int64_t block) const { return cell.slots * slot_columns(block); }
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
@@ -74,10 +78,11 @@ struct PackedWeights {
 };
 
 // No block has units of two heads.
-inline Blocks blocks_of_heads(const Blocks& blocks, int64_t heads) {
+template <typename Format>
+Blocks blocks_of_heads(const Blocks& blocks, int64_t heads) {
+  static_assert(kHeadAlign % Format::kUnitAlign == 0);
   if (heads == 1) return blocks;
-  constexpr int64_t kAlign = 16;
-  return {blocks.total, kAlign, heads * divide_up(blocks.count, heads)};
+  return {blocks.total, Format::kUnitAlign, heads * divide_up(blocks.count, heads)};
 }
 
 // Returns nullopt if values are out of range.

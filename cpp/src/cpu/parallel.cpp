@@ -1,6 +1,7 @@
 #include "cpu/parallel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <limits>
 
@@ -23,7 +24,43 @@ int64_t quota_cpus() {
   return std::max<int64_t>(static_cast<int64_t>(quota / period + 0.5), 1);
 }
 
+using Clock = std::chrono::steady_clock;
+
+// How long this thread has waited for a CPU in its life, or 0 if the system does not say.
+std::chrono::nanoseconds waited_for_cpu() {
+  int64_t running = 0, waited = 0;
+  std::ifstream("/proc/thread-self/schedstat") >> running >> waited;
+  return std::chrono::nanoseconds(waited);
+}
+
 }  // namespace
+
+bool other_processes_run() {
+  // The file takes microseconds to read.
+  constexpr std::chrono::milliseconds kShort(20), kLong(2000);
+  struct State {
+    bool found = true;  // the first period begins as after others have run
+    Clock::duration pause = kShort;
+    Clock::time_point since, until;
+    std::chrono::nanoseconds waited;
+  };
+  thread_local State state;
+  const auto now = Clock::now();
+  if (now < state.until) return state.found;
+  const auto waited = waited_for_cpu();
+  if (state.found) {
+    state.found = false;  // try all threads again
+  } else if ((waited - state.waited) * 8 > now - state.since) {
+    state.found = true;
+    state.pause = std::min<Clock::duration>(2 * state.pause, kLong);
+  } else {
+    state.pause = kShort;
+  }
+  state.until = now + (state.found ? state.pause : kShort);
+  state.since = now;
+  state.waited = waited;
+  return state.found;
+}
 
 // A thread of the parent that was in a region does not exist in a forked process.
 [[maybe_unused]] const int kAtFork = pthread_atfork(nullptr, nullptr, Running::reset);

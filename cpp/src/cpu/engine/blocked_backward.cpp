@@ -53,7 +53,7 @@ class BlockedBackward {
         grid_(schedule.grid),
         heads_(heads_of(args.weight_hh)),
         units_(hidden_ / heads_),
-        blocks_(blocks_of_heads(schedule.blocks, heads_)),
+        blocks_(blocks_of_heads<Format>(schedule.blocks, heads_)),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         shares_(steps_, batch_, grid_, blocks_.count),
         io_(args, steps_),
@@ -170,8 +170,8 @@ class BlockedBackward {
     const Tensor matrix = weights_.hh.flatten(0, -2);  // heads' rows
     const auto w = read<Unpacked>(matrix).from((gemm.gates.begin - cell_.h.begin) * units_);
     const int64_t all = gemm.gates.count() * units_;
-    // One call if the pre-activations are also adjacent in the operand.
-    const int64_t rows = slot_pitch_ == hidden_ ? all : hidden_;
+    // One call if the pre-activations are also adjacent in the operand. With heads, a B per gate.
+    const int64_t rows = heads_ > 1 ? units_ : slot_pitch_ == hidden_ ? all : hidden_;
     return parallel_tasks(
         blocks_.count,
         hidden_ * gemm.k,
@@ -183,8 +183,10 @@ class BlockedBackward {
           const auto w_head = w.from(head * cell_.h.count() * units_);
           for (int64_t row = 0; row < all && own.size() > 0; row += rows) {
             const auto x = w_head.from(row + own.begin, blocks_.begin(block) - head * units_);
-            const int64_t k0 = row / hidden_ * slot_pitch_ + own.begin;
-            const auto to = block_of_weights(gemm, block);
+            const int64_t gate = row / rows;
+            const auto to =
+                heads_ > 1 ? gate_of_weights(gemm, block, gate) : block_of_weights(gemm, block);
+            const int64_t k0 = (heads_ > 1 ? 0 : gate * slot_pitch_) + own.begin;
             in_range &= Format::pack_b(to, k0, 0, x, own.size(), blocks_.size(block));
           }
           return in_range;
@@ -289,13 +291,14 @@ class BlockedBackward {
       Matrix<float> to,
       bool accumulate) const {
     const auto dz = dz_operand(c, k, gemm.gates).from(rows.begin);
-    auto w = as_const(block_of_weights(gemm, block));
-    if (heads_ == 1) return Format::gemm(rows.size(), dz, w, to, accumulate);
-    w.k = units_;
+    if (heads_ == 1) {
+      const auto w = as_const(block_of_weights(gemm, block));
+      return Format::gemm(rows.size(), dz, w, to, accumulate);
+    }
     for (int gate = 0; gate < gemm.gates.count(); ++gate) {
       const auto a = dz.from(0, gate * slot_pitch_ + head_of(block) * units_);
+      const auto w = as_const(gate_of_weights(gemm, block, gate));
       Format::gemm(rows.size(), a, w, to, accumulate || gate > 0);
-      w.data += units_ * w.n;
     }
   }
 
@@ -355,6 +358,12 @@ class BlockedBackward {
     const int64_t n = Format::padded_n(blocks_.size(block));
     auto* const data = static_cast<Element*>(packed_weights_.data_ptr()) + gemm.offset;
     return {data + blocks_.begin(block) * gemm.k, gemm.k, n, n};
+  }
+
+  // With heads.
+  PackedB<Element> gate_of_weights(const RecurrentGemm& gemm, int64_t block, int64_t gate) const {
+    const auto all = block_of_weights(gemm, block);
+    return {all.data + gate * units_ * all.n, units_, all.n, all.n};
   }
 
   const Tensor& dz_tensor(size_t chunk) const { return dz_[kDzIsOperand ? chunk % 2 : 0]; }

@@ -64,6 +64,8 @@ class BlockedForward {
         hidden_(args.h_0->size(1)),
         input_size_(args.input->size(-1) - cell_.given * hidden_),
         weights_(std::move(weights)),
+        heads_(weights_.heads),
+        units_(hidden_ / heads_),
         blocks_(weights_.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         io_(args, steps_),
@@ -100,9 +102,8 @@ class BlockedForward {
     if (Format::fits_in_place(hidden_, h_0.stride(0))) {
       h_0_ = Format::in_place(read<Unpacked>(h_0));
     } else {
-      packed_h_0_ = allocate_a<Format>(batch_, hidden_, h_0.options());
-      const Range rows = {0, batch_};
-      if (!pack(0, rows, hidden_, read<Unpacked>(h_0), packed_h_0_.rows, /*state=*/true)) return {};
+      packed_h_0_ = allocate_states(batch_);
+      if (!pack_states(batch_, h_0, packed_h_0_.rows)) return {};
       h_0_ = as_const(packed_h_0_.rows);
     }
     const bool in_range =
@@ -140,8 +141,7 @@ class BlockedForward {
       const int64_t columns = cell_.output_columns() * hidden_;
       states_.rows = {reinterpret_cast<Element*>(io_.output.mutable_data_ptr()), columns};
     } else {
-      states_ = allocate_a<Format>(2 * batch_, hidden_, options);
-      Format::init_states(2 * batch_, hidden_, states_.rows);
+      states_ = allocate_states(2 * batch_);
     }
     const int64_t z_units = keeps_z() ? Format::padded_n(hidden_) : blocks_.width;
     const int64_t z_columns = cell_.slots * z_units;
@@ -150,15 +150,11 @@ class BlockedForward {
     z_size_ = z_rows * z_columns + kPadding;
     allocate_workspace();
     if (io_.resets.any()) {
-      zero_h_ = allocate_a<Format>(1, hidden_, options);
-      const Tensor zeros = at::zeros({1, hidden_}, options.dtype(kDtype<Unpacked>));
-      Format::pack_a(1, hidden_, read<Unpacked>(zeros), zero_h_.rows);
+      zero_h_ = allocate_states(1);
+      pack_states(1, at::zeros({1, hidden_}, options.dtype(kDtype<Unpacked>)), zero_h_.rows);
       zero_products_ = at::zeros({grid_.workers(), zero_columns()}, options.dtype(at::kFloat));
     }
-    for (int p = 0; p < cell_.operands().count; ++p) {
-      operands_.push_back(allocate_a<Format>(batch_, hidden_, options));
-      Format::init_states(batch_, hidden_, operands_.back().rows);
-    }
+    for (int p = 0; p < cell_.operands().count; ++p) operands_.push_back(allocate_states(batch_));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
 
     kernel_args_.cell = &cell_;
@@ -171,6 +167,27 @@ class BlockedForward {
       kernel_args_.c_next = c_rows_;
     }
     kernel_args_.h_factor = read<T>(args_.recurrent_mask);
+  }
+
+  // A GEMM operand of states, and a unit's column in it.
+  OperandA<Format> allocate_states(int64_t rows) const {
+    auto states = allocate_a<Format>(rows, hidden_, io_.options, heads_);
+    for (int64_t head = 0; head < heads_; ++head) {
+      Format::init_states(rows, units_, states.rows.from(0, operand_column(head * units_)));
+    }
+    return states;
+  }
+  int64_t operand_column(int64_t unit) const {
+    return heads_ == 1 ? unit : unit / units_ * Format::head_stride(units_) + unit % units_;
+  }
+  bool pack_states(int64_t rows, const Tensor& h, Matrix<Element> to) const {
+    bool in_range = true;
+    for (int64_t unit = 0; unit < hidden_; unit += units_) {
+      const auto from = read<Unpacked>(h).from(0, unit);
+      const auto of_head = to.from(0, operand_column(unit));
+      in_range &= pack(0, {0, rows}, units_, from, of_head, /*state=*/true);
+    }
+    return in_range;
   }
 
   // One allocation for z and a float64 c: allocations are noticeable in a streaming step.
@@ -442,7 +459,8 @@ class BlockedForward {
     of_block.c = of_block.c.from(rows.begin, unit);
     of_block.c_next = of_block.c_next.from(rows.begin, unit);
     of_block.h_next = io_.h_next(k, rows, units);
-    if (!output_is_operand_) of_block.h_operand = state_of(k).from(rows.begin, unit);
+    const int64_t column = operand_column(unit);
+    if (!output_is_operand_) of_block.h_operand = state_of(k).from(rows.begin, column);
     of_block.activations = io_.saved_values(k, rows, units);
     bool out_of_range = false;
     of_block.out_of_range =
@@ -456,7 +474,7 @@ class BlockedForward {
     const StageMemory<float> stages = between_.memory(stage, worker.index).from(rows.begin, unit);
     Matrix<Element> operands[CellInfo::kMostSlots];
     for (size_t p = 0; p < operands_.size(); ++p) {
-      operands[p] = operands_[p].rows.from(rows.begin, unit);
+      operands[p] = operands_[p].rows.from(rows.begin, column);
     }
     of_block.stages = &stages;
     of_block.operands = operands;
@@ -520,6 +538,7 @@ class BlockedForward {
   const CellInfo& cell_;
   const int64_t batch_, hidden_, input_size_;
   const Weights weights_;
+  const int64_t heads_, units_;  // units per head
   const Blocks& blocks_;
   const std::vector<Step> steps_;
   const ForwardIO<T> io_;

@@ -48,7 +48,8 @@ Call call_of(const Args& args) {
   // Given gates have no columns in weight_ih.
   const bool no_columns = cell.x.count() > 0 && input.size(-1) <= cell.given * h_0.size(1);
   call.empty = input.numel() == 0 || h_0.numel() == 0 || no_columns;
-  call.stages = !cell.is_element_wise();
+  call.stages = cell.has_stages();
+  call.given = cell.given > 0;
   call.forgets = cell.forgets;
   if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
     call.backward = true;

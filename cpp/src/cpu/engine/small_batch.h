@@ -12,6 +12,7 @@
 #include "cpu/packed_weights.h"
 
 #include <utility>
+#include <vector>
 
 namespace lltm::cpu {
 
@@ -21,12 +22,14 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
       : PackedWeights(std::move(packed)), batch(batch_size) {}
 
   void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
+    if (cell.x.count() == 0) return;
     multiply(rows, a, x(block), z, cell.forgets, /*accumulate=*/false);
   }
   void recur(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
     if (cell.h.count() == 0) return;
     const auto z_h = z.from(0, cell.h.begin * slot_columns(block));
-    multiply(rows, a, h(block), z_h, cell.forgets && batch > 1, /*accumulate=*/true);
+    const auto h_of_head = a.from(0, first_of_h(block));
+    multiply(rows, h_of_head, h(block), z_h, cell.forgets && batch > 1, /*accumulate=*/true);
   }
 
  private:
@@ -54,24 +57,38 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
 struct SmallBatchWeightsInPlace {
   SmallBatchWeightsInPlace(const SequenceArgs& args, const Blocks& b)
       : ih(with_contiguous_rows(args.weight_ih)),
-        hh(args.weight_hh.defined() ? with_contiguous_rows(args.weight_hh) : at::Tensor()),
+        hh(args.weight_hh.defined() ? with_contiguous_rows(rows_of_heads(args.weight_hh))
+                                    : at::Tensor()),
         weights{
             *args.cell,
             read_weights<float>(ih, hh, args.h_0->size(1)),
             args.h_0->size(1),
-            args.input->size(-1)},
-        blocks(b) {}
+            args.input->size(-1) - args.cell->given * args.h_0->size(1)},
+        heads(heads_of(args.weight_hh)),
+        blocks(heads == 1 ? b : Blocks(b.total, b.total / heads)) {
+    for (int64_t head = 0; head < heads && heads > 1; ++head) {
+      of_heads.push_back(weights);
+      of_heads.back().hidden = blocks.width;
+      auto& rows = of_heads.back().weights.hh;
+      rows = rows.from(blocks.begin(head) * args.cell->h.count());
+    }
+  }
 
   int64_t slot_columns(int64_t block) const { return blocks.size(block); }
   void project(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
     weights.multiply(rows, a, {}, blocks.begin(block), blocks.size(block), z);
   }
   void recur(int64_t rows, Matrix<const float> a, int64_t block, Matrix<float> z) const {
-    weights.multiply(rows, {}, a, blocks.begin(block), blocks.size(block), z);
+    const int64_t unit = blocks.begin(block);
+    const auto& of_block = heads == 1 ? weights : of_heads[block];
+    const auto h = heads == 1 ? a : a.from(0, unit);
+    of_block.multiply(rows, {}, h, heads == 1 ? unit : 0, blocks.size(block), z);
   }
 
   at::Tensor ih, hh;
   WeightsInPlace<float> weights;
+  int64_t heads;                                // each is a block
+  std::vector<WeightsInPlace<float>> of_heads;  // of h; empty without heads
   Blocks blocks;
 };
 

@@ -51,7 +51,9 @@ struct RowFormat {
     return kVnniFactor == 1 ? k : round_up(k, k <= kTile ? kVnniFactor : kTile);
   }
   static constexpr int64_t padded_n(int64_t n) { return n; }
-  static constexpr int64_t a_stride(int64_t k) { return padded_k(k); }
+  static constexpr int64_t a_stride(int64_t k, int64_t /*heads*/ = 1) { return padded_k(k); }
+  // Columns between heads, of `units` each, if A has states.
+  static constexpr int64_t head_stride(int64_t units) { return units; }
   // Columns between pre-activations if A is dz.
   static constexpr int64_t slot_pitch(int64_t hidden) { return hidden; }
 
@@ -116,7 +118,10 @@ struct Bf16x3Format : PackedFormat {
 
   static constexpr int64_t padded_k(int64_t k) { return round_up(k, kBf16x3Group); }
   static constexpr int64_t padded_n(int64_t n) { return round_up(n, kBf16x3Panel); }
-  static constexpr int64_t a_stride(int64_t k) { return bf16x3_row_stride(k); }
+  static constexpr int64_t a_stride(int64_t k, int64_t /*heads*/ = 1) {
+    return bf16x3_row_stride(k);
+  }
+  static constexpr int64_t head_stride(int64_t units) { return units; }
   static constexpr int64_t slot_pitch(int64_t hidden) { return padded_k(hidden); }
 
   static Matrix<const Element> in_place(Matrix<const Unpacked> /*x*/) { return {}; }
@@ -163,7 +168,11 @@ struct Int8Format : PackedFormat {
 
   static constexpr int64_t padded_k(int64_t k) { return int8_padded_k(k); }
   static constexpr int64_t padded_n(int64_t n) { return round_up(n, kInt8Panel); }
-  static constexpr int64_t a_stride(int64_t k) { return int8_row_stride(k); }
+  static constexpr int64_t a_stride(int64_t k, int64_t heads = 1) {
+    return heads * head_stride(k / heads);
+  }
+  // Each head has a scale, as a row of its size.
+  static constexpr int64_t head_stride(int64_t units) { return int8_row_stride(units); }
 
   static Matrix<const Element> in_place(Matrix<const Unpacked> /*x*/) { return {}; }
   static void init_states(int64_t m, int64_t k, Matrix<Element> a);

@@ -101,7 +101,7 @@ struct WeightsInPlace {
               term(of_h, h, weights.hh, cell.h_blocks, hidden)},
              width,
              z.from(r, slot * width),
-             /*accumulate=*/!of_x && cell.x.contains(slot)});
+             /*accumulate=*/!of_x && (cell.x.contains(slot) || cell.given_blocks[slot] > 0)});
       }
     }
   }
@@ -122,9 +122,10 @@ struct OperandA {
 
 // Packing does not write the K padding, which is zero.
 template <typename Format>
-OperandA<Format> allocate_a(int64_t rows, int64_t k, const at::TensorOptions& options) {
+OperandA<Format> allocate_a(
+    int64_t rows, int64_t k, const at::TensorOptions& options, int64_t heads = 1) {
   using Element = typename Format::Element;
-  const int64_t stride = Format::a_stride(k);
+  const int64_t stride = Format::a_stride(k, heads);
   const int64_t bytes = rows * stride * static_cast<int64_t>(sizeof(Element));
   const auto byte_options = options.dtype(at::kByte);
   const at::Tensor memory = Format::padded_k(k) == k ? at::empty({bytes}, byte_options)
