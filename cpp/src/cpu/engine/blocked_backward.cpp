@@ -69,11 +69,10 @@ class BlockedBackward {
     for (size_t c = chunks_.size(); c-- > 0;) {
       if (!run_chunk(c)) return {};
       const Chunk& chunk = chunks_[c];
-      const Tensor dz =
-          dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, cell_.grad_columns() * hidden_);
+      const Tensor dz = dz_tensor(c).slice(0, 0, chunk.rows).slice(1, 0, cell_.slots * hidden_);
       if (!gradients_.add(chunk.first, chunk.last, dz)) return {};
     }
-    return gradients_.finish(dc_);
+    return gradients_.finish(dc_, parameter_sums_);
   }
 
  private:
@@ -116,7 +115,7 @@ class BlockedBackward {
     }
     const auto options = args_.input->options().dtype(at::kFloat);
     const int64_t chunk_rows = most_rows(chunks_);
-    const int64_t columns = cell_.grad_columns() * hidden_;
+    const int64_t columns = cell_.slots * hidden_;
     // Begins at the first pre-activation that depends on h; K is padded.
     const int64_t before = cell_.h.begin * hidden_;
     const int64_t stride =
@@ -131,11 +130,15 @@ class BlockedBackward {
       if (stride != columns) dz_[k].zero_();
     }
     if (!kDzIsOperand) {
-      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.grad_columns() * slot_pitch_, options);
+      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.slots * slot_pitch_, options);
     }
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
     parameters_ = cell_parameters(cell_, args_.bias_ih);
+    if (cell_.parameters > 0) {
+      parameter_sums_ =
+          at::zeros({grid_.workers(), cell_.parameters * hidden_}, options.dtype(at::kDouble));
+    }
     if (between_.count() == 1) {
       dh_ = at::empty({grid_.workers(), batch_ * blocks_.width}, options);
     } else {
@@ -337,6 +340,8 @@ class BlockedBackward {
     of_block.grad_c = of_block.grad_c.from(rows.begin, unit);
     of_block.grad_c_prev = of_block.grad_c_prev.from(rows.begin, unit);
     of_block.grad_gates = dz_of(c, k).from(rows.begin, unit);
+    of_block.parameter_sums = write<double>(parameter_sums_).from(worker.index, unit).data;
+    of_block.after_rows = (k > 0 ? steps_[k - 1].offset - steps_[k].offset : 0) - rows.size();
     bool out_of_range = false;
     if (!kDzIsOperand) {
       of_block.operand = packed_dz(k).from(rows.begin, unit);
@@ -405,6 +410,7 @@ class BlockedBackward {
   SequenceGradients gradients_;
 
   Tensor packed_weights_, parameters_, dh_n_, dc_, dh_;
+  Tensor parameter_sums_;  // (workers, P * H)
   // dz of the current and the next chunk, whose first dz a chunk's last step multiplies.
   std::array<Tensor, 2> dz_;
   OperandA<Format> packed_dz_;  // two steps alternate; unused if dz is the operand

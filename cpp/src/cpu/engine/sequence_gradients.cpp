@@ -8,8 +8,6 @@
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
-#include <iterator>
-#include <numeric>
 #include <utility>
 
 namespace lltm::cpu {
@@ -67,8 +65,6 @@ SequenceGradients::SequenceGradients(
       add_gemm({gates, /*of_x=*/false, /*of_h=*/true, of_h, false, want_bias_hh, p}, options);
     }
   }
-  const SlotRange parameters = {cell_.slots, cell_.grad_columns()};
-  add_gemm({parameters, /*of_x=*/false, /*of_h=*/false, false, false, want_bias_ih}, options);
 }
 
 void SequenceGradients::add_gemm(GradientGemm product, const at::TensorOptions& options) {
@@ -85,7 +81,7 @@ void SequenceGradients::add_gemm(GradientGemm product, const at::TensorOptions& 
 }
 
 Tensor SequenceGradients::columns(const Tensor& dz, SlotRange slots) const {
-  return slot_columns(dz, cell_, slots, hidden_);
+  return dz.narrow(1, slots.begin * hidden_, slots.count() * hidden_);
 }
 
 bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
@@ -96,7 +92,7 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   if (d_input_.defined()) {
     const Tensor to = d_input_.narrow(0, begin, rows);
     for_each_given(cell_, hidden_, to.size(1), [&](int gate, int64_t column) {
-      to.narrow(1, column, hidden_).copy_(columns(dz, {gate, gate + 1}).narrow(1, 0, hidden_));
+      to.narrow(1, column, hidden_).copy_(columns(dz, {gate, gate + 1}));
     });
     if (input_gemm_ && !input_gemm_(to.narrow(1, 0, input_size_), columns(dz, cell_.x))) {
       return false;
@@ -107,8 +103,8 @@ bool SequenceGradients::add(size_t first, size_t last, const Tensor& dz) {
   for (const GradientGemm& product : gemms_) {
     std::vector<Tensor> a;
     if (product.head == 0) {
-      const Tensor own = columns(dz, product.slots).narrow(1, 0, product.slots.count() * hidden_);
-      by_head = own.unflatten(1, {product.slots.count(), heads_, -1})
+      by_head = columns(dz, product.slots)
+                    .unflatten(1, {product.slots.count(), heads_, -1})
                     .permute({2, 0, 1, 3})
                     .flatten(2)
                     .contiguous();
@@ -147,7 +143,7 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
   }
 }
 
-Gradients SequenceGradients::finish(const Tensor& dc) {
+Gradients SequenceGradients::finish(const Tensor& dc, const Tensor& parameter_sums) {
   const at::ScalarType dtype = args_.carried_dtype();
   const auto& mask = args_.output_mask;
   const WeightGradients weights(args_, dc.options().dtype(at::kFloat));
@@ -156,8 +152,9 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
   };
   const Tensor bias_ih = bias(mask[5], cell_.x.count() + cell_.parameters);
   const Tensor bias_hh = bias(mask[6], cell_.h.count());
-  int parameter_blocks[kMostParameters];
-  std::iota(std::begin(parameter_blocks), std::end(parameter_blocks), cell_.x.count());
+  if (mask[5] && cell_.parameters > 0) {
+    bias_ih.slice(0, cell_.x.count() * hidden_).copy_(parameter_sums.sum(0));
+  }
   for (GradientGemm& product : gemms_) {
     int64_t m = 0;
     const bool of_head = product.head >= 0;
@@ -185,7 +182,6 @@ Gradients SequenceGradients::finish(const Tensor& dc) {
       }
       write_sums(bias_hh, blocks);
     }
-    if (product.slots.begin == cell_.slots) write_sums(bias_ih, parameter_blocks);
   }
   const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {

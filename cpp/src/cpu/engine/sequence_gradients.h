@@ -21,16 +21,16 @@ class SequenceGradients {
       const Weights& weights,
       const BackwardSchedule& schedule);
 
-  // dz (rows, (S + P) * H) of steps [first, last), in the input's row order. False if values are
+  // dz (rows, S * H) of steps [first, last), in the input's row order. False if values are
   // out of range.
   bool add(size_t first, size_t last, const at::Tensor& dz);
 
-  // dc is the c_0 gradient.
-  Gradients finish(const at::Tensor& dc);
+  // dc is the c_0 gradient. parameter_sums: (workers, P * H), undefined without parameters.
+  Gradients finish(const at::Tensor& dc, const at::Tensor& parameter_sums);
 
  private:
   // [h, x, 1]^T dz, only for pre-activations to which the left operand contributes: h and x have
-  // separate products if their pre-activations differ, and so have the parameters. Instead of h,
+  // separate products if their pre-activations differ. Instead of h,
   // weight_hh may multiply an operand of the step's products, a saved value. With heads, each has
   // a product.
   struct GradientGemm {

@@ -81,13 +81,15 @@ struct BackwardArgs {
   Matrix<const T> grad_h;                   // or null
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h; or null
   Matrix<const compute_t<T>> grad_c;        // or null
-  Matrix<source_t<G>> grad_gates;           // per pre-activation, then per parameter
+  Matrix<source_t<G>> grad_gates;           // per pre-activation, then per parameter, or instead:
+  double* parameter_sums = nullptr;         // adds the gradients of parameters over the rows
   Matrix<compute_t<T>> grad_c_prev;
   Matrix<G> operand;  // dz without parameters, for the next GEMM; or null
   std::int64_t operand_step = 0;
   bool* out_of_range = nullptr;  // set if a value cannot be packed
   const StageMemory<compute_t<T>>* stages = nullptr;
   Matrix<const compute_t<T>> grad_operands;  // of products, in the order of operands
+  std::int64_t after_rows = 0;  // rows from the last row to the first of the next step, to prefetch
 };
 
 // Elements [begin, end) in row order: threads can divide a long row or many short rows.

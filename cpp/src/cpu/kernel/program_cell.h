@@ -156,12 +156,32 @@ LLTM_CELL_INLINE void store_part(
   copy_part_to(y, part, offset, values);
 }
 
+// The part `ahead` rows below.
 template <typename T>
 LLTM_CELL_INLINE void fetch_part_ahead(
-    const Matrix<T>& x, const Segment& part, std::int64_t offset) {
+    const Matrix<T>& x, const Segment& part, std::int64_t offset, std::int64_t ahead) {
   for (std::int64_t p = 0; p < part.pieces; ++p) {
-    fetch_ahead(x.row(part.row_of(p) + kRowsAhead) + part.col_of(p) + offset, part.n);
+    fetch_ahead(x.row(part.row_of(p) + ahead) + part.col_of(p) + offset, part.n);
   }
+}
+
+// To the next part, if parts have several rows.
+LLTM_CELL_INLINE std::int64_t rows_ahead(const Segment& part) {
+  return part.row_step == 1 ? part.pieces : kRowsAhead;
+}
+
+// Adds the rows to `sums`, one per unit.
+template <typename C>
+__attribute__((noinline)) void add_rows(const Segment& part, Pieces<C> x, double* sums) {
+  with_size(part.n, [&](auto n) {
+    const std::int64_t size = n;
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      const C* const piece = x.piece(p);
+      double* const sum = sums + part.col_of(p);
+      LLTM_INDEPENDENT
+      for (std::int64_t j = 0; j < size; ++j) sum[j] += static_cast<double>(piece[j]);
+    }
+  });
 }
 
 // Groups of kUnitsPerSum terms are added in a fixed order, all of a piece at once, because a group
@@ -230,6 +250,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
   PieceBuffer<C> in_bias[Registers<C>::kMostPieces];
   for_each_segment(a.hidden, begin, end, registers.pieces(), [&](const Segment& part) {
+    const std::int64_t ahead = rows_ahead(part);
     for (int k = 0; k < program.inputs; ++k) {
       const auto [place, index] = stage.ports[k];
       const std::int64_t offset = index * a.layer_hidden;
@@ -255,7 +276,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
       const auto [place, index] = to[k];
       if (place == Place::kSaved) {
         const std::int64_t offset = index * a.layer_hidden;
-        if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset);
+        if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset, ahead);
         write_to(k, a.activations, offset);
       } else if (place == Place::kKept) {
         write_to(k, a.stages->kept, index * a.stages->kept_step);
@@ -300,12 +321,15 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
   PieceBuffer<C> in_dh[Registers<C>::kMostPieces];
   bool fits = true;
+  const std::int64_t last_row = end / a.hidden - 1;
   for_each_segment(a.hidden, begin, end, registers.pieces(), [&](const Segment& part) {
+    std::int64_t ahead = rows_ahead(part);
+    if (part.row + ahead > last_row) ahead += a.after_rows;
     for (int k = 0; k < program.inputs; ++k) {
       const auto [place, index] = stage.ports[k];
       const std::int64_t offset = index * a.layer_hidden;
       if (place == Place::kSaved) {
-        fetch_part_ahead(a.activations, part, offset);
+        fetch_part_ahead(a.activations, part, offset, ahead);
         load_input(registers, k, a.activations, part, offset);
       } else if (place == Place::kParameter) {
         load_input(registers, k, a.parameters, part, offset);
@@ -328,6 +352,9 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
         load_input(registers, k, kept, part, index * a.stages->kept_step);
       }
     }
+    const auto is_in_dz = [&](Place place) {
+      return place == Place::kGate || (place == Place::kParameter && a.parameter_sums == nullptr);
+    };
     // Gradients of parameters follow those of pre-activations.
     const auto offset_in_dz = [&](Port port) {
       const int column = (port.place == Place::kGate ? 0 : cell.slots) + port.index;
@@ -336,9 +363,9 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
     for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
       const auto [place, index] = to[k];
       PieceBuffer<C>* const memory = registers.output_memory(k);
-      if (place == Place::kGate || place == Place::kParameter) {
+      if (is_in_dz(place)) {
         const std::int64_t offset = offset_in_dz(to[k]);
-        fetch_part_ahead(a.grad_gates, part, offset);
+        fetch_part_ahead(a.grad_gates, part, offset, ahead);
         registers.set_output(k, target_part(a.grad_gates, part, offset, memory));
       } else if (place == Place::kKept) {
         const std::int64_t offset = index * a.stages->kept_step;
@@ -351,7 +378,7 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
     for (int k = 0; k < program.outputs; ++k) {
       const auto [place, index] = to[k];
       const Pieces<C> y = registers.output(k);
-      if (place == Place::kGate || place == Place::kParameter) {
+      if (is_in_dz(place)) {
         store_part(a.grad_gates, part, offset_in_dz(to[k]), y);
         if (a.operand.data == nullptr || place == Place::kParameter) continue;
         for (std::int64_t p = 0; p < part.pieces; ++p) {
@@ -362,6 +389,8 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
         store_part(a.stages->kept, part, index * a.stages->kept_step, y);
       } else if (place == Place::kMean) {
         add_terms(*a.stages, part, index, y);
+      } else if (place == Place::kParameter) {
+        add_rows(part, y, a.parameter_sums + index * a.layer_hidden);
       } else {
         store_part(a.grad_c_prev, part, index * a.layer_hidden, y);
       }
