@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import lltm
-from lltm.custom.program import evaluate
+from lltm.custom.program import Program, evaluate
 from lltm.testing import check_cell, loop
 
 sigmoid, tanh = torch.sigmoid, torch.tanh
@@ -362,6 +362,30 @@ def test_padding_of_a_product_does_not_read_uninitialized_memory() -> None:
         del nan  # the allocator returns this memory
         output.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_values_of_a_row_are_saved_once(dtype: torch.dtype) -> None:
+    """Backward reads only the first unit of 1 / sqrt(variance), in each block of units."""
+    cell, size = lltm.cells.layernorm_lstm, 136
+    layer, x = cell.Layer(3, size, dtype=dtype), torch.randn(6, 8, 3).to(dtype)
+    saved = Program.read(cell.text).saved
+    scales = [k for k, name in enumerate(saved) if f"\n{name} = divide 1.0 " in cell.text]
+    poisoned = []
+
+    def poison(tensor: Tensor) -> Tensor:
+        if tensor.shape != (48, len(saved) * size):
+            return tensor
+        poisoned.append(tensor.unflatten(1, (-1, size)).clone())
+        poisoned[0][:, scales, 1:] = math.nan
+        return poisoned[0].flatten(1)
+
+    output, _ = layer(x)
+    expected = torch.autograd.grad(output.square().sum(), [*layer.parameters()])
+    with torch.autograd.graph.saved_tensors_hooks(poison, lambda tensor: tensor):
+        output, _ = layer(x)
+    same(torch.autograd.grad(output.square().sum(), [*layer.parameters()]), expected)
+    assert len(scales) == 5 and len(poisoned) == 1
 
 
 # ---- transforms, compilers, files ------------------------------------------------------

@@ -161,6 +161,8 @@ struct CellPrograms {
   const char* name;
   unsigned long long hash;       // of the serialized cell
   const double* initial_states;  // K values
+  // Bits of the saved values that are the same for all units: steps write and read that of unit 0.
+  unsigned per_row;
 };
 
 }  // namespace lltm

@@ -201,6 +201,7 @@ class Section {
   }
 
   bool knows(string_view name) const { return known_.contains(name); }
+  bool is_per_row(string_view name) const { return graph_.is_per_row(known_.find(name)->second); }
 
   // CellInfo::forgets (program_text.h).
   bool forgets(const std::vector<string>& states) const {
@@ -531,6 +532,7 @@ void read_saved(TextLines& lines, Section& forward, CellText& cell) {
     }
     const auto index = static_cast<unsigned char>(cell.saved.size());
     cell.saved.emplace_back(word);
+    if (forward.is_per_row(word)) cell.programs.per_row |= 1u << index;
     forward.output(cell.saved.back(), {Place::kSaved, index});
   }
   lines.next();
@@ -615,6 +617,7 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
       if (!forward.knows("z." + gate)) lines.fail("a product of z." + gate, products[p].operand);
     }
     cell->operands[p].saved = static_cast<int>(found - cell->saved.begin());
+    cell->programs.per_row &= ~(1u << cell->operands[p].saved);  // a GEMM reads all units
   }
 
   Section backward(lines, "backward", taken, of_products);
@@ -642,6 +645,9 @@ std::unique_ptr<const CellText> parse_cell(string_view text) {
   if (info.reads_h && !reads_h) backward.assign_zero("d.h", port(Place::kState, 0));  // the last
   cell->programs.forward = forward.compile(cell->forward);
   cell->programs.backward = backward.compile(cell->backward);
+  if (cell->programs.forward.count == 1 || cell->programs.backward.count == 1) {
+    cell->programs.per_row = 0;  // kernels of a single stage cannot find unit 0
+  }
   cell->programs.operands = {cell->operands.data(), static_cast<int>(products.size())};
   lines.expect("end");
   if (!lines.words().empty()) lines.fail("the end of the cell");

@@ -15,8 +15,11 @@ constexpr unsigned bit(int stage) {
 }  // namespace
 
 int StageGraph::add(Node node) {
+  node.per_row = node.kind != kInput;
   for (const int operand : node.of) {
-    if (operand != kNone) node.level = std::max(node.level, nodes_[operand].level);
+    if (operand == kNone) continue;
+    node.level = std::max(node.level, nodes_[operand].level);
+    node.per_row &= nodes_[operand].per_row;
   }
   nodes_.push_back(std::move(node));
   return static_cast<int>(nodes_.size()) - 1;
@@ -33,6 +36,7 @@ int StageGraph::mean(int value) {
   stages_ = std::max(stages_, level + 2);
   const int mean = input({Place::kMean, 0});
   nodes_[mean].level = level + 1;
+  nodes_[mean].per_row = true;
   cuts_.push_back({{value}, kNone, mean});
   return mean;
 }

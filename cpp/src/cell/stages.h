@@ -32,6 +32,8 @@ class StageGraph {
   void output(int value, Port port) { outputs_.push_back({value, port}); }
 
   int stages() const { return stages_; }
+  // True if the value is the same for all units: computed from means and numbers.
+  bool is_per_row(int value) const { return nodes_[value].per_row; }
 
   // Each value's range and its factor of an input (value_ranges.h).
   std::pair<std::vector<ValueRange>, std::vector<Factor>> ranges_and_factors(int input) const;
@@ -51,7 +53,8 @@ class StageGraph {
     double number = 0;
     Op op = Op::kCopy;
     Operands of = {kNone, kNone, kNone};
-    Port port = {};          // of an input
+    Port port = {};  // of an input
+    bool per_row = false;
     int level = 0;           // first stage that can compute it
     unsigned needed_by = 0;  // a bit per stage
     int home = kNone;        // the only stage that computes it; others read the kept value

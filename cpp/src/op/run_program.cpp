@@ -249,6 +249,11 @@ std::tuple<Tensor, Tensor> run_backward(
   PassValues values{
       .cell = cell, .backward = true, .kernels = kernels, .dtype = activations.scalar_type()};
   values.set(Place::kSaved, activations, cell.saved);
+  for (int k = 0; cell.programs != nullptr && k < cell.saved; ++k) {
+    if ((cell.programs->per_row >> k & 1) == 0) continue;
+    Tensor& of_row = values.read(Place::kSaved)[k];
+    of_row = of_row.slice(1, 0, 1).expand_symint(grad_h.sym_sizes());
+  }
   values.set(Place::kParameter, parameters, cell.parameters);
   values.set(Place::kState, grad_c, cell.state_columns());
   const bool own = cell.reads_h;  // c begins with h

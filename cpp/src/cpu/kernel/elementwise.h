@@ -34,12 +34,14 @@ struct StageMemory {
   Matrix<const C> means;       // (rows, means)
   Matrix<double> sums;         // (rows, means * sums_step), of the terms of kUnitsPerSum units
   std::int64_t sums_step = 0;
+  std::int64_t unit = 0;  // the first
 
-  StageMemory from(std::int64_t row, std::int64_t unit) const {
+  StageMemory from(std::int64_t row, std::int64_t units) const {
     StageMemory part = *this;
-    part.kept = kept.from(row, unit);
+    part.kept = kept.from(row, units);
     part.means = means.from(row);
-    part.sums = sums.from(row, unit / kUnitsPerSum);
+    part.sums = sums.from(row, units / kUnitsPerSum);
+    part.unit += units;
     return part;
   }
 };

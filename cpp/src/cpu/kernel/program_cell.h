@@ -227,6 +227,23 @@ LLTM_CELL_INLINE void load_mean(
   load_input(registers, k, means, part, 0);
 }
 
+// Saved values that are the same for all units of a row.
+LLTM_CELL_INLINE bool is_per_row(const CellInfo& cell, int saved) {
+  return (cell.programs->per_row >> saved & 1) != 0;
+}
+
+template <typename T>
+LLTM_CELL_INLINE void store_per_row(
+    const Matrix<T>& y,
+    const Segment& part,
+    std::int64_t offset,
+    std::int64_t unit,
+    Pieces<compute_t<T>> values) {
+  for (std::int64_t p = 0; p < part.pieces; ++p) {
+    if (unit + part.col_of(p) == 0) store(y, part.row_of(p), offset, 1, values.piece(p));
+  }
+}
+
 // Rounded to T, as h.
 template <typename T, typename G, typename C>
 __attribute__((noinline)) void store_operand_part(
@@ -274,7 +291,7 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
     };
     for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
       const auto [place, index] = to[k];
-      if (place == Place::kSaved) {
+      if (place == Place::kSaved && !is_per_row(*a.cell, index)) {
         const std::int64_t offset = index * a.layer_hidden;
         if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset, ahead);
         write_to(k, a.activations, offset);
@@ -290,7 +307,9 @@ void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_
     for (int k = 0; k < program.outputs; ++k) {
       const auto [place, index] = to[k];
       const Pieces<C> y = registers.output(k);
-      if (place == Place::kSaved) {
+      if (place == Place::kSaved && is_per_row(*a.cell, index)) {
+        store_per_row(a.activations, part, index * a.layer_hidden, a.stages->unit, y);
+      } else if (place == Place::kSaved) {
         store_part(a.activations, part, index * a.layer_hidden, y);
       } else if (place == Place::kKept) {
         store_part(a.stages->kept, part, index * a.stages->kept_step, y);
@@ -328,7 +347,10 @@ void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int6
     for (int k = 0; k < program.inputs; ++k) {
       const auto [place, index] = stage.ports[k];
       const std::int64_t offset = index * a.layer_hidden;
-      if (place == Place::kSaved) {
+      if (place == Place::kSaved && is_per_row(cell, index)) {
+        const T* const first = a.activations.data + (offset - a.stages->unit);
+        load_input(registers, k, Matrix<const T>{first, a.activations.row_stride, 0}, part, 0);
+      } else if (place == Place::kSaved) {
         fetch_part_ahead(a.activations, part, offset, ahead);
         load_input(registers, k, a.activations, part, offset);
       } else if (place == Place::kParameter) {
