@@ -385,7 +385,8 @@ def test_values_of_a_row_are_saved_once(dtype: torch.dtype) -> None:
     with torch.autograd.graph.saved_tensors_hooks(poison, lambda tensor: tensor):
         output, _ = layer(x)
     same(torch.autograd.grad(output.square().sum(), [*layer.parameters()]), expected)
-    assert len(scales) == 5 and len(poisoned) == 1
+    assert len(scales) == 5
+    assert len(poisoned) == 1
 
 
 # ---- transforms, compilers, files ------------------------------------------------------
