@@ -371,7 +371,7 @@ def test_values_of_a_row_are_saved_once(dtype: torch.dtype) -> None:
     layer, x = cell.Layer(3, size, dtype=dtype), torch.randn(6, 8, 3).to(dtype)
     saved = Program.read(cell.text).saved
     scales = [k for k, name in enumerate(saved) if f"\n{name} = divide 1.0 " in cell.text]
-    poisoned = []
+    poisoned = list[Tensor]()
 
     def poison(tensor: Tensor) -> Tensor:
         if tensor.shape != (48, len(saved) * size):
