@@ -45,11 +45,13 @@ class Running {
   static bool is_outermost() { return !inside && !at::in_parallel_region(); }
   static void reset() { count = recent = 0; }  // in a forked process
 
-  int64_t share_of(int64_t threads) const {
+  // The threads for a region. Those of crews do not change while other processes run: there, ATen's
+  // operations run on one thread each, on which their rounding depends.
+  int64_t share_of(int64_t threads, bool of_crews) const {
     const int64_t regions = recent_regions(), cpus = usable_cpus();
     if (regions > 1) return std::clamp<int64_t>(cpus / regions, 1, threads);
     const bool few = threads > 1 && threads <= std::min(kFewThreads, cpus);
-    return few && other_processes_run() ? 1 : threads;
+    return few && !of_crews && other_processes_run() ? 1 : threads;
   }
 
  private:

@@ -98,7 +98,8 @@ class Team {
 // Calls body(team) on each thread, or only on this thread for a single grid position. Returns false
 // if values were out of range. Rethrows the first exception.
 template <typename Body>
-bool parallel_region(int64_t workers, const Body& body, int64_t sharing = 1) {
+bool parallel_region(
+    int64_t workers, const Body& body, int64_t sharing = 1, bool of_crews = false) {
   struct Call {
     const Body& body;
     Region region;
@@ -120,7 +121,7 @@ bool parallel_region(int64_t workers, const Body& body, int64_t sharing = 1) {
   const int64_t all = workers > 1 ? available_threads() : 1;
   std::optional<Running> running;
   if (Running::is_outermost()) running.emplace();
-  Call call = {body, Region(workers, sharing), running ? running->share_of(all) : all};
+  Call call = {body, Region(workers, sharing), running ? running->share_of(all, of_crews) : all};
   if (call.threads == 1) {
     Call::run(&call, 0, 1);
   } else if (crew != nullptr) {
@@ -139,7 +140,7 @@ template <typename Body>
 void run_crews(int64_t count, int64_t each, const Body& body) {
   std::deque<Crew> crews;
   for (int64_t k = 0; k < count; ++k) crews.emplace_back(each);
-  parallel_region(count * each, [&](Team& team) {
+  const auto run = [&](Team& team) {
     const int64_t active = std::clamp<int64_t>(team.threads() / count, 1, each);
     for (int64_t at = team.thread(); at < count * active; at += team.threads()) {
       const int64_t k = at / active, member = at % active;
@@ -152,7 +153,8 @@ void run_crews(int64_t count, int64_t each, const Body& body) {
         });
       }
     }
-  });
+  };
+  parallel_region(count * each, run, /*sharing=*/1, /*of_crews=*/true);
 }
 
 // Calls body(begin, end) for nearly equal parts of [0, n), at most one per `grain` begun. Returns
