@@ -60,8 +60,8 @@ set(bf16x3 "*Bf16x3*:AmxEmulation*")
 set(program_text "CellText.*:CellCode.*:CellErrors.*:DefinitionProgram/*")
 set(schedule "Schedule.*:CostModel.*:ChooseEngine.*")
 string(JOIN ":" others
-  "${bf16x3}" "*Bf16Kernels*" "*F32*" "*FormatsOfGemm*" "*Int8*" "${program_text}"
-  "${schedule}")
+  "${bf16x3}" "*Bf16Kernels*" "*ElementwiseKernels*" "*F32*" "*FormatsOfGemm*" "*Int8*"
+  "${program_text}" "${schedule}")
 set(emulated)
 if(CMAKE_CROSSCOMPILING)  # with a long double in software
   set(emulated TIMEOUT 3600)
@@ -71,6 +71,7 @@ lltm_test(cell_math.slow lltm_kernel_tests "*SlowCellMath*" SLOW)
 lltm_test(bf16x3         lltm_kernel_tests "${bf16x3}")
 lltm_test(bf16           lltm_kernel_tests "*Bf16Kernels*")
 lltm_test(f32            lltm_kernel_tests "*F32*")
+lltm_test(elementwise    lltm_kernel_tests "*ElementwiseKernels*")
 lltm_test(formats        lltm_kernel_tests "*FormatsOfGemm*")
 lltm_test(int8           lltm_kernel_tests "*Int8*")
 lltm_test(program_text   lltm_kernel_tests "${program_text}")

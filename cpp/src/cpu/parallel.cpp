@@ -39,7 +39,7 @@ bool other_processes_run() {
   // The file takes microseconds to read.
   constexpr std::chrono::milliseconds kShort(20), kLong(2000);
   struct State {
-    bool found = true;  // the first period begins as after others have run
+    bool found = true;  // so that the first call only reads how long the thread has waited
     Clock::duration pause = kShort;
     Clock::time_point since, until;
     std::chrono::nanoseconds waited;
