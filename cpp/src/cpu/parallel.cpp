@@ -51,7 +51,9 @@ bool other_processes_run() {
   if (state.found) {
     state.found = false;  // try all threads again
   } else if ((waited - state.waited) * 8 > now - state.since) {
-    state.found = true;
+    // The first time may be due to the scheduler, which sometimes runs two threads of a team on one
+    // CPU although another is idle.
+    state.found = state.pause > kShort;
     state.pause = std::min<Clock::duration>(2 * state.pause, kLong);
   } else {
     state.pause = kShort;
