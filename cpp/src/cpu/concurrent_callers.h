@@ -17,7 +17,7 @@ namespace lltm::cpu {
 // CPUs that this thread may use: its affinity, and the quota of its container.
 int64_t usable_cpus();
 
-// Whether this thread recently waited for a CPU for an eighth of the time. Then a call on a single
+// Whether this thread recently waited for a CPU for a quarter of the time. Then a call on a single
 // thread is faster: with several, each barrier waits for the thread that has no CPU. From time to
 // time false, to try all threads again.
 bool other_processes_run();

@@ -50,7 +50,8 @@ bool other_processes_run() {
   const auto waited = waited_for_cpu();
   if (state.found) {
     state.found = false;  // try all threads again
-  } else if ((waited - state.waited) * 8 > now - state.since) {
+    if (now > state.until + kLong) state.pause = kShort;
+  } else if ((waited - state.waited) * 4 > now - state.since) {
     // The first time may be due to the scheduler, which sometimes runs two threads of a team on one
     // CPU although another is idle.
     state.found = state.pause > kShort;
