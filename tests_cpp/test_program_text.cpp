@@ -689,6 +689,15 @@ TEST(CellErrors, NameLimits) {
   const auto bytes = [](size_t count) {
     return replaced("0.5", "0.5" + std::string(count - kBase.size(), '0'));
   };
+  const auto means = [](int count) {
+    std::string text = "lltm-cell 2\nname m\nweight_ih x\nweight_hh x\nforward\n", last = "z.x";
+    for (int k = 0; k < count; ++k) {
+      const std::string next = "m" + std::to_string(k);
+      text += next + " = mean " + last + "\n";
+      last = next;
+    }
+    return text + "h' = copy " + last + "\nsave\nbackward\nd.z.x = copy 0\nend\n";
+  };
   const std::vector<Limit> table = {
       {bytes(65536), bytes(65537), "1: expected at most 65536 bytes, got 65537"},
       {name(64),
@@ -708,6 +717,9 @@ TEST(CellErrors, NameLimits) {
        "523: expected at most 512 assignments in forward, got 'h' = add b p'"},
       {saved(30), saved(31), "46: expected at most 32 saved values, got 's30'"},
       {wide(115), wide(116), "10: expected forward to use at most 128 registers, got 129"},
+      {means(15),
+       means(16),
+       "5: expected forward to use at most 15 products and means in a row, got 16"},
   };
   for (const Limit& limit : table) {
     EXPECT_NO_THROW(parse_cell(limit.taken)) << limit.error;

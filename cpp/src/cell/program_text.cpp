@@ -241,7 +241,7 @@ class Section {
 
   Pass compile(StageGraph::Code& code) {
     for (const auto& [name, port] : outputs_) graph_.output(known_.at(name), port);
-    check(graph_.stages(), Pass::kMostStages, "products and means in a row");
+    check(graph_.stages() - 1, Pass::kMostStages - 1, "products and means in a row");
     const Pass pass = graph_.divide(code);
     for (int k = 0; k < pass.count; ++k) {
       check(pass.stages[k].program.registers, Program::kMostRegisters, "registers");

@@ -23,7 +23,7 @@ from .saved import choose_saved
 from .values import CUTS, OPERATIONS, Expressions, Operand, Value, needed
 
 MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_SAVED, MOST_INSTRUCTIONS = 4, 16, 12, 32, 512
-MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 16
+MOST_BYTES, LONGEST_NAME, MOST_CUTS = 65_536, 64, 15
 
 
 @dataclass(frozen=True)
