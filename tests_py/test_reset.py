@@ -17,6 +17,7 @@ from support import DTYPES
 from torch import Tensor, nn
 
 import lltm
+import lltm.testing
 
 ops = torch.ops.lltm
 
@@ -38,6 +39,7 @@ def without_gemm(z: Any, h: Tensor, u: Tensor) -> Tensor:
 
 
 OWN = {"own": own.text, "without_gemm": without_gemm.text}
+EQUATIONS = {cell.text: lltm.testing._equations(cell) for cell in (own, without_gemm)}
 CELLS = {**{name: name for name in support.CELLS}, **OWN}
 each_cell = pytest.mark.parametrize("cell", CELLS)
 each_custom_cell = pytest.mark.parametrize("cell", OWN)
@@ -113,46 +115,23 @@ class Problem:
         return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """With a mask, each batch element has separate weights."""
-        x, h, c, weight_ih, weight_hh, *biases = tensors
+        """Results of the reference's loop over steps."""
+        x, h, c, weight_ih, weight_hh, bias_ih, bias_hh = tensors
         assert x is not None
         assert h is not None
-        assert weight_hh is not None
-        rows = [x.shape[1]] * x.shape[0] if self.batch_sizes is None else self.batch_sizes.tolist()
-        inputs, resets = x.reshape(-1, x.shape[-1]).split(rows), self.reset.reshape(-1).split(rows)
-        masks = None if self.mask is None else self.mask.to(x.dtype)
-
-        def step(x: Tensor, h: Tensor, c: Tensor | None) -> Any:
-            if masks is None or len(x) == 0:
-                return ops.step(self.cell, x, h, c, weight_ih, weight_hh, *biases)
-            each = [
-                ops.step(
-                    self.cell,
-                    x[b : b + 1],
-                    h[b : b + 1],
-                    None if c is None else c[b : b + 1],
-                    weight_ih,
-                    weight_hh * masks[b],
-                    *biases,
-                )
-                for b in range(len(x))
-            ]
-            return [torch.cat(parts) for parts in zip(*each, strict=True)]
-
-        outputs: list[Any] = [x.new_empty(0)] * len(rows)
-        times = range(len(rows))
-        for t in reversed(times) if self.reverse else times:
-            mask = resets[t].unsqueeze(1)
-            before_h, before_c = h[: rows[t]].masked_fill(mask, 0), None
-            if c is not None:
-                states = c[: rows[t]].chunk(len(self.first), dim=1)
-                filled = (s.masked_fill(mask, v) for s, v in zip(states, self.first, strict=True))
-                before_c = torch.cat(list(filled), dim=1)
-            outputs[t], c_next = step(inputs[t], before_h, before_c)
-            h = torch.cat([outputs[t], h[rows[t] :]])
-            c = None if c is None else torch.cat([c_next, c[rows[t] :]])
-        output = torch.cat(outputs or [x.new_empty(0)]).view(*x.shape[:-1], h.shape[1])
-        return output, h, output.new_empty(0) if c is None else c
+        assert weight_ih is not None
+        assert bias_ih is not None
+        if (cell := EQUATIONS.get(self.cell)) is None:
+            cell = lltm.reference._EQUATIONS[self.cell]._replace(joined=False)
+        rows, hidden = len(weight_ih), h.shape[1]
+        states = [h] if c is None else [h, *c.split(hidden, 1)]
+        parameters = [hidden] * ((len(bias_ih) - rows) // hidden)
+        bias_ih, *others = bias_ih.split([rows, *parameters])
+        given = weight_ih, weight_hh, bias_ih, bias_hh, *others
+        mask = None if self.mask is None else self.mask.to(x.dtype)
+        options = self.batch_sizes, self.reverse, self.reset, mask
+        output, (h, *others) = lltm.reference._steps(cell, x, states, given, *options)
+        return output, h, torch.cat(others, 1) if others else output.new_empty(0)
 
 
 def gradients(
@@ -174,7 +153,7 @@ def check(mine: Any, exact: Any, dtype: torch.dtype) -> None:
 
 @each_custom_cell
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_single_steps_with_reset_states_and_masked_weights(
+def test_resets_and_masks_equal_those_of_the_reference(
     cell: str, dtype: torch.dtype
 ) -> None:
     kinds = [(shape, k % 2 == 1, 0.25) for k, shape in enumerate((*SHAPES, LENGTHS))]

@@ -69,6 +69,7 @@ class Equations(NamedTuple):
     products: Sequence[str] = ()  # gates of weight_hh that multiply another value than h
     no_bias: Sequence[str] = ()  # gates without rows in bias_ih and bias_hh
     outputs: Sequence[int] = (0,)  # indices of the states that a layer returns of each step
+    initial: Sequence[float] = (0.0, 0.0)  # initial values of the states, which resets restore
 
 
 _EQUATIONS = {
@@ -162,7 +163,8 @@ def _steps(
         rows = x.shape[0]
         before = [state[:rows] for state in states]
         if mask is not None:
-            before = [state.masked_fill(mask.unsqueeze(1), 0) for state in before]
+            pairs = zip(before, equations.initial, strict=False)
+            before = [state.masked_fill(mask.unsqueeze(1), first) for state, first in pairs]
         read = before[0] if recurrent_mask is None else before[0] * recurrent_mask[:rows]
         after = _after(equations, x, read, before, parameters)
         outputs.append(torch.cat([after[k] for k in equations.outputs], 1))
