@@ -138,7 +138,11 @@ def test_vmap_in_vmap(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "mapped", [("input",), ("h",), ("c",), ("h", "c"), ("input", "c"), ("bias",), ("weights",)]
+    "mapped",
+    [
+        *(("input",), ("h",), ("c",), ("h", "c"), ("input", "c"), ("bias",), ("weights",)),
+        *(("reset",), ("recurrent_mask",), ("input", "reset")),
+    ],
 )
 @pytest.mark.parametrize("checkpoint_steps", [0, 4])
 @pytest.mark.parametrize("kind", ["sequence", "packed"])
@@ -149,8 +153,12 @@ def test_vmap_over_some_of_the_arguments(
         a = support.sequence_arguments((6, 4, 3, 5), torch.float64)
     else:
         a = support.packed_arguments((5, 2, 1), 3, 5, torch.float64, reverse=True)
+    a = support.with_masks(a)
     samples = {name: torch.randn(3, *getattr(a, name).shape).double() for name in mapped}
-    leaves = [samples[name].requires_grad_(checkpoint_steps > 0) for name in mapped]
+    names = {*mapped}.intersection(support.NAMES) if checkpoint_steps else ()
+    leaves = [samples[name].requires_grad_() for name in names]
+    if "reset" in mapped:
+        samples["reset"] = samples["reset"] > 0.5
 
     def run(one: dict[str, Any]) -> tuple[Tensor, ...]:
         return support.checkpointed_outputs(checkpoint_steps, lltm.functional, replace(a, **one))
@@ -160,7 +168,7 @@ def test_vmap_over_some_of_the_arguments(
     expected = stacked([run({name: y[k] for name, y in samples.items()}) for k in range(3)])
     torch.testing.assert_close(results, expected)
     assert len(operators.ours()) == 1 or mapped in (("bias",), ("weights",))
-    if checkpoint_steps:
+    if leaves:
         assert set(operators.ours()) == {"sequence_forward"}
         gradients = [
             torch.autograd.grad([y.square().sum() for y in ys], leaves)
