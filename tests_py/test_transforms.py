@@ -12,6 +12,7 @@ import support
 import torch
 from forms import tensors
 from support import Arguments
+from test_custom_cell import several_stages, two_states
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
@@ -71,9 +72,16 @@ def layer_case(kind: str, options: dict[str, Any]) -> Case:
     return Case(layer, arguments, inputs, calls, order if kind == "packed" else None)
 
 
+def custom_case(cell: lltm.Cell) -> Case:
+    arguments = {"input_size": I, "hidden_size": H}
+    inputs = torch.randn(3, 4, 2, I, dtype=torch.float64)
+    return Case(cell.Layer(**arguments).double(), arguments, inputs)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "cell": cell_case,
     "cell, one row": partial(cell_case, ()),
+    **{cell.name: partial(custom_case, cell) for cell in (two_states, several_stages)},
     **{
         f"{kind} layer {options}": partial(layer_case, kind, options)
         for kind, some in (
@@ -246,10 +254,10 @@ def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     torch.testing.assert_close(mapped, stacked(looped))
 
 
-@pytest.mark.parametrize("kind", ["cell", "one row"])
+@pytest.mark.parametrize("kind", ["cell", "one row", "several_stages"])
 def test_hessians_are_equal_in_every_mode(kind: str) -> None:
     """test_properties.py compares reverse over reverse with finite differences."""
-    case = cell_case((2,)) if kind == "cell" else layer_case(kind, OPTIONS[1])
+    case = layer_case(kind, OPTIONS[1]) if kind == "one row" else CASES[kind]()
     loss, x = partial(case.loss, case.parameters), case.inputs[0]
     expected = jacrev(jacrev(loss))(x)
     assert expected.any()
