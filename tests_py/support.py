@@ -544,7 +544,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         (torch.randn(6, 4, 3), (torch.randn(4, 4, 2), torch.randn(4, 4, 5))),
     ),
     "GRU": lambda: (lltm.GRU(3, 5), (torch.randn(6, 4, 3),)),
-    "GRU, resets": lambda: (
+    "resets": lambda: (
         lltm.GRU(3, 5, num_layers=2, bidirectional=True),
         (torch.randn(6, 4, 3), None, torch.rand(6, 4) < 0.3),
     ),

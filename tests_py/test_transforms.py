@@ -73,7 +73,7 @@ def layer_case(kind: str, options: dict[str, Any]) -> Case:
 
 
 def custom_case(cell: lltm.Cell) -> Case:
-    arguments = {"input_size": I, "hidden_size": H}
+    arguments: dict[str, Any] = {"input_size": I, "hidden_size": H}
     inputs = torch.randn(3, 4, 2, I, dtype=torch.float64)
     return Case(cell.Layer(**arguments).double(), arguments, inputs)
 
