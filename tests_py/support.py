@@ -363,6 +363,15 @@ def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Err
     return ours, plain
 
 
+def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+    """Errors relative to the largest elements."""
+    return [
+        ((y.detach().to(e) - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
+        for y, e in zip(results, exact, strict=True)
+        if e.numel() > 0
+    ]
+
+
 class Operators(TorchDispatchMode):
     """Records operators below autograd, autocast and transforms."""
 
