@@ -1,7 +1,7 @@
 """State resets before a step, and recurrent masks: factors of h in each step's GEMM.
 
-Covers custom cells, mask derivatives, vmap, compilers and exporters. See test_properties.py for
-built-in modules, tests_cpp/test_cells.cpp for engines.
+Covers custom cells, int8 weights and derivatives of masks. See test_properties.py for built-in
+modules, tests_cpp/test_cells.cpp for engines.
 """
 
 from __future__ import annotations
