@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 import lltm
-from lltm.benchmark.timing import Sampler, Settings, measure, timed
+from lltm.benchmark.timing import Settings, measure, timed
 
 SHAPES = [
     (100, 16, 32, 128),
@@ -28,7 +27,6 @@ SHAPES = [
     (1, 4, 512, 512),
     (10, 4, 128, 256),
 ]
-OURS, FLOAT32, QUANTIZED, LSTM = "int8", "float32", "nn.LSTM int8", "nn.LSTM"
 SETTINGS = Settings(rounds=15, seconds=0.03, compile=False)
 
 
@@ -41,34 +39,21 @@ def quantized_lstm(inputs: int, hidden: int) -> nn.Module:
     return module
 
 
-def times(shape: tuple[int, int, int, int]) -> str:
-    steps, batch, inputs, hidden = shape
-    x = torch.randn(steps, batch, inputs)
-    state = (torch.zeros(1, batch, hidden), torch.zeros(1, batch, hidden))
-    layer = lltm.LLTM(inputs, hidden).eval()
-    modules: dict[str, nn.Module] = {
-        OURS: layer.prepack(torch.qint8),
-        FLOAT32: layer.prepack(),
-        QUANTIZED: quantized_lstm(inputs, hidden),
-        LSTM: nn.LSTM(inputs, hidden).eval(),
-    }
-    builds: dict[str, Callable[[], Sampler]] = {
-        name: partial(timed, partial(module, x, state)) for name, module in modules.items()
-    }
-    samples = measure(str(shape), builds, SETTINGS).seconds
-    median = {name: statistics.median(seconds) for name, seconds in samples.items()}
-    medians = "".join(f"{median[name] * 1e6:14.0f}" for name in modules)
-    ratios = "".join(f"{median[OURS] / median[name]:14.2f}" for name in (FLOAT32, QUANTIZED, LSTM))
-    return f"{', '.join(map(str, shape)):18}{medians}{ratios}"
-
-
 def print_times() -> None:
     torch.manual_seed(0)
-    print(f"Medians in us; then the ratio of {OURS} to the others. Both layers prepacked.")
-    columns = [OURS, FLOAT32, QUANTIZED, LSTM, FLOAT32, QUANTIZED, LSTM]
-    print("T, B, I, H        " + "".join(f"{name:>14}" for name in columns))
-    for shape in SHAPES:
-        print(times(shape), flush=True)
+    for steps, batch, inputs, hidden in SHAPES:
+        x, state = torch.randn(steps, batch, inputs), torch.zeros(2, 1, batch, hidden).unbind()
+        layer = lltm.LLTM(inputs, hidden).eval()
+        modules: dict[str, nn.Module] = {
+            "int8": layer.prepack(torch.qint8),
+            "float32": layer.prepack(),
+            "nn.LSTM int8": quantized_lstm(inputs, hidden),
+            "nn.LSTM": nn.LSTM(inputs, hidden).eval(),
+        }
+        calls = {name: partial(module, x, state) for name, module in modules.items()}
+        builds = {name: partial(timed, call) for name, call in calls.items()}
+        title = f"T={steps} B={batch} I={inputs} H={hidden}, prepacked"
+        print("\n".join(measure(title, builds, SETTINGS).lines()), flush=True)
 
 
 STEPS, LAYERS = (50, 200, 1000), 10

@@ -231,6 +231,12 @@ def _steady(a: Arguments) -> Arguments:
     return replace(a, weights=a.weights / 2, bias=None if a.bias is None else a.bias / 2)
 
 
+def with_masks(a: Arguments) -> Arguments:
+    """Adds random resets, and a mask of the h that the next step reads."""
+    reset = torch.rand(a.input.shape[:-1]) < 0.3
+    return replace(a, reset=reset, recurrent_mask=torch.rand_like(a.h))
+
+
 def cell_outputs(implementation: Any, a: Arguments) -> tuple[Tensor, ...]:
     """(h', c') of lltm.functional or lltm.reference; (h',) without c."""
     cell, x, *_ = a.operands()
@@ -355,6 +361,15 @@ def errors(outputs: Outputs, problems: Iterable[Arguments]) -> tuple[Errors, Err
         for name, y in results_and_gradients(outputs, lltm.reference, arguments, grads).items():
             plain.add(name, y, exact[name])
     return ours, plain
+
+
+def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+    """Errors relative to the largest elements."""
+    return [
+        ((y.detach().to(e) - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
+        for y, e in zip(results, exact, strict=True)
+        if e.numel() > 0
+    ]
 
 
 class Operators(TorchDispatchMode):
@@ -538,6 +553,10 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         (torch.randn(6, 4, 3), (torch.randn(4, 4, 2), torch.randn(4, 4, 5))),
     ),
     "GRU": lambda: (lltm.GRU(3, 5), (torch.randn(6, 4, 3),)),
+    "resets": lambda: (
+        lltm.GRU(3, 5, num_layers=2, bidirectional=True),
+        (torch.randn(6, 4, 3), None, torch.rand(6, 4) < 0.3),
+    ),
     "checkpoints": lambda: (
         lltm.LLTM(3, 5, num_layers=2, bidirectional=True, checkpoint_steps=4),
         (torch.randn(6, 4, 3),),

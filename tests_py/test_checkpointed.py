@@ -5,7 +5,6 @@ Values: tests_cpp/test_cells.cpp for every dtype and direction, test_properties.
 
 from __future__ import annotations
 
-import pickle
 from functools import partial
 
 import pytest
@@ -47,12 +46,3 @@ def test_a_layer_calls_the_operators() -> None:
     with support.Operators() as operators, torch.no_grad():
         layer(x)
     assert operators.ours() == ["sequence"]
-
-
-def test_a_layer_that_was_pickled_without_the_option_runs() -> None:
-    layer = lltm.LLTM(3, 5)
-    del layer.checkpoint_steps
-    other = pickle.loads(pickle.dumps(layer))
-    x = torch.randn(6, 4, 3)
-    torch.testing.assert_close(other(x), layer(x))
-    assert repr(other) == "lltm.LLTM(3, 5)"

@@ -26,6 +26,7 @@ def packed(lengths: list[int]) -> PackedSequence:
 COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     **MODULES,
     "dropout": lambda: (lltm.LLTM(3, 5, num_layers=2, dropout=0.5), (torch.randn(6, 4, 3),)),
+    "recurrent dropout": lambda: (lltm.LSTM(3, 5, recurrent_dropout=0.5), (torch.randn(6, 4, 3),)),
     "packed": lambda: (lltm.LLTM(3, 5, num_layers=2, bidirectional=True), (packed([6, 3, 5]),)),
     "packed, state": lambda: (
         lltm.LLTM(3, 5),

@@ -18,7 +18,7 @@ import forms
 import pytest
 import support
 import torch
-from support import DTYPES, Arguments
+from support import DTYPES, Arguments, relative_errors
 from torch import Tensor, nn
 
 import lltm
@@ -190,7 +190,7 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
     with tf32(False):
         assert same(run(a), plain)
     names = ("output", "h_n", "c_n", *support.NAMES)
-    found = zip(names, errors(faster, exact), errors(plain, exact), strict=True)
+    found = zip(names, relative_errors(faster, exact), relative_errors(plain, exact), strict=True)
     for name, error, of_plain in found:
         assert of_plain < 2**-17, name
         # Rounding to ten bits, in long sums.
@@ -200,19 +200,10 @@ def test_with_tf32_results_and_gradients_have_its_accuracy(
 Results = Sequence[Tensor]
 
 
-def errors(results: Results, exact: Results) -> list[float]:
-    """Errors relative to the largest elements."""
-    return [
-        ((y.detach().to(e) - e).abs().max() / e.abs().max().clamp_min(1e-30)).item()
-        for y, e in zip(results, exact, strict=True)
-        if e.numel() > 0
-    ]
-
-
 def check_errors(on_gpu: Results, on_cpu: Results, exact: Results) -> None:
     """The GPU is as accurate as the CPU."""
     eps = torch.finfo(on_cpu[0].dtype).eps
-    assert max(errors(on_gpu, exact)) <= 4 * max(*errors(on_cpu, exact), 8 * eps)
+    assert max(relative_errors(on_gpu, exact)) <= 4 * max(*relative_errors(on_cpu, exact), 8 * eps)
 
 
 def trained(module: Any, input: Tensor) -> list[Tensor]:

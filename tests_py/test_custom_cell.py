@@ -392,40 +392,6 @@ def test_values_of_a_row_are_saved_once(dtype: torch.dtype) -> None:
 # ---- transforms, compilers, files ------------------------------------------------------
 
 
-@each_of((plain, two_states, several_stages, lltm.cells.indrnn))
-def test_transforms(cell: lltm.Cell) -> None:
-    layer = cell.Layer(3, 4).double()
-    x = torch.randn(2, 3, 2, 3, dtype=torch.float64)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-
-    def total(run: Any, *values: Tensor) -> Tensor:
-        return sum((y.square().sum() for y in flat(run(values))), torch.zeros(()).double())
-
-    def ours(values: Any) -> Any:
-        return torch.func.functional_call(
-            layer, dict(zip(names, values[1:], strict=False)), (values[0],)
-        )
-
-    def own(values: Any) -> Any:
-        other = copy.copy(layer)
-        other._parameters = dict(zip(names, values[1:], strict=False))
-        return loop(cell, other, values[0])
-
-    args = (x[0], *parameters)
-    argnums = tuple(range(len(args)))
-    same(
-        torch.func.grad(lambda *a: total(ours, *a), argnums)(*args),
-        torch.func.grad(lambda *a: total(own, *a), argnums)(*args),
-    )
-    tangents = tuple(torch.randn_like(a) for a in args)
-    same(
-        torch.func.jvp(lambda *a: total(ours, *a), args, tangents),
-        torch.func.jvp(lambda *a: total(own, *a), args, tangents),
-    )
-    stacked = [torch.stack(parts) for parts in zip(*(flat(layer(p)) for p in x), strict=True)]
-    same(torch.vmap(layer)(x), stacked)
-
-
 def test_a_custom_gradient_has_first_derivatives_only() -> None:
     layer = lltm.cells.lif.Layer(3, 4)
     x = torch.randn(2, 3, 3, requires_grad=True)
@@ -525,12 +491,12 @@ def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
     torch._dynamo.reset()
     layer = cell.Layer(3, 4)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
-    same(compiled(x, hx), layer(x, hx))
+    x, hx, reset = torch.randn(3, 2, 3), states(cell, 1, 2, 4), torch.rand(3, 2) < 0.5
+    same(compiled(x, hx, reset), layer(x, hx, reset))
     same(compiled(x), layer(x))
     parameters = list(layer.parameters())
     gradients: list[Any] = [
-        torch.autograd.grad(flat(run(x, hx))[0].sum(), parameters, allow_unused=True)
+        torch.autograd.grad(flat(run(x, hx, reset))[0].sum(), parameters, allow_unused=True)
         for run in (compiled, layer)
     ]
     same(*([g for g in grads if g is not None] for grads in gradients))
@@ -540,12 +506,12 @@ def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
 @each_of((*SOME, limits))
 def test_decomposes_for_export(cell: lltm.Cell) -> None:
     layer = cell.Layer(3, 4).eval()
-    x, hx = torch.randn(3, 2, 3), states(cell, 1, 2, 4)
-    program = torch.export.export(layer, (x, hx))
-    same(program.module()(x, hx), layer(x, hx))
+    arguments = torch.randn(3, 2, 3), states(cell, 1, 2, 4), torch.rand(3, 2) < 0.5
+    program = torch.export.export(layer, arguments)
+    same(program.module()(*arguments), layer(*arguments))
     plain_program = program.run_decompositions(support.decompositions())
     assert "lltm" not in str(plain_program.graph)
-    same(plain_program.module()(x, hx), layer(x, hx))
+    same(plain_program.module()(*arguments), layer(*arguments))
 
 
 def test_torchscript_traces() -> None:

@@ -59,23 +59,22 @@ def test_decomposed_sequences_agree_with_the_operators(
     steps: int, reverse: bool, cell: str
 ) -> None:
     table, ops = support.decompositions(), torch.ops.lltm
-    a = support.of_cell(
+    plain = support.of_cell(
         cell, support.sequence_arguments((steps, 4, 3, 5), torch.float64, reverse=reverse)
     )
-    arguments = a.operands()
-    torch.testing.assert_close(
-        table[ops.sequence.default](*arguments, reverse=reverse),
-        ops.sequence(*arguments, reverse=reverse),
-    )
-    arguments = (*arguments, None, reverse, None, 0, None)
-    results = ops.sequence_forward(*arguments)
-    torch.testing.assert_close(table[ops.sequence_forward.default](*arguments), results)
-    output, h_n, c_n, activations = results
-    for grads, mask in zip(
-        ((output, h_n, c_n), (None, h_n, None), (output, None, c_n)), MASKS, strict=True
-    ):
-        backward = (*arguments, output, activations, *grads)
-        check_gradients(ops.sequence_backward, backward, a.wanted(mask))
+    for a in (plain, support.with_masks(plain)):
+        arguments = (*a.operands(), None, reverse, a.reset, 0, a.recurrent_mask)
+        torch.testing.assert_close(
+            table[ops.sequence.default](*arguments), ops.sequence(*arguments)
+        )
+        results = ops.sequence_forward(*arguments)
+        torch.testing.assert_close(table[ops.sequence_forward.default](*arguments), results)
+        output, h_n, c_n, activations = results
+        for grads, mask in zip(
+            ((output, h_n, c_n), (None, h_n, None), (output, None, c_n)), MASKS, strict=True
+        ):
+            backward = (*arguments, output, activations, *grads)
+            check_gradients(ops.sequence_backward, backward, a.wanted(mask))
 
 
 @pytest.mark.parametrize("steps", [1, 0])

@@ -86,7 +86,7 @@ def test_attributes_describe_the_layer() -> None:
 
 METHODS = [
     *("check_forward_args", "check_hidden_size", "check_input", "permute_hidden"),
-    *("get_expected_cell_size", "get_expected_hidden_size"),
+    *("get_expected_cell_size", "get_expected_hidden_size", "flatten_parameters"),
 ]
 
 

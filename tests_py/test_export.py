@@ -62,7 +62,7 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
 
 
 # Other options affect only the graph, tested above.
-SOME = ("cell", "layers and directions", "cell, GRU, state", "GRU", "checkpoints", "bfloat16")
+SOME = ("cell", "layers and directions", "cell, GRU, state", "resets", "checkpoints", "bfloat16")
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -73,14 +73,6 @@ def test_the_derivative_of_elu_at_0_is_1(dtype: torch.dtype) -> None:
     assert float(torch.autograd.grad(c.sum(), x)[0]) == 0.5
 
 
-def test_flatten_parameters_changes_nothing() -> None:
-    layer = lltm.LLTM(3, 5)
-    x = torch.randn(6, 4, 3)
-    before = layer(x)
-    layer.flatten_parameters()
-    torch.testing.assert_close(layer(x), before, rtol=0, atol=0)
-
-
 LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell" in lltm.__all__]
 
 

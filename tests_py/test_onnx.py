@@ -183,6 +183,25 @@ def test_cells_of_torch_nn_are_onnx_s_operators() -> None:
         assert_same(program, model, features(*shape))
 
 
+class Resetting(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layer = lltm.GRU(3, 5, **options)
+
+    def forward(self, x: Tensor, reset: Tensor) -> Tensor:
+        output: Tensor = self.layer(x, reset=reset)[0]
+        return output
+
+
+@pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
+def test_resets_are_exported_and_recurrent_masks_are_not() -> None:
+    arguments = features(6, 4), torch.rand(6, 4) < 0.3
+    model = Resetting(recurrent_dropout=0.5).eval()
+    assert_same(export(model, *arguments), model, *arguments)
+    with pytest.raises(Exception, match="recurrent mask can't be exported"):
+        export(model.train(), *arguments)
+
+
 def test_an_exported_program_is_converted_too() -> None:
     layer = lltm.LLTM(3, 5).eval()
     sizes = {0: torch.export.Dim("steps"), 1: torch.export.Dim("batch")}

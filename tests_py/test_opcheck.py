@@ -49,14 +49,18 @@ STEPS: dict[str, Callable[[torch.dtype], Arguments]] = {
 SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
     "forward": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype),
     "reverse": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, reverse=True),
-    "lstm": lambda dtype: support.of_cell("lstm", support.sequence_arguments((5, 3, 2, 4), dtype)),
+    "lstm, masks": lambda dtype: support.with_masks(
+        support.of_cell("lstm", support.sequence_arguments((5, 3, 2, 4), dtype))
+    ),
     "no bias": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, bias=False),
     "no steps": lambda dtype: support.sequence_arguments((0, 3, 2, 4), dtype),
 }
 
 PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
     "packed": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype),
-    "packed gru": lambda dtype: support.of_cell("gru", PACKED["packed"](dtype)),
+    "packed gru, masks": lambda dtype: support.with_masks(
+        support.of_cell("gru", PACKED["packed"](dtype))
+    ),
     "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
 }
 
@@ -76,7 +80,7 @@ def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
     names: tuple[str, ...] = ("case", "dtype", "layout")
     if saving:
         names = (*names, "checkpoint_steps")
-        params = [(*p, 0) for p in params] + [(c, *PLAIN, 2) for c in (first, "packed gru")]
+        params = [(*p, 0) for p in params] + [(c, *PLAIN, 2) for c in (first, "packed gru, masks")]
     return pytest.mark.parametrize(names, params, ids=str)
 
 
@@ -98,13 +102,7 @@ def test_step(case: str, dtype: torch.dtype, layout: str) -> None:
 @each(SEQUENCES | PACKED, saving=True)
 def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int) -> None:
     a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
-    opcheck(
-        ops.sequence.default,
-        a.operands(),
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-        checkpoint_steps=checkpoint_steps,
-    )
+    opcheck(ops.sequence.default, a.operands(), **a.rest(), checkpoint_steps=checkpoint_steps)
 
 
 # The kernels of these operators have no derivatives.
@@ -117,7 +115,8 @@ def check_sequence_operators(
     a: Arguments, checkpoint_steps: int, change: Callable[[Tensor], Tensor] = contiguous
 ) -> None:
     operands = a.map(change).operands()
-    arguments = (*operands, a.batch_sizes, a.reverse, None, checkpoint_steps, None)
+    options = a.batch_sizes, a.reverse, a.reset, checkpoint_steps, a.recurrent_mask
+    arguments = (*operands, *options)
     opcheck(ops.sequence_forward.default, arguments)
     output, h_n, c_n, saved = ops.sequence_forward(*arguments)
     grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]

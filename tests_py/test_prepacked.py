@@ -321,9 +321,7 @@ def test_rejects_values_that_are_no_weight_matrix() -> None:
     with pytest.raises(TypeError, match=r"lltm::prepack: expected weight_ih of dtype .* got int64"):
         lltm.functional.prepack("lltm", torch.zeros(6, 5, dtype=torch.int64))
     for shape in ((7, 5), (6, 1)):
-        with pytest.raises(
-            ValueError, match=r"lltm::prepack: expected weight_ih of shape \(3H, H\+I"
-        ):
+        with pytest.raises(lltm.ArgumentError, match=r"^lltm::prepack: .* of shape \(3H, H\+I"):
             lltm.functional.prepack("lltm", torch.zeros(shape))
 
 

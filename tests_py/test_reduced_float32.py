@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from support import relative_errors
 from test_reset import CELLS, Problem, gradients
 from torch import Tensor
 
@@ -38,14 +39,6 @@ def precision(place: Any, value: str) -> Iterator[None]:
         place.fp32_precision = "none"  # inherits the outer setting, not its previous value
 
 
-def errors(results: Any, exact: Any) -> list[float]:
-    return [
-        ((y.double() - e).abs().max() / e.abs().max()).item()
-        for y, e in zip(results, exact, strict=True)
-        if e.numel() > 0
-    ]
-
-
 # Pre-activation errors move the jumps of a derivative to other elements.
 WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 
@@ -67,7 +60,7 @@ def test_gemms_are_the_same_as_in_bfloat16(cell: str, shape: tuple[int, ...]) ->
         assert all(y.dtype == torch.float32 for y in results)
         of_results = gradients(results, leaves, grads)
         assert all(y.dtype == torch.float32 for y in of_results)
-        return errors(results, exact), errors(of_results, of_exact)
+        return relative_errors(results, exact), relative_errors(of_results, of_exact)
 
     with precision(RNN, "bf16"):
         reduced = run()

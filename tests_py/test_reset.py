@@ -1,13 +1,12 @@
 """State resets before a step, and recurrent masks: factors of h in each step's GEMM.
 
-Covers custom cells, mask derivatives, vmap, compilers and exporters. See test_properties.py for
-built-in modules, tests_cpp/test_cells.cpp for engines.
+Covers custom cells, int8 weights and derivatives of masks. See test_properties.py for built-in
+modules, tests_cpp/test_cells.cpp for engines.
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from support import DTYPES
 from torch import Tensor, nn
 
 import lltm
+import lltm.testing
 
 ops = torch.ops.lltm
 
@@ -38,6 +38,7 @@ def without_gemm(z: Any, h: Tensor, u: Tensor) -> Tensor:
 
 
 OWN = {"own": own.text, "without_gemm": without_gemm.text}
+EQUATIONS = {cell.text: lltm.testing._equations(cell) for cell in (own, without_gemm)}
 CELLS = {**{name: name for name in support.CELLS}, **OWN}
 each_cell = pytest.mark.parametrize("cell", CELLS)
 each_custom_cell = pytest.mark.parametrize("cell", OWN)
@@ -113,46 +114,23 @@ class Problem:
         return ops.sequence(self.cell, x, h, c, packed, None, *biases, *options)
 
     def steps(self, tensors: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """With a mask, each batch element has separate weights."""
-        x, h, c, weight_ih, weight_hh, *biases = tensors
+        """Results of the reference's loop over steps."""
+        x, h, c, weight_ih, weight_hh, bias_ih, bias_hh = tensors
         assert x is not None
         assert h is not None
-        assert weight_hh is not None
-        rows = [x.shape[1]] * x.shape[0] if self.batch_sizes is None else self.batch_sizes.tolist()
-        inputs, resets = x.reshape(-1, x.shape[-1]).split(rows), self.reset.reshape(-1).split(rows)
-        masks = None if self.mask is None else self.mask.to(x.dtype)
-
-        def step(x: Tensor, h: Tensor, c: Tensor | None) -> Any:
-            if masks is None or len(x) == 0:
-                return ops.step(self.cell, x, h, c, weight_ih, weight_hh, *biases)
-            each = [
-                ops.step(
-                    self.cell,
-                    x[b : b + 1],
-                    h[b : b + 1],
-                    None if c is None else c[b : b + 1],
-                    weight_ih,
-                    weight_hh * masks[b],
-                    *biases,
-                )
-                for b in range(len(x))
-            ]
-            return [torch.cat(parts) for parts in zip(*each, strict=True)]
-
-        outputs: list[Any] = [x.new_empty(0)] * len(rows)
-        times = range(len(rows))
-        for t in reversed(times) if self.reverse else times:
-            mask = resets[t].unsqueeze(1)
-            before_h, before_c = h[: rows[t]].masked_fill(mask, 0), None
-            if c is not None:
-                states = c[: rows[t]].chunk(len(self.first), dim=1)
-                filled = (s.masked_fill(mask, v) for s, v in zip(states, self.first, strict=True))
-                before_c = torch.cat(list(filled), dim=1)
-            outputs[t], c_next = step(inputs[t], before_h, before_c)
-            h = torch.cat([outputs[t], h[rows[t] :]])
-            c = None if c is None else torch.cat([c_next, c[rows[t] :]])
-        output = torch.cat(outputs or [x.new_empty(0)]).view(*x.shape[:-1], h.shape[1])
-        return output, h, output.new_empty(0) if c is None else c
+        assert weight_ih is not None
+        assert bias_ih is not None
+        if (cell := EQUATIONS.get(self.cell)) is None:
+            cell = lltm.reference._EQUATIONS[self.cell]._replace(joined=False)
+        rows, hidden = len(weight_ih), h.shape[1]
+        states = [h] if c is None else [h, *c.split(hidden, 1)]
+        parameters = [hidden] * ((len(bias_ih) - rows) // hidden)
+        bias_ih, *others = bias_ih.split([rows, *parameters])
+        given = weight_ih, weight_hh, bias_ih, bias_hh, *others
+        mask = None if self.mask is None else self.mask.to(x.dtype)
+        options = self.batch_sizes, self.reverse, self.reset, mask
+        output, (h, *others) = lltm.reference._steps(cell, x, states, given, *options)
+        return output, h, torch.cat(others, 1) if others else output.new_empty(0)
 
 
 def gradients(
@@ -174,9 +152,7 @@ def check(mine: Any, exact: Any, dtype: torch.dtype) -> None:
 
 @each_custom_cell
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_single_steps_with_reset_states_and_masked_weights(
-    cell: str, dtype: torch.dtype
-) -> None:
+def test_resets_and_masks_equal_those_of_the_reference(cell: str, dtype: torch.dtype) -> None:
     kinds = [(shape, k % 2 == 1, 0.25) for k, shape in enumerate((*SHAPES, LENGTHS))]
     kinds += [(LENGTHS, True, 0.25), ((5, 3, 4, 7), False, 1.1), ((5, 3, 4, 7), True, -1)]
     for shape, reverse, share in kinds:
@@ -311,54 +287,6 @@ def test_third_derivatives(cell: str) -> None:
     assert torch.autograd.gradgradcheck(slopes, given, fast_mode=True)
 
 
-@pytest.mark.parametrize("shape", [(5, 3, 4, 7), LENGTHS], ids=["dense", "packed"])
-def test_vmap(shape: tuple[int, ...]) -> None:
-    problem = Problem("gru", shape, masked=True)
-    x, *others = problem.tensors
-    assert x is not None
-    assert problem.mask is not None
-    samples = (
-        torch.stack([x, 2 * x, -x, x / 2]),
-        torch.rand(4, *problem.reset.shape) < 0.3,
-        torch.rand(4, *problem.mask.shape),
-    )
-
-    def run(x: Tensor, reset: Tensor, mask: Tensor) -> Tensor:
-        options = problem.batch_sizes, False, reset, 0, mask
-        output: Tensor = ops.sequence(problem.cell, x, *others, *options)[0]
-        return output
-
-    for dims in ((0, 0, 0), (None, 0, None), (None, None, 0), (0, None, None)):
-        given = [a if dim == 0 else a[0] for a, dim in zip(samples, dims, strict=True)]
-        mapped = torch.vmap(run, dims)(*given)
-        for k in range(4):
-            each = [a[k] if dim == 0 else a for a, dim in zip(given, dims, strict=True)]
-            torch.testing.assert_close(mapped[k], run(*each))
-    first = [sample[0] for sample in samples[1:]]
-    grad = torch.func.grad(lambda x: run(x, *first).square().sum())(x)
-    leaf = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(run(leaf, *first).square().sum(), leaf)
-    torch.testing.assert_close(grad, expected)
-
-
-class Operator(nn.Module):
-    """A given mask: results do not depend on a generator."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__()
-        self.problem = problem
-        _, *given = (None if t is None else nn.Parameter(t) for t in problem.tensors)
-        self.given = nn.ParameterList([t for t in given if t is not None])
-
-    def forward(self, x: Tensor, reset: Tensor, mask: Tensor) -> Tensor:
-        rest = iter(self.given)
-        _, *there = (t is not None for t in self.problem.tensors)
-        tensors = [next(rest) if is_there else None for is_there in there]
-        options = None, self.problem.reverse, reset, 0, mask
-        output: Tensor = ops.sequence(self.problem.cell, x, *tensors, *options)[0]
-        return output
-
-
 class Layer(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -370,85 +298,11 @@ class Layer(nn.Module):
 
 
 @pytest.mark.xdist_group("compilers")
-class TestGraphs:
-    x, reset = torch.randn(6, 3, 4), torch.rand(6, 3) < 0.3
-
-    @pytest.mark.parametrize("cell", ["lltm", "gru", "own"])
-    @pytest.mark.parametrize(
-        "backend",
-        [
-            pytest.param("aot_eager", id="aot"),
-            # Generates C++ for every step.
-            pytest.param(lltm.inductor_decomposed, id="ours", marks=pytest.mark.slow),
-        ],
-    )
-    def test_compiled(self, cell: str, backend: Any) -> None:
-        problem = Problem(cell, (5, 3, 4, 7), masked=True)
-        model = Operator(problem)
-        compiled = torch.compile(model, fullgraph=True, backend=backend)
-        outputs = [m(problem.tensors[0], problem.reset, problem.mask) for m in (compiled, model)]
-        torch.testing.assert_close(*outputs)
-        # Excludes unused weights of h or c.
-        wanted = [p for p in model.parameters() if p.numel() > 0]
-        of_compiled, expected = (
-            torch.autograd.grad(y.square().sum(), wanted, allow_unused=True) for y in outputs
-        )
-        for a, b in zip(of_compiled, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-    @pytest.mark.parametrize(("cell", "dynamic"), [("gru", False), ("own", True)])
-    def test_exported(self, cell: str, dynamic: bool) -> None:
-        problem = Problem(cell, (5, 3, 4, 7), reverse=cell == "own", masked=True)
-        model = Operator(problem)
-        arguments = (problem.tensors[0], problem.reset, problem.mask)
-        steps = {0: torch.export.Dim("steps", min=2, max=100)}
-        shapes = (steps, steps, None) if dynamic else None
-        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
-        expected = model(*arguments)
-        torch.testing.assert_close(program.module()(*arguments), expected)
-        core = program.run_decompositions(support.decompositions())
-        assert "lltm" not in str(core.graph)
-        torch.testing.assert_close(core.module()(*arguments), expected)
-
-    def test_opcheck(self) -> None:
-        for problem in (
-            Problem("lstm", (4, 3, 2, 5), reverse=True, masked=True),
-            Problem("gru", LENGTHS, reverse=True, masked=True),
-        ):
-            arguments = (problem.cell, *problem.leaves(), problem.batch_sizes, problem.reverse)
-            for steps in (0, 2):
-                torch.library.opcheck(
-                    ops.sequence.default, (*arguments, problem.reset, steps, problem.mask)
-                )
-
-    @pytest.mark.parametrize("make", [lltm.LSTM, own.Layer])
-    def test_scripted(self, make: Any) -> None:
-        model = Layer(make(4, 7, num_layers=2, recurrent_dropout=0.5))
-        scripted: Any = torch.jit.script(model)
-        for training in (True, False):
-            for run in (scripted, support.saved_and_loaded(scripted)):
-                outputs = []
-                for module in (run, model):
-                    torch.manual_seed(1)
-                    outputs.append(module.train(training)(self.x, self.reset))
-                torch.testing.assert_close(*outputs)
-
-    def test_onnx(self, tmp_path: Path) -> None:
-        pytest.importorskip("onnxscript", reason="part of the test extra")
-        onnxruntime = pytest.importorskip("onnxruntime", reason="part of the test extra")
-        model = Layer(lltm.GRU(4, 7)).eval()
-        program = torch.onnx.export(model, (self.x, self.reset), dynamo=True, verbose=False)
-        assert program is not None
-        program.save(tmp_path / "model.onnx")
-        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-        arrays = (self.x.numpy(), self.reset.numpy())
-        names = [i.name for i in session.get_inputs()]
-        (output,) = session.run(None, dict(zip(names, arrays, strict=True)))
-        torch.testing.assert_close(torch.from_numpy(output), model(self.x, self.reset))
-
-    @pytest.mark.filterwarnings("ignore:Exporting a model while it is in training mode")
-    def test_onnx_rejects_a_recurrent_mask(self) -> None:
-        pytest.importorskip("onnxscript")
-        layer = lltm.LSTM(4, 7, recurrent_dropout=0.5)
-        with pytest.raises(Exception, match="recurrent mask can't be exported"):
-            torch.onnx.export(layer, (self.x,), dynamo=True, verbose=False)
+def test_a_scan_reads_resets_and_masks() -> None:
+    model = Layer(own.Layer(4, 7, recurrent_dropout=1.0))  # the mask is zeros
+    arguments = torch.randn(6, 3, 4), torch.rand(6, 3) < 0.3
+    steps = {0: torch.export.Dim("steps", min=2, max=100)}
+    program = torch.export.export(model, arguments, dynamic_shapes=(steps, steps))
+    core = program.run_decompositions(support.decompositions())
+    assert "lltm" not in str(core.graph)
+    torch.testing.assert_close(core.module()(*arguments), model(*arguments))

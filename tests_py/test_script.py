@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 from typing import Any
 
@@ -22,7 +23,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"bias": False},
     {"num_layers": 3, "batch_first": True},
-    {"num_layers": 2, "bidirectional": True, "dropout": 0.5},
+    {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_dropout": 0.5},
 ]
 
 
@@ -61,18 +62,22 @@ class Model(nn.Module):
 def test_a_scripted_module_equals_the_module_before_and_after_saving(
     make: Any, options: dict[str, Any]
 ) -> None:
-    module = make(3, 5, **options).eval()
+    module = make(3, 5, **options)
     scripted = script(module)
     is_layer = hasattr(module, "num_layers")
     sizes: list[tuple[int, ...]] = [(4, 6, 3), (6, 3), (0, 4, 3)] if is_layer else [(6, 3), (3,)]
-    for run in (scripted, saved_and_loaded(scripted)):
-        for size in sizes:
-            x = torch.randn(size)
-            result = module(x)
-            same(run(x), result)
-            last = result[1] if is_layer else result
-            state = torch.utils._pytree.tree_map(torch.randn_like, last)
-            same(run(x, hx=state), module(x, state))
+    forms = (scripted, saved_and_loaded(scripted))
+    for run, training, size in itertools.product(forms, (True, False), sizes):
+        x, reset = torch.randn(size), torch.rand(size[:-1]) < 0.3
+        result = module(x)
+        last = result[1] if is_layer else result
+        state = torch.utils._pytree.tree_map(torch.randn_like, last)
+        for arguments in ((x,), (x, state), *[(x, state, reset)] * is_layer):
+            results = []
+            for form in (run, module):
+                torch.manual_seed(1)  # dropout
+                results.append(form.train(training)(*arguments))
+            same(*results)
 
 
 class Tagger(nn.Module):

@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
 from lltm.custom.gates import Gates
-from lltm.custom.program import Program, evaluate
+from lltm.custom.program import Program, assignments, evaluate
 from lltm.custom.trace import Tracer, trace
-from lltm.custom.values import CUTS, EXPENSIVE, OPERATIONS, Value
+from lltm.custom.values import EXPENSIVE, Value
 
 ROWS, UNITS = 5, 7
 
@@ -172,38 +172,8 @@ def check_program(program: Program, function: Callable[..., Any]) -> None:
             got = got + more
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
     assert Program.read(program.text).reads == program.reads
-    check_names(program)
-
-
-def check_names(program: Program) -> None:
-    """Names are assigned once, before use; backward calls no expensive function."""
-    inputs = {*(f"z.{gate}" for gate in program.gates), *program.states, *["h"] * program.reads_h}
-    results = {f"{name}'" for name in ("h", *program.states)}
-    products = {f"z.{gate}" for gate in program.products}
-    sections = program.text.partition("\nforward\n")[2].removesuffix("\nend\n")
-    forward, _, backward = sections.partition("\nbackward\n")
-    *forward_lines, save = forward.split("\n")
-    for lines, given, assigned in (
-        (forward_lines, inputs - products, results | products),
-        (backward.split("\n"), {*program.saved, *(f"d.{name}" for name in results)}, inputs),
-    ):
-        known, there = given | set(program.parameters), set(OPERATIONS) | CUTS
-        if assigned is inputs:
-            there, assigned = there - EXPENSIVE, {f"d.{x}" for x in {*inputs, *program.parameters}}
-        for line in lines:
-            name, equals, op, *operands = line.split(" ")
-            assert equals == "=", line
-            assert op in there, line
-            assert name not in known | {"h", "z"} | inputs - products | {*program.parameters}, line
-            if op == "product" and lines is forward_lines:
-                assert operands[0] in program.saved, line
-            for operand in operands:
-                assert operand in known or repr(float(operand)) == operand, line
-            known.add(name)
-        assert known >= assigned
-        if lines is forward_lines:
-            assert save.split(" ") == ["save", *program.saved]
-            assert known - set(program.parameters) >= set(program.saved)
+    torch.ops.lltm._cell(program.text)  # checks names, operands and saved values
+    assert EXPENSIVE.isdisjoint(op for _, op, _ in assignments(program.text, "backward"))
 
 
 @pytest.mark.parametrize("name", CELLS)

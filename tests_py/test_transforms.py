@@ -12,6 +12,7 @@ import support
 import torch
 from forms import tensors
 from support import Arguments
+from test_custom_cell import several_stages, two_states
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
@@ -71,9 +72,16 @@ def layer_case(kind: str, options: dict[str, Any]) -> Case:
     return Case(layer, arguments, inputs, calls, order if kind == "packed" else None)
 
 
+def custom_case(cell: lltm.Cell) -> Case:
+    arguments: dict[str, Any] = {"input_size": I, "hidden_size": H}
+    inputs = torch.randn(3, 4, 2, I, dtype=torch.float64)
+    return Case(cell.Layer(**arguments).double(), arguments, inputs)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "cell": cell_case,
     "cell, one row": partial(cell_case, ()),
+    **{cell.name: partial(custom_case, cell) for cell in (two_states, several_stages)},
     **{
         f"{kind} layer {options}": partial(layer_case, kind, options)
         for kind, some in (
@@ -138,7 +146,11 @@ def test_vmap_in_vmap(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "mapped", [("input",), ("h",), ("c",), ("h", "c"), ("input", "c"), ("bias",), ("weights",)]
+    "mapped",
+    [
+        *(("input",), ("h",), ("c",), ("h", "c"), ("input", "c"), ("bias",), ("weights",)),
+        *(("reset",), ("recurrent_mask",), ("input", "reset")),
+    ],
 )
 @pytest.mark.parametrize("checkpoint_steps", [0, 4])
 @pytest.mark.parametrize("kind", ["sequence", "packed"])
@@ -149,8 +161,12 @@ def test_vmap_over_some_of_the_arguments(
         a = support.sequence_arguments((6, 4, 3, 5), torch.float64)
     else:
         a = support.packed_arguments((5, 2, 1), 3, 5, torch.float64, reverse=True)
+    a = support.with_masks(a)
     samples = {name: torch.randn(3, *getattr(a, name).shape).double() for name in mapped}
-    leaves = [samples[name].requires_grad_(checkpoint_steps > 0) for name in mapped]
+    names = {*mapped}.intersection(support.NAMES) if checkpoint_steps else ()
+    leaves = [samples[name].requires_grad_() for name in names]
+    if "reset" in mapped:
+        samples["reset"] = samples["reset"] > 0.5
 
     def run(one: dict[str, Any]) -> tuple[Tensor, ...]:
         return support.checkpointed_outputs(checkpoint_steps, lltm.functional, replace(a, **one))
@@ -160,7 +176,7 @@ def test_vmap_over_some_of_the_arguments(
     expected = stacked([run({name: y[k] for name, y in samples.items()}) for k in range(3)])
     torch.testing.assert_close(results, expected)
     assert len(operators.ours()) == 1 or mapped in (("bias",), ("weights",))
-    if checkpoint_steps:
+    if leaves:
         assert set(operators.ours()) == {"sequence_forward"}
         gradients = [
             torch.autograd.grad([y.square().sum() for y in ys], leaves)
@@ -238,10 +254,10 @@ def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     torch.testing.assert_close(mapped, stacked(looped))
 
 
-@pytest.mark.parametrize("kind", ["cell", "one row"])
+@pytest.mark.parametrize("kind", ["cell", "one row", "several_stages"])
 def test_hessians_are_equal_in_every_mode(kind: str) -> None:
     """test_properties.py compares reverse over reverse with finite differences."""
-    case = cell_case((2,)) if kind == "cell" else layer_case(kind, OPTIONS[1])
+    case = layer_case(kind, OPTIONS[1]) if kind == "one row" else CASES[kind]()
     loss, x = partial(case.loss, case.parameters), case.inputs[0]
     expected = jacrev(jacrev(loss))(x)
     assert expected.any()

@@ -39,7 +39,7 @@ class Prepacked(Recurrent):
     num_layers: int
     bidirectional: bool
     proj_size: int
-    heads = 1  # in old pickles
+    heads: int
     _inherits_forward: Callable[[], bool]
     _names: Sequence[str]
     _names_of: Callable[[int], Sequence[str]]

@@ -191,7 +191,7 @@ class Layer(Recurrent, Generic[State]):
     # By cell name: the ONNX operator, the indices of our gates in ONNX order, and attributes.
     _ONNX: ClassVar[Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]]] = {}
 
-    # Defaults for prepacked layers and for old pickles without these attributes.
+    # Defaults for prepacked layers.
     checkpoint_steps: int = 0
     recurrent_dropout: float = 0.0
 

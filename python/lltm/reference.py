@@ -69,6 +69,7 @@ class Equations(NamedTuple):
     products: Sequence[str] = ()  # gates of weight_hh that multiply another value than h
     no_bias: Sequence[str] = ()  # gates without rows in bias_ih and bias_hh
     outputs: Sequence[int] = (0,)  # indices of the states that a layer returns of each step
+    initial: Sequence[float] = (0.0, 0.0)  # initial values of the states, which resets restore
 
 
 _EQUATIONS = {
@@ -97,16 +98,11 @@ def _after(
         return function(z, *states)
     weight_ih, weight_hh, *rest = parameters
     bias_ih, bias_hh = rest[:2] or (None, None)
-    if gates_input or products:
+    if gates_x != gates_h or gates_input or products:
         separate = _separate_gates(equations, x, read, parameters)
         return function([*separate.values()], *states, *rest[2:])
-    z_x, z_h = F.linear(x, weight_ih, bias_ih), F.linear(read, weight_hh, bias_hh)
-    if gates_x == gates_h:
-        return function((z_x + z_h).chunk(len(gates_x), dim=1), *states, *rest[2:])
-    from_h = dict(zip(gates_h, z_h.chunk(len(gates_h), dim=1), strict=True)) if gates_h else {}
-    gates = zip(gates_x, z_x.chunk(len(gates_x), dim=1), strict=True)
-    parts = [part + from_h.pop(gate) if gate in from_h else part for gate, part in gates]
-    return function((*parts, *from_h.values()), *states, *rest[2:])
+    both = F.linear(x, weight_ih, bias_ih) + F.linear(read, weight_hh, bias_hh)
+    return function(both.chunk(len(gates_x), dim=1), *states, *rest[2:])
 
 
 def _separate_gates(
@@ -162,7 +158,8 @@ def _steps(
         rows = x.shape[0]
         before = [state[:rows] for state in states]
         if mask is not None:
-            before = [state.masked_fill(mask.unsqueeze(1), 0) for state in before]
+            pairs = zip(before, equations.initial, strict=False)
+            before = [state.masked_fill(mask.unsqueeze(1), first) for state, first in pairs]
         read = before[0] if recurrent_mask is None else before[0] * recurrent_mask[:rows]
         after = _after(equations, x, read, before, parameters)
         outputs.append(torch.cat([after[k] for k in equations.outputs], 1))

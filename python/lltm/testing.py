@@ -38,6 +38,12 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
     expect_type(cell, Cell, "loop", "cell to be an lltm.Cell")
     expect_type(layer, CustomLayer, "loop", f"layer to be a {cell.name}.Layer")
     expect(cell.text == layer._CELL, "loop", f"layer to be a {cell.name}.Layer", layer)
+    run = partial(reference._layer, equations=_equations(cell), training=False)
+    return _recurrent.layer_of(layer, input, hx, None, run)
+
+
+def _equations(cell: Cell) -> reference.Equations:
+    """Returns the equations of a custom cell, which call its function."""
     header = cell.Layer._HEADER
     names = ("h", *cell.states, *cell.parameters)
 
@@ -47,12 +53,16 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
         # A condition may have another dtype, and a parameter has no batch.
         return [new.to(others[0].dtype).expand_as(others[0]) for new in after]
 
-    of_gates = (header.gates_x, header.gates_h, function, False)
-    outputs = [("h", *cell.states).index(name) for name in header.outputs] or [0]
-    more = (header.gates_input, header.products, header.no_bias, outputs)
-    equations = reference.Equations(*of_gates, *more)
-    run = partial(reference._layer, equations=equations, training=False)
-    return _recurrent.layer_of(layer, input, hx, None, run)
+    return reference.Equations(
+        header.gates_x,
+        header.gates_h,
+        function,
+        gates_input=header.gates_input,
+        products=header.products,
+        no_bias=header.no_bias,
+        outputs=[("h", *cell.states).index(name) for name in header.outputs] or [0],
+        initial=(0.0, *header.states.values()),
+    )
 
 
 # T, B, I, H. They cover the small-batch engine and the other engines, odd sizes and one step.

@@ -259,7 +259,7 @@ class Cell:
         return state, _picklable(self.Layer._INITIAL)
 
     def __setstate__(self, state: Any) -> None:
-        Cell.__init__(self, state[0].get("serialized", state[0]["text"]), state[1])
+        Cell.__init__(self, state[0]["serialized"], state[1])
         vars(self).update(state[0])
 
     def __copy__(self) -> Cell:
