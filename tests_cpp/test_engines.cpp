@@ -190,7 +190,8 @@ class Case {
         a_.h.size(1),
         a_.input.numel() / input,
         /*bf16=*/false,
-        lltm::cpu::slots_of(*lltm::find_cell(a_.cell))};
+        lltm::cpu::slots_of(*lltm::find_cell(a_.cell)),
+        lltm::packed_heads_of(args().weight_hh)};
   }
   int64_t steps() const { return (a_.batch_sizes ? *a_.batch_sizes : a_.input).size(0); }
   bool few() const {
