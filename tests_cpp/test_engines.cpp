@@ -35,11 +35,12 @@ constexpr Grid kGrids[] = {{1, 1}, {3, 1}, {1, 3}, {2, 3}};
 constexpr int64_t kChunkRows[] = {1, 100};
 
 // The narrowest, several per thread, and the widest, possibly fewer than grid columns.
-std::vector<Blocks> blocks_of(int64_t hidden, GemmFormat format) {
+std::vector<Blocks> blocks_of(const LayerShape& shape, GemmFormat format) {
   const int64_t narrowest =
       lltm::cpu::visit_format(format, []<typename F>(F) { return F::kUnitAlign; });
   const auto of_width = [&](int64_t width) {
-    return Blocks(hidden, narrowest, (hidden + width - 1) / width);
+    const int64_t of_head = (shape.head_units() + width - 1) / width;
+    return Blocks(shape.hidden, narrowest, shape.heads * of_head);
   };
   return {of_width(narrowest), of_width(lltm::cpu::max_forward_block_width(format))};
 }
@@ -69,14 +70,14 @@ std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
 }
 
 std::vector<BackwardSchedule> backward_schedules(
-    const Machine& machine, at::ScalarType dtype, int64_t hidden) {
+    const Machine& machine, at::ScalarType dtype, const LayerShape& shape) {
   std::vector<BackwardSchedule> schedules;
   for (const GemmFormat format : formats(machine, dtype)) {
     for (const GemmFormat gradient_format : formats(machine, dtype)) {
       // No schedule combines bf16x3 state gradients with float32 weight gradients.
       if (format == GemmFormat::kBf16x3 && gradient_format != format) continue;
       for (const Grid& grid : kGrids) {
-        for (const Blocks& blocks : blocks_of(hidden, format)) {
+        for (const Blocks& blocks : blocks_of(shape, format)) {
           for (const int64_t rows : kChunkRows) {
             const int64_t threads = grid.workers() == 6 ? 7 : grid.workers();
             schedules.push_back({format, grid, blocks, rows, gradient_format, threads});
@@ -105,7 +106,7 @@ class Case {
       // Keeps the operand type, which determines the rounding.
       SmallBatchSchedule schedule = schedule_small_batch(machine_, shape(), steps(), prepacked);
       for (const Grid grid : {Grid{1, 1}, Grid{1, 3}, Grid{2, 1}, Grid{3, 2}}) {
-        for (const Blocks& blocks : blocks_of(shape().hidden, GemmFormat::kF32)) {
+        for (const Blocks& blocks : blocks_of(shape(), GemmFormat::kF32)) {
           for (const int64_t rows : kChunkRows) {
             schedule.grid = grid;
             schedule.blocks = blocks;
@@ -119,7 +120,7 @@ class Case {
     for (const GemmFormat format : formats(machine_, dtype_)) {
       if (prepacked && !lltm::cpu::has_form(packed, format)) continue;
       for (const ForwardSchedule& schedule :
-           forward_schedules(format, blocks_of(shape().hidden, format))) {
+           forward_schedules(format, blocks_of(shape(), format))) {
         check(lltm::cpu::blocked_forward, packed, schedule);
       }
     }
@@ -137,7 +138,7 @@ class Case {
         grads_[1],
         has_c ? grads_[2] : at::Tensor(),
         {true, true, has_c, true, a_.weight_hh.has_value(), true, a_.bias_hh.has_value()}};
-    for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_, shape().hidden)) {
+    for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_, shape())) {
       SCOPED_TRACE(to_string(schedule));
       const auto [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] =
           lltm::with_grad_of_h(backward, [&](const lltm::SequenceBackwardArgs& args) {
@@ -190,7 +191,8 @@ class Case {
         a_.h.size(1),
         a_.input.numel() / input,
         /*bf16=*/false,
-        lltm::cpu::slots_of(*lltm::find_cell(a_.cell))};
+        lltm::cpu::slots_of(*lltm::find_cell(a_.cell)),
+        lltm::packed_heads_of(args().weight_hh)};
   }
   int64_t steps() const { return (a_.batch_sizes ? *a_.batch_sizes : a_.input).size(0); }
   bool few() const {

@@ -143,6 +143,9 @@ TEST(CellText, AStateForgetsIfAFactorBoundsIt) {
   }
   EXPECT_TRUE(forgets("a = elu z.i\nm = minimum a 1.0\n", "multiply m c"));
   EXPECT_TRUE(forgets("a = abs z.i\nb = negate a\nm = maximum b -1.0\n", "multiply c m"));
+  const std::string exponential = "m = maximum z.i p\nt = detach m\na = subtract p t\ng = exp a\n";
+  EXPECT_TRUE(forgets(exponential, "multiply g c"));
+  EXPECT_TRUE(forgets(gate + "a = subtract c f\n", "maximum z.i a")) << "grows only by z.i";
 }
 
 TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
@@ -161,6 +164,9 @@ TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   EXPECT_FALSE(forgets("f = sigmoid c\n", "multiply f c")) << "the factor depends on it";
   EXPECT_FALSE(forgets("", "divide c 2.0")) << "of this form, but not worth the words";
   EXPECT_FALSE(forgets(gate + "a = multiply f c\n", "add a c"));
+  EXPECT_FALSE(forgets("m = maximum z.i p\na = subtract m p\ng = exp a\n", "multiply g c"));
+  EXPECT_FALSE(forgets("m = minimum z.i p\na = subtract p m\ng = exp a\n", "multiply g c"));
+  EXPECT_FALSE(forgets(gate + "a = add c f\n", "maximum a z.i"));
   EXPECT_FALSE(forgets("a = multiply c 0.5\nw = greater c 0.0\n", "where w a z.i"));
   EXPECT_FALSE(forgets("s = sqrt z.i\nq = sqrt p\na = subtract s q\n", "multiply a c"));
 }

@@ -33,8 +33,9 @@ const Named kSapphireRapids = {
 constexpr SlotCounts kSlots = slots_of(Lltm::kCell);
 
 // N for 100 steps.
-LayerShape shape(int64_t batch, int64_t input, int64_t hidden, bool bf16 = false) {
-  return {batch, input, hidden, 100 * batch, bf16, kSlots};
+LayerShape shape(
+    int64_t batch, int64_t input, int64_t hidden, bool bf16 = false, int64_t heads = 1) {
+  return {batch, input, hidden, 100 * batch, bf16, kSlots, heads};
 }
 
 bool has(const std::string& schedule, const std::string& words) {
@@ -161,6 +162,19 @@ TEST(CostModel, ChoosesTheMeasuredGrids) {
   EXPECT_EQ(grid(50, 32, 64, 256), Pair(2, 1));
   EXPECT_EQ(grid(100, 13, 414, 19), Pair(2, 1));
   EXPECT_EQ(grid(5, 7, 10, 18), Pair(1, 1)) << "shorter than a parallel region";
+}
+
+TEST(CostModel, HeadsHaveShorterProductsAndNeedNoBarrier) {
+  const Machine machine = machine_of(2, 32 << 20, 8);
+  for (const bool backward : {false, true}) {
+    const auto time = [&](int64_t heads, int64_t columns) {
+      const LayerShape layer = shape(4, 0, 384, /*bf16=*/false, heads);
+      return predicted_time(machine, layer, backward, {1, columns});
+    };
+    const auto added = [&](int64_t heads) { return time(heads, 2) - time(heads, 1) / 2; };
+    EXPECT_LT(time(4, 1), 0.5 * time(1, 1));
+    EXPECT_LT(added(4), 0.2 * added(3)) << "two threads share a head";
+  }
 }
 
 TEST(Schedule, OfSmallBatches) {
@@ -425,10 +439,15 @@ const std::vector<LayerShape> kShapes = {
     shape(7, 33, 17),
     shape(1024, 1024, 2048),
     shape(16, 32, 128, /*bf16=*/true),
-    shape(128, 512, 512, /*bf16=*/true)};
+    shape(128, 512, 512, /*bf16=*/true),
+    shape(16, 32, 96, /*bf16=*/false, /*heads=*/3),
+    shape(128, 512, 512, /*bf16=*/false, /*heads=*/8)};
 
-// Blocks cover all hidden units. The threads' shares differ by at most `align`.
-void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, int64_t threads) {
+// Blocks cover all hidden units, and no block has units of two heads. The threads' shares differ by
+// at most `align`.
+void expect_equal_shares(
+    const Blocks& blocks, const LayerShape& layer, int64_t align, int64_t threads) {
+  const int64_t hidden = layer.hidden, units = layer.head_units();
   EXPECT_EQ(blocks.total, hidden);
   int64_t end = 0;
   for (int64_t block = 0; block < blocks.count; ++block) {
@@ -437,6 +456,7 @@ void expect_equal_shares(const Blocks& blocks, int64_t hidden, int64_t align, in
     EXPECT_EQ(range.begin % align, 0);
     EXPECT_GT(range.size(), 0);
     EXPECT_LE(range.size(), blocks.width);
+    EXPECT_EQ(range.begin / units, (range.end - 1) / units);
     end = range.end;
   }
   EXPECT_EQ(end, hidden);
@@ -465,8 +485,8 @@ TEST(Schedule, KeepsItsGuarantees) {
           EXPECT_LE(forward.blocks.width, max_forward_block_width(forward.format));
           const int64_t align = visit_format(
               forward.format, []<typename Format>(Format) { return Format::kUnitAlign; });
-          expect_equal_shares(forward.blocks, layer.hidden, align, forward.grid.columns);
-          expect_equal_shares(backward.blocks, layer.hidden, align, backward.grid.columns);
+          expect_equal_shares(forward.blocks, layer, align, forward.grid.columns);
+          expect_equal_shares(backward.blocks, layer, align, backward.grid.columns);
           if (!amx) {
             EXPECT_EQ(forward.format, GemmFormat::kF32);
             EXPECT_EQ(backward.gradient_format, GemmFormat::kF32);

@@ -340,7 +340,7 @@ def test_small_batches_with_heads_and_given_gates(reads: Any, keeps: float) -> N
         return tanh(c_next) * sigmoid(z.f), c_next
 
     # Weights in place and packed.
-    check_cell(cell, shapes=[(3, 2, 5, 6), (36, 3, 5, 96)], dtypes=[torch.float], verbose=False)
+    check_cell(cell, shapes=[(3, 2, 5, 6), (33, 2, 5, 64)], dtypes=[torch.float], verbose=False)
     for steps, heads in ((1, 4), (7, 4), (40, 4), (40, 2)):
         layer = cell.Layer(5 + 64 * len(reads), 64, bidirectional=True, heads=heads)
         x, reset = torch.randn(steps, 2, layer.input_size), torch.rand(steps, 2) < 0.3

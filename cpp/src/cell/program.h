@@ -39,7 +39,7 @@ namespace lltm {
   X(kSign, sign, 1, "sign", kCheap, {}, sign_or_nan(a()))                                     \
   X(kFloor, floor, 1, "floor", kCheap, {}, at::floor(a()))                                    \
   X(kSqrt, sqrt, 1, "sqrt", kExpensive, at_least(0), at::sqrt(a()))                           \
-  X(kExp, exp, 1, "exp", kExpensive, at_least(0), at::exp(a()))                               \
+  X(kExp, exp, 1, "exp", kExpensive, exponential(a), at::exp(a()))                            \
   X(kExp2, exp2, 1, "exp2", kExpensive, at_least(0), at::exp2(a()))                           \
   X(kExpm1, expm1, 1, "expm1", kExpensive, at_least(-1), at::expm1(a()))                      \
   X(kLog, log, 1, "log", kExpensive, {}, at::log(a()))                                        \

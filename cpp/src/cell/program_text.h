@@ -74,7 +74,8 @@ struct CellText {
   //
   // forgets: each next state is factor * state + rest, where rest does not depend on the state,
   // even through other states, and factor is within [-1, 1] for all inputs, like a gate, but not a
-  // constant 1 or -1. If h is the only state and only GEMMs read it, a finite range of h' suffices.
+  // constant 1 or -1. Or it is max(state + rest, other) with rest <= 0. If h is the only state and
+  // only GEMMs read it, a finite range of h' suffices.
   CellInfo info = {};
   CellPrograms programs = {};
   StageGraph::Code forward, backward;

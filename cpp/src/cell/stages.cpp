@@ -55,6 +55,15 @@ std::vector<int> StageGraph::product(
   return results;
 }
 
+// a - max(a, b), the exponent of a gate with a stabilizer.
+bool StageGraph::is_distance_to_maximum(const Node& value) const {
+  if (value.op != Op::kSubtract) return false;
+  int of = value.of[1];
+  while (nodes_[of].op == Op::kDetach) of = nodes_[of].of[0];
+  const auto [a, b, none] = nodes_[of].of;
+  return nodes_[of].op == Op::kMaximum && (a == value.of[0] || b == value.of[0]);
+}
+
 std::pair<std::vector<ValueRange>, std::vector<Factor>> StageGraph::ranges_and_factors(
     int input) const {
   std::vector<ValueRange> ranges;
@@ -71,7 +80,9 @@ std::pair<std::vector<ValueRange>, std::vector<Factor>> StageGraph::ranges_and_f
     ranges.push_back(
         value.kind == kConstant ? range_with({value.number})
         : value.kind == kResult ? range_of(value.op, a, b, c)
+        : of_itself != 0        ? within(0, 0)
                                 : ValueRange());
+    if (is_distance_to_maximum(value)) ranges.back().high = std::min(ranges.back().high, 0.0);
     factors.push_back(
         value.kind == kResult ? factor_of(value.op, factors_of, ranges_of)
                               : ValueRange{of_itself, of_itself});

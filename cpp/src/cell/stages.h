@@ -35,7 +35,7 @@ class StageGraph {
   // True if the value is the same for all units: computed from means and numbers.
   bool is_per_row(int value) const { return nodes_[value].per_row; }
 
-  // Each value's range and its factor of an input (value_ranges.h).
+  // Each value's range, with 0 for an input, and its factor of this input (value_ranges.h).
   std::pair<std::vector<ValueRange>, std::vector<Factor>> ranges_and_factors(int input) const;
 
   // Memory of stages.
@@ -74,6 +74,7 @@ class StageGraph {
   int add(Node node);
   int level_of(const std::vector<int>& values) const;
   bool is_free(const Node& value) const;
+  bool is_distance_to_maximum(const Node& value) const;
   void number_means();
   void place();
   Stage compile(int stage, Code& code) const;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -40,6 +41,9 @@ inline ValueRange within(double low, double high) {
 }
 inline ValueRange at_least(double low) {
   return {low};
+}
+inline ValueRange exponential(const ValueRange& a) {
+  return {std::exp(a.low), std::exp(a.high)};
 }
 inline ValueRange maximum(const ValueRange& a, const ValueRange& b) {
   return {std::max(a.low, b.low), std::max(a.high, b.high)};
@@ -82,6 +86,10 @@ inline Factor factor_of(
     case Op::kMultiply:
       if (depends(a) && depends(b)) return std::nullopt;
       return depends(a) ? *a * ranges[1] : ranges[0] * *b;
+    case Op::kMaximum:  // of another value and x + rest; ranges are for x = 0
+      if (a->is(1) && b->is(0) && ranges[0].high <= 0) return within(0, 1);
+      if (b->is(1) && a->is(0) && ranges[1].high <= 0) return within(0, 1);
+      return std::nullopt;
     case Op::kWhere:
       if (depends(a)) return std::nullopt;
       return either(*b, *c);

@@ -91,7 +91,8 @@ bool fits_side_by_side(const SequenceArgs& call, bool training) {
       call.h_0->size(1),
       flat_size(input),
       bf16,
-      slots_of(*call.cell)};
+      slots_of(*call.cell),
+      packed_heads_of(call.weight_hh)};
   return schedule_side_by_side(current_machine(), shape, training);
 }
 

@@ -41,7 +41,7 @@ bool prefers_small_batch(
 // True if a kernel for a single step reads the weights in place, which 16-bit dtypes may lack.
 bool has_step_kernel(const Machine& machine, const Call& call) {
   if (call.storage == Storage::kF32 || call.backward) return true;
-  const auto& [batch, input, hidden, rows, bf16, slots] = call.shape;
+  const auto& [batch, input, hidden, rows, bf16, slots, heads] = call.shape;
   const int64_t stride = weights_stride(call.stride_ih, call.stride_hh);
   return schedule_step(machine, {batch, input, hidden, call.storage, stride, slots}).forward !=
          StepGemm::kAten;

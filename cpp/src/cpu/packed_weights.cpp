@@ -88,9 +88,8 @@ Tensor empty_bytes(const Tensor& like, int64_t count) {
 
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, const Blocks& scheduled) {
+    const CellInfo& cell, const Weights& weights, const Blocks& blocks) {
   const int64_t input_size = weights.ih.size(1), heads = heads_of(weights.hh);
-  const Blocks blocks = blocks_of_heads<Format>(scheduled, heads);
   const int64_t bytes = PackedWeights<Format>::bytes(cell, blocks.total, input_size, heads);
   PackedWeights<Format> packed(cell, blocks, input_size, heads, empty_bytes(weights.hh, bytes));
   return pack(weights, packed) ? std::optional(std::move(packed)) : std::nullopt;
@@ -322,11 +321,11 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
       weights.hh.size(-1) * heads_of(weights.hh),
       kSteps * batch,
       /*bf16=*/false,
-      slots_of(cell)};
+      slots_of(cell),
+      heads_of(weights.hh)};
   Machine machine = current_machine();
   machine.threads = usable_cpus();
-  const Blocks blocks = prepack_blocks(machine, kFormat<Format>, shape);
-  return blocks_of_heads<Format>(blocks, heads_of(weights.hh));
+  return prepack_blocks(machine, kFormat<Format>, shape);
 }
 
 // Returns an undefined tensor if values are out of range.

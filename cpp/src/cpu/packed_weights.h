@@ -35,7 +35,9 @@ struct PackedWeights {
         heads(head_count),
         k_x(Format::padded_k(input_size)),
         k_h(Format::padded_k(units_of_head())),
-        data(reinterpret_cast<const Element*>(tensor.const_data_ptr<uint8_t>() + offset)) {}
+        data(reinterpret_cast<const Element*>(tensor.const_data_ptr<uint8_t>() + offset)) {
+    static_assert(kHeadAlign % Format::kUnitAlign == 0);
+  }
 
   static int64_t bytes(const CellInfo& cell, int64_t hidden, int64_t input_size, int64_t heads) {
     const int64_t k = cell.x.count() * Format::padded_k(input_size) +
@@ -76,14 +78,6 @@ struct PackedWeights {
     return data + blocks.begin(block) * (cell.x.count() * k_x + cell.h.count() * k_h);
   }
 };
-
-// No block has units of two heads.
-template <typename Format>
-Blocks blocks_of_heads(const Blocks& blocks, int64_t heads) {
-  static_assert(kHeadAlign % Format::kUnitAlign == 0);
-  if (heads == 1) return blocks;
-  return {blocks.total, Format::kUnitAlign, heads * divide_up(blocks.count, heads)};
-}
 
 // Returns nullopt if values are out of range.
 template <typename Format>

@@ -42,7 +42,7 @@ struct Costs {
 
 struct Model {
   const Machine& machine;
-  int64_t batch, steps, units, align;
+  int64_t batch, steps, units, align, heads;
   // Per hidden unit: K of a step's GEMMs, and bytes of their weights.
   int64_t k = 0, bytes = 0;
   int64_t state_bytes = 0;  // per batch row that other threads read
@@ -51,8 +51,10 @@ struct Model {
 
   double step(const Grid& grid) const {
     const auto rows = static_cast<double>(divide_up(batch, grid.rows));
+    const int64_t readers = grid.sharing(heads), of_head = units / heads;
     const auto own = static_cast<double>(
-        std::min(divide_up(divide_up(units, align), grid.columns) * align, units));
+        std::min(divide_up(divide_up(of_head, align), readers) * align, of_head) * heads * readers /
+        grid.columns);
     const auto columns = static_cast<double>(grid.columns);
     const double full = tiles ? std::ceil(rows / 16) * 16 : rows + Costs::kRows;
     double cost = full * own * static_cast<double>(k) / rate;
@@ -66,12 +68,13 @@ struct Model {
       cost = std::max(cost, read) + Costs::kNotOverlapped * std::min(cost, read);
     }
     cost += rows * own * Costs::kElementwise;
-    if (!grid.needs_barrier()) return cost;
+    if (readers == 1) return cost;
     const bool far = grid.columns > machine.l3_cores;
+    const auto others = static_cast<double>(readers - 1);
     const double share = rows * static_cast<double>(state_bytes) / columns;
-    if (far) return cost + share * Costs::kFarByte * (columns - 1) + Costs::kFarBarrier;
-    return cost + share * (Costs::kNearByte + Costs::kSharedByte * (columns - 2)) +
-           Costs::kBarrier + Costs::kBarrierThread * columns;
+    if (far) return cost + share * Costs::kFarByte * others + Costs::kFarBarrier;
+    return cost + share * (Costs::kNearByte + Costs::kSharedByte * (others - 1)) + Costs::kBarrier +
+           Costs::kBarrierThread * columns;
   }
 
   double call(const Grid& grid) const {
@@ -122,9 +125,9 @@ constexpr int64_t kGoodRows = Format::kInPlace ? 4 : 16;
 
 // Faster with two tiles of rows per thread, or four if threads synchronize after each step
 // (measured with one and 16 threads of Emerald Rapids).
-bool prefer_bf16x3(const Grid& grid, int64_t batch) {
+bool prefer_bf16x3(const Grid& grid, const LayerShape& shape) {
   constexpr int64_t kTile = kGoodRows<Bf16x3Format>;
-  return batch / grid.rows >= (grid.needs_barrier() ? 4 : 2) * kTile;
+  return shape.batch / grid.rows >= (grid.sharing(shape.heads) > 1 ? 4 : 2) * kTile;
 }
 
 // Pre-activations (forward) or dh (backward) of a step's rows stay in L2 between GEMM and
@@ -143,23 +146,26 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
   return std::clamp(units / multiple * multiple, multiple, most);
 }
 
-// Their number divides evenly among `threads` threads, or fewer with the same largest share.
-Blocks even_blocks(int64_t hidden, int64_t threads, int64_t widest, int64_t align) {
-  const int64_t parts = std::max<int64_t>(divide_up(hidden, align), 1);
-  const int64_t shares = divide_up(parts, divide_up(parts, threads));
-  return {hidden, align, std::min(round_up(divide_up(hidden, widest), shares), parts)};
+// Their number divides evenly among `threads` threads, or fewer with the same largest share. No
+// block has units of two heads.
+Blocks even_blocks(
+    int64_t hidden, int64_t threads, int64_t widest, int64_t align, int64_t heads = 1) {
+  const int64_t units = hidden / heads, sharing = Grid{1, threads}.sharing(heads);
+  const int64_t parts = std::max<int64_t>(divide_up(units, align), 1);
+  const int64_t shares = divide_up(parts, divide_up(parts, sharing));
+  return {hidden, align, heads * std::min(round_up(divide_up(units, widest), shares), parts)};
 }
 
 template <typename Format>
 int64_t forward_unit_bytes(const LayerShape& shape) {
   const int64_t k = shape.slots.x * Format::padded_k(shape.input) +
-                    shape.slots.h * Format::padded_k(shape.hidden);
+                    shape.slots.h * Format::padded_k(shape.head_units());
   return k * static_cast<int64_t>(sizeof(typename Format::Element));
 }
 
 template <typename Format>
 int64_t backward_unit_bytes(const LayerShape& shape) {
-  const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.hidden));
+  const int64_t k = Format::padded_k(shape.slots.h * Format::slot_pitch(shape.head_units()));
   return k * static_cast<int64_t>(sizeof(typename Format::Element));
 }
 
@@ -171,6 +177,7 @@ Model model_of(const Machine& machine, const LayerShape& shape) {
       .steps = divide_up(shape.rows, shape.batch),
       .units = shape.hidden,
       .align = Format::kUnitAlign,
+      .heads = shape.heads,
       .rate = rate<Format>(machine),
       .tiles = machine.matrix_unit && kFormat<Format> != GemmFormat::kF32};
 }
@@ -178,7 +185,7 @@ Model model_of(const Machine& machine, const LayerShape& shape) {
 template <typename Format>
 Model forward_model(const Machine& machine, const LayerShape& shape) {
   Model model = model_of<Format>(machine, shape);
-  model.k = shape.slots.h * shape.hidden + shape.slots.x * shape.input;
+  model.k = shape.slots.h * shape.head_units() + shape.slots.x * shape.input;
   model.bytes = forward_unit_bytes<Format>(shape);
   model.state_bytes = shape.hidden * static_cast<int64_t>(sizeof(float));
   return model;
@@ -187,9 +194,9 @@ Model forward_model(const Machine& machine, const LayerShape& shape) {
 template <typename Format>
 Model backward_model(const Machine& machine, const LayerShape& shape) {
   Model model = model_of<Format>(machine, shape);
-  model.k = shape.slots.h * shape.hidden;
+  model.k = shape.slots.h * shape.head_units();
   model.bytes = backward_unit_bytes<Format>(shape);
-  model.state_bytes = model.k * static_cast<int64_t>(sizeof(float));
+  model.state_bytes = shape.slots.h * shape.hidden * static_cast<int64_t>(sizeof(float));
   return model;
 }
 
@@ -197,7 +204,7 @@ template <typename Format>
 Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
   const int64_t widest = widest_block<Format>(
       machine, kForwardUnits<Format>, forward_unit_bytes<Format>(shape), Format::kUnitAlign);
-  return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
+  return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign, shape.heads);
 }
 
 template <typename Format>
@@ -206,7 +213,7 @@ Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t 
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
       machine, kBackwardUnits<Format>, backward_unit_bytes<Format>(shape), kColumns);
-  return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign);
+  return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign, shape.heads);
 }
 
 // Rows per pass over W_x.
@@ -251,7 +258,7 @@ BackwardSchedule backward_schedule(const Machine& machine, const LayerShape& sha
   // Weight and input gradients of a chunk.
   const int64_t rows = std::min(schedule.chunk_rows, shape.rows);
   const int64_t products =
-      rows * shape.hidden * (shape.slots.h * shape.hidden + shape.slots.x * shape.input);
+      rows * shape.hidden * (shape.slots.h * shape.head_units() + shape.slots.x * shape.input);
   schedule.gradient_threads = std::clamp<int64_t>(products / kGemmGrain, 1, machine.threads);
   return schedule;
 }
@@ -268,7 +275,7 @@ ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape
     return forward_schedule<Bf16Format>(machine, shape);
   }
   if (!shape.bf16 && machine.bf16x3 &&
-      prefer_bf16x3(forward_model<Bf16x3Format>(machine, shape).best(), shape.batch)) {
+      prefer_bf16x3(forward_model<Bf16x3Format>(machine, shape).best(), shape)) {
     return forward_schedule<Bf16x3Format>(machine, shape);
   }
   return forward_schedule<F32Format>(machine, shape);
@@ -279,7 +286,7 @@ BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& sha
     return backward_schedule<Bf16Format>(machine, shape);
   }
   const bool bf16x3 = !shape.bf16 && machine.bf16x3;
-  if (bf16x3 && prefer_bf16x3(backward_model<Bf16x3Format>(machine, shape).best(), shape.batch)) {
+  if (bf16x3 && prefer_bf16x3(backward_model<Bf16x3Format>(machine, shape).best(), shape)) {
     return backward_schedule<Bf16x3Format>(machine, shape);
   }
   BackwardSchedule schedule = backward_schedule<F32Format>(machine, shape);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 
 namespace lltm::cpu {
@@ -55,7 +56,8 @@ struct Grid {
   int64_t rows = 1;
   int64_t columns = 1;
   int64_t workers() const { return rows * columns; }
-  bool needs_barrier() const { return columns > 1; }
+  // Consecutive columns that share heads. A column with entire heads reads no other's state.
+  int64_t sharing(int64_t heads) const { return columns / std::gcd(columns, heads); }
   // At most one column per block.
   Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
@@ -72,6 +74,8 @@ struct LayerShape {
   int64_t batch, input, hidden, rows;
   bool bf16;  // GEMM operands may be bfloat16
   SlotCounts slots;
+  int64_t heads = 1;  // of recurrent weights that are packed by head
+  int64_t head_units() const { return hidden / heads; }
 };
 
 struct ForwardSchedule {

@@ -35,6 +35,7 @@ class BetweenStages {
   }
 
   int count() const { return pass_ == nullptr ? 1 : pass_->count; }
+  bool has_means() const { return pass_ != nullptr && pass_->means > 0; }
   const Stage& stage(int s) const { return pass_->stages[s]; }
 
   // For row 0 and unit 0; without a stage if there is only one.

@@ -53,12 +53,13 @@ class BlockedBackward {
         grid_(schedule.grid),
         heads_(heads_of(args.weight_hh)),
         units_(hidden_ / heads_),
-        blocks_(blocks_of_heads<Format>(schedule.blocks, heads_)),
+        blocks_(schedule.blocks),
         steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
         shares_(steps_, batch_, grid_, blocks_.count),
         io_(args, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
         between_(cell_.backward(), batch_, hidden_, grid_.workers(), args.input->options()),
+        exchanges_(grid_.sharing(heads_) > 1 || between_.has_means()),
         weights_(slot_weights(args)),
         gradients_(args, steps_, weights_, schedule) {
     allocate();
@@ -204,7 +205,7 @@ class BlockedBackward {
             const Worker worker = worker_of(index);
             return stage > 0 ? later_stage(c, k, stage, worker) : step(c, k, worker);
           });
-          team.barrier();
+          if (exchanges_) team.barrier();
         }
       }
     };
@@ -220,7 +221,7 @@ class BlockedBackward {
     const Range rows = shares_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     const Range continued = intersect(rows, {0, carried_into_next(k)});
-    if (grid_.needs_barrier() && continued.size() > 0) {
+    if (exchanges_ && continued.size() > 0) {
       prefetch_rows(dz_operand(c, k + 1, cell_.direct), continued, k_of_state());
     }
     bool in_range = true;
@@ -404,6 +405,7 @@ class BlockedBackward {
   const BackwardIO<T> io_;
   const std::vector<Chunk> chunks_;
   const BetweenStages<float> between_;
+  const bool exchanges_;  // threads that share rows read each other's dz or means
   const Weights weights_;
   std::vector<RecurrentGemm> gemms_;  // that of h, if any, is the first
   int64_t packed_size_ = 0;

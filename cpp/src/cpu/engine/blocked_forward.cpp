@@ -73,6 +73,7 @@ class BlockedForward {
         shares_(steps_, batch_, grid_, blocks_.count),
         between_(cell_.forward(), batch_, hidden_, grid_.workers(), io_.options),
         merge_projection_(schedule.merge_projection),
+        exchanges_(grid_.sharing(heads_) > 1 || between_.has_means()),
         output_is_operand_(
             std::is_same_v<T, Element> &&
             Format::fits_in_place(hidden_, cell_.output_columns() * hidden_) &&
@@ -228,7 +229,8 @@ class BlockedForward {
           if (merge_projection_ && k == chunk.first) project_chunk(chunk, worker);
           return step(chunk, k, worker);
         });
-        team.barrier();
+        const bool is_last = k + 1 == chunk.last && stage + 1 == between_.count();
+        if (exchanges_ || (is_last && !input_in_place_)) team.barrier();
       }
     }
   }
@@ -356,7 +358,7 @@ class BlockedForward {
     const Range rows = shares_.rows_of_step(k, worker.group);
     if (rows.size() == 0) return true;
     if constexpr (!kSmallBatch) {
-      if (grid_.needs_barrier() && k > 0) {
+      if (exchanges_ && k > 0) {
         const Range carried = intersect(rows, {0, carried_rows(steps_, k)});
         prefetch_rows(as_const(state_of(k - 1)), carried, weights_.k_h);
       }
@@ -545,7 +547,9 @@ class BlockedForward {
   const Grid grid_;
   Shares shares_;
   const BetweenStages<float> between_;
-  bool merge_projection_, input_in_place_, output_is_operand_;
+  const bool merge_projection_;
+  const bool exchanges_;  // threads that share rows read each other's states or means
+  bool input_in_place_, output_is_operand_;
   // Steps whose input is packed or multiplied together.
   std::vector<Chunk> chunks_;
   int64_t chunk_steps_ = 0;  // maximum per chunk

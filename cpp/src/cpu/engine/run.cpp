@@ -37,7 +37,16 @@ LayerShape shape_of(const SequenceInputs& args) {
   const bool may_reduce = dtype == at::kFloat && !args.prepacked() &&
                           !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
-  return {batch, args.input->size(-1), hidden, flat_size(args.input), bf16, slots_of(*args.cell)};
+  const int64_t heads =
+      args.prepacked() ? packed_heads(args.weight_ih) : packed_heads_of(args.weight_hh);
+  return {
+      batch,
+      args.input->size(-1),
+      hidden,
+      flat_size(args.input),
+      bf16,
+      slots_of(*args.cell),
+      heads};
 }
 
 template <typename Args>
@@ -56,7 +65,7 @@ Call call_of(const Args& args) {
     call.segment = args.segment;
   }
   if (args.prepacked()) {
-    call.heads = call.packs_heads = packed_heads(args.weight_ih) > 1;
+    call.heads = call.packs_heads = call.shape.heads > 1;
     call.prepacked = packed_forms(args.weight_ih);
     return call;
   }

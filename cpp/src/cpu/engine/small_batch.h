@@ -3,7 +3,8 @@
 //
 // c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
 // and z are float32. With packed weights and up to four rows, short chains are accumulated in
-// float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for several rows.
+// float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for several rows. For
+// several rows, they also are in the shorter products of heads.
 #pragma once
 
 #include "common/weights.h"
@@ -29,7 +30,8 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
     if (cell.h.count() == 0) return;
     const auto z_h = z.from(0, cell.h.begin * slot_columns(block));
     const auto h_of_head = a.from(0, first_of_h(block));
-    multiply(rows, h_of_head, h(block), z_h, cell.forgets && batch > 1, /*accumulate=*/true);
+    const bool in_float32 = (cell.forgets || heads > 1) && batch > 1;
+    multiply(rows, h_of_head, h(block), z_h, in_float32, /*accumulate=*/true);
   }
 
  private:
