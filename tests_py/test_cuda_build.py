@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import lltm.cells
 
 KERNELS = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())["CUDA kernels"]
 BUILT = "LLTM_CUDA is OFF" not in KERNELS
+COMPILER = shutil.which("cc")
 PROGRAMS = os.environ.get("LLTM_TEST_PROGRAMS")  # folder, in make check-cuda-build
 ALL_KERNELS = "LLTM_COMPILE_ALL_KERNELS" in os.environ
 OPERATORS = [
@@ -38,15 +40,18 @@ def test_prepack_has_no_cuda_kernel() -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch has no CUDA")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="the driver's substitute needs a C compiler")
+@pytest.mark.skipif(COMPILER is None, reason="the driver's substitute needs a C compiler")
 @pytest.mark.parametrize("missing", [None, "cuLaunchKernel"])
 def test_cuda_functions_are_found(missing: str | None, tmp_path: Path) -> None:
     """With a substitute for the driver's library, whose functions nothing calls."""
     source = (support.ROOT / "cpp" / "src" / "cuda" / "functions.cpp").read_text()
     names = set(re.findall(r"LLTM_FIND\(driver, (\w+)\)", source)) - {missing}
+    machine = subprocess.run([str(COMPILER), "-dumpmachine"], capture_output=True, text=True).stdout
+    if not machine.startswith(platform.machine()):
+        pytest.skip(f"the C compiler is for {machine.strip()}, and Python is emulated")
     driver = tmp_path / "libcuda.so.1"
     code = "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
-    command = ["cc", "-shared", "-x", "c", "-", "-o", str(driver)]
+    command = [str(COMPILER), "-shared", "-x", "c", "-", "-o", str(driver)]
     subprocess.run(command, input=code, text=True, check=True)
     # Without a driver, PyTorch's library that loads NVRTC cannot be loaded.
     load = "import ctypes, glob, os, torch; site = os.path.dirname(torch.__path__[0])\n"
