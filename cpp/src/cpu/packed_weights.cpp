@@ -3,6 +3,7 @@
 #include "cell/cells.h"
 #include "common/format.h"
 #include "common/memory.h"
+#include "cpu/choose_engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/parallel.h"
 

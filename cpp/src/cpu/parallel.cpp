@@ -26,6 +26,9 @@ int64_t quota_cpus() {
 
 using Clock = std::chrono::steady_clock;
 
+// Between two readings of schedstat, which takes microseconds to read.
+constexpr std::chrono::milliseconds kShort(20), kLong(2000);
+
 // How long this thread has waited for a CPU in its life, or 0 if the system does not say.
 std::chrono::nanoseconds waited_for_cpu() {
   int64_t running = 0, waited = 0;
@@ -36,8 +39,6 @@ std::chrono::nanoseconds waited_for_cpu() {
 }  // namespace
 
 bool other_processes_run() {
-  // The file takes microseconds to read.
-  constexpr std::chrono::milliseconds kShort(20), kLong(2000);
   struct State {
     bool found = true;  // so that the first call only reads how long the thread has waited
     Clock::duration pause = kShort;
