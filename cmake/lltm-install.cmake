@@ -7,15 +7,15 @@ include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-# LLTM_ORIGIN: the folder of the loading file, in search paths. LLTM_PC_TORCH: flags that keep
-# libtorch in a program that does not call it.
+# LLTM_ORIGIN: the folder of the loading file, in search paths. LLTM_PC_LIBRARIES: flags that keep
+# the libraries in a program that does not call them.
+set(LLTM_PC_LIBRARIES "-llltm -ltorch -ltorch_cpu -lc10")
 if(APPLE)
   set(LLTM_ORIGIN "@loader_path")
-  set(LLTM_PC_TORCH "-ltorch -ltorch_cpu -lc10")
 else()
   set(LLTM_ORIGIN "$ORIGIN")
-  set(LLTM_PC_TORCH
-    "-Wl,--push-state,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--pop-state")
+  set(LLTM_PC_LIBRARIES
+    "-Wl,--push-state,--no-as-needed ${LLTM_PC_LIBRARIES} -Wl,--pop-state")
 endif()
 
 # For programs that do not link torch or load liblltm with dlopen, liblltm must find libtorch: in

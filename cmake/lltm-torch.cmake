@@ -92,21 +92,22 @@ or to the output of: python -c \"import torch; print(torch.utils.cmake_prefix_pa
   target_include_directories(lltm::torch SYSTEM INTERFACE
     "${root}/include" "${root}/include/torch/csrc/api/include")
   target_compile_features(lltm::torch INTERFACE cxx_std_20)
-  _lltm_link_needed(lltm::torch ${libraries})
+  # A program's search path (DT_RUNPATH) does not apply to its libraries' dependencies, so the program
+  # must load libtorch itself. libtorch.so only loads the backends.
+  _lltm_always_load(lltm::torch ${libraries})
+  target_link_libraries(lltm::torch INTERFACE ${libraries})
 
   set_target_properties(lltm::torch PROPERTIES
     LLTM_TORCH_ROOT "${root}"
     LLTM_TORCH_VERSION "${version}")
 endfunction()
 
-# A program's search path (DT_RUNPATH) does not apply to its libraries' dependencies, so the program
-# must load libtorch itself, even without calling it. --no-as-needed keeps it: many compilers pass
-# --as-needed. libtorch.so only loads the backends. Apple's linker keeps all libraries.
-function(_lltm_link_needed target)
+# Programs that link the target load these libraries, even without calling them. Many compilers pass
+# --as-needed, which would drop them. Apple's linker keeps all libraries.
+function(_lltm_always_load target)
   list(JOIN ARGN "," libraries)
   if(NOT APPLE)
     target_link_options(${target} INTERFACE
       "LINKER:--push-state,--no-as-needed,${libraries},--pop-state")
   endif()
-  target_link_libraries(${target} INTERFACE ${ARGN})
 endfunction()

@@ -100,7 +100,6 @@ def build(source: Path, torch: str, install_dir: str, site_packages: str, arch: 
         f"build-dir={folder / 'build'}",
         f"wheel.install-dir={install_dir}",
         f"cmake.define.LLTM_SITE_PACKAGES={site_packages}",
-        "cmake.define.LLTM_CPU_KERNELS=all",
     ]
     if arch != platform.machine():
         run(ROOT / ".ci" / "aarch64", "setup", TORCH=torch)

@@ -129,13 +129,16 @@ function(link_by_pkg_config folder)
   separate_arguments(cflags UNIX_COMMAND "${output}")
   run("${pkg_config}" --libs lltm)
   separate_arguments(libs UNIX_COMMAND "${output}")
-  run(${compile} ${cflags} -c "${here}/small.cpp" -o small.o)
-  run(${link} small.o -o small ${libs})
+  foreach(program small load)
+    run(${compile} ${cflags} -c "${here}/${program}.cpp" -o ${program}.o)
+    run(${link} ${program}.o -o ${program} ${libs})
+  endforeach()
 endfunction()
 
 function(test_pkg_config)
   link_by_pkg_config("${lib}/pkgconfig")
   run_program("${work}/small")
+  run_program("${work}/load")
 endfunction()
 
 function(test_dlopen)
@@ -170,13 +173,17 @@ both register the operators lltm::*, and a process has one registry; load one of
     "" "${lib}/liblltm.so" "${work}/second/liblltm.so")
 endfunction()
 
-function(test_siblings)
+function(build_siblings prefix)
   # lltm-torch.cmake must ignore the project's variables.
-  configure(-S "${here}/siblings" -B build "-DCMAKE_PREFIX_PATH=${PREFIX}"
+  configure(-S "${here}/siblings" -B siblings "-DCMAKE_PREFIX_PATH=${prefix}"
     -Dconfig=Release -Dlibrary=none -Dpython=none)
-  run(${CMAKE_COMMAND} --build build)
-  run_program("${work}/build/one/one")
-  run_program("${work}/build/two/two")
+  run(${CMAKE_COMMAND} --build siblings)
+  run_program("${work}/siblings/one/one")
+  run_program("${work}/siblings/two/two")
+endfunction()
+
+function(test_siblings)
+  build_siblings("${PREFIX}")
 endfunction()
 
 # Looks like libtorch 2.10.
@@ -233,15 +240,30 @@ function(test_changed_torch)
   expect_text(output "torch: ${TORCH}")
 endfunction()
 
-function(test_add_subdirectory)
+macro(configure_subproject)
   configure(-S "${here}/subproject" -B build "-DLLTM_SOURCE=${LLTM_SOURCE}"
     "-DTorch_ROOT=${TORCH}/share/cmake/Torch" ${ARGN})
-  expect_text(output "ignoring BUILD_SHARED_LIBS=OFF: liblltm must be a shared library")
+endmacro()
+
+function(test_configure_subproject)
+  configure_subproject()
+  expect_text(output "ignoring BUILD_SHARED_LIBS=OFF: liblltm must be a shared library" "unchanged")
+endfunction()
+
+# The routes of C++ users (docs/install.md): a prefix, and FetchContent. Compiler and options are those
+# of this build, so that ccache reuses its objects if it compiles each file separately, too.
+set(as_this_build "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
+  "-DCMAKE_COMPILE_WARNING_AS_ERROR=${WARNING_AS_ERROR}")
+function(test_build_prefix)
+  configure(-S "${LLTM_SOURCE}" -B build "-DCMAKE_PREFIX_PATH=${TORCH}" ${as_this_build})
+  run(${CMAKE_COMMAND} --build build --parallel 2)
+  run(${CMAKE_COMMAND} --install build --prefix "${work}/prefix")
+  build_siblings("${work}/prefix")
 endfunction()
 
 # The parent's install step installs only its program.
 function(test_build_subproject)
-  test_add_subdirectory(-DCMAKE_UNITY_BUILD=ON)
+  configure_subproject(-DCMAKE_BUILD_TYPE=Release ${as_this_build})
   run(${CMAKE_COMMAND} --build build --parallel 2)
   run_program("${work}/build/app")
   run(${CMAKE_COMMAND} --install build --prefix "${work}/prefix")
