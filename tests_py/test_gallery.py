@@ -52,7 +52,7 @@ def test_a_bounded_cell_is_bounded(name: str) -> None:
 
 
 def test_the_table_describes_the_cells() -> None:
-    text = (support.ROOT / "docs" / "cells.md").read_text()
+    text = (support.ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
     found = re.findall(
         r"^\| \[(\w+)\].*? \| ([\d., ]*?) ?\| (.*?) \| (.*?) ?\|$", text, re.MULTILINE
     )
@@ -70,7 +70,7 @@ def test_the_table_describes_the_cells() -> None:
         assert shown == [*columns, str(len(saved.split()))], name
         assert converter.strip("`") == converters.get(name, "")
         assert float(error) <= limit_of(name)
-        source = (Path(cells.__path__[0]) / f"{name}.py").read_text()
+        source = (Path(cells.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
         described = re.findall(rf"`{name}` \(([^)]+)\)", text)
         assert described == [", ".join(cell.outputs)] * bool(cell.outputs), name
         year = re.findall(r"\d{4}", paper)[0]
