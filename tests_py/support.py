@@ -570,7 +570,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 class Encoded(Dataset[Tensor]):
     """Dataset that encodes sequences with a layer, in a worker process."""
 
-    def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
+    def __init__(self, layer: torch.nn.Module, inputs: Tensor) -> None:
         self.layer = layer
         self.inputs = inputs
 
@@ -581,3 +581,8 @@ class Encoded(Dataset[Tensor]):
         with torch.no_grad():
             output: Tensor = self.layer(self.inputs[index])[0]
         return output
+
+
+def save_outputs(rank: int, layers: Sequence[torch.nn.Module], x: Tensor, file: Path) -> None:
+    """Target of torch.multiprocessing.spawn."""
+    torch.save([layer(x)[0] for layer in layers], file)

@@ -123,9 +123,10 @@ def test_the_flop_counter_counts_packed_sequences_layers_and_directions() -> Non
     assert count(lambda: layer(pack_sequence(rows))[0].data.sum().backward()) == 27 * per_row
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
-    layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
+@pytest.mark.parametrize(("start", "packed"), [("fork", False), ("spawn", False), ("spawn", True)])
+def test_workers_of_a_data_loader_run_the_layer(start: str, packed: bool) -> None:
+    plain, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
+    layer = plain.prepack() if packed else plain
     with torch.no_grad():
         # Runs before the workers start, because forks inherit the state of this process.
         expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
