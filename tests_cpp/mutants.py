@@ -177,8 +177,8 @@ def main() -> None:
         sys.exit(f"mutants: without a fault, this fails: {found}")
     before, survivors, tried = linked(), [], 0
     files = (path for name in options.folders for path in sorted((COPY / "src" / name).rglob("*")))
-    files = [path for path in files if path.suffix in (".cpp", ".h", ".py")]
-    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    sources = (path for path in files if path.suffix in (".cpp", ".h", ".py"))
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
     faults = [(path, fault) for path, text in texts.items() for fault in faults_of(path, text)]
     random.Random(options.seed).shuffle(faults)
     for path, fault in faults:

@@ -242,9 +242,8 @@ def test_a_new_process_receives_the_layers(start: str, tmp_path: Path) -> None:
         heads.prepack(),
     ]
     x, file = torch.randn(3, 2, 5), tmp_path / "outputs"
-    torch.multiprocessing.start_processes(
-        support.save_outputs, (layers, x, file), start_method=start
-    )
+    processes: Any = torch.multiprocessing
+    processes.start_processes(support.save_outputs, (layers, x, file), start_method=start)
     torch.testing.assert_close(torch.load(file), [layer(x)[0] for layer in layers])
 
 
