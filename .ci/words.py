@@ -25,7 +25,7 @@ AVOIDED = re.compile(
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yields numbered lines of prose: Markdown without code, or comments and docstrings."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         code = r"```.*?^ *```|\]\([^)]*\)|https?://\S*|^\S*\{[^}]*\}"
         text = re.sub(code, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.S | re.M)

@@ -24,7 +24,7 @@ def count(call: Any) -> int:
         ctypes.CDLL(None).syscall(5000)
         call()
     ctypes.CDLL(None).syscall(5000)
-    return int(OUT.read_text())
+    return int(OUT.read_text(encoding="utf-8"))
 
 
 def ratios(name: str, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> list[float]:

@@ -200,7 +200,8 @@ def error(name: str, loop: bool = False) -> tuple[float, str]:
         module(x)  # creates the parameters in Keras
         for parameter in filter(torch.is_floating_point, module.parameters()):
             nn.init.normal_(parameter, std=0.5)
-        layer = getattr(lltm.cells, f"from_{source}")(module)
+        converted = nn.Sequential(*module) if source == "snntorch" else module
+        layer = getattr(lltm.cells, f"from_{source}")(converted)
         ones = x.new_ones(5, 3, layer.input_size - x.shape[2])
         output, *_ = (module(x),) if source == "keras" else module(x)
         ours = layer(torch.cat([x, ones], -1))[0]

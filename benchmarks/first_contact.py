@@ -126,7 +126,8 @@ def run(stage: Stage, limit: float, log: Path) -> dict[str, Any]:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(2)
     entry: dict[str, Any] = {"state": state, "seconds": round(time.monotonic() - begin, 1)}
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(encoding="utf-8", errors="replace")
+    said = [line for line in text.splitlines() if line.strip()]
     for line in said:
         with suppress(ValueError):
             entry |= json.loads(line) if line.startswith("{") else {}
@@ -138,7 +139,7 @@ def run(stage: Stage, limit: float, log: Path) -> dict[str, Any]:
 def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: bool) -> list[str]:
     """Returns the names of the failed stages."""
     summary, end_at = results / "summary.json", time.monotonic() + seconds
-    known: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
+    known: dict[str, Any] = json.loads(summary.read_bytes()) if summary.exists() else {}
     for stage in chosen:
         if dry_run:
             stage = replace(stage, command=(*stage.command, *stage.rehearsal))
@@ -149,7 +150,7 @@ def run_all(chosen: Sequence[Stage], results: Path, seconds: float, dry_run: boo
         if dry_run and re.search("no GPU found|ncu: .*not found", entry.get("last line", "")):
             entry["state"] = "needs a GPU"
         known[stage.name] = entry
-        summary.write_text(json.dumps(known, indent=1) + "\n")
+        summary.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
         print(f"{stage.name}: {', '.join(map(str, entry.values()))}", flush=True)
     good = ("done", "needs a GPU")
     return [stage.name for stage in chosen if known[stage.name]["state"] not in good]

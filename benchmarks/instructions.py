@@ -59,7 +59,7 @@ def count(program: Path) -> Run:
         )
         if run.returncode != 0:
             sys.exit(f"lltm: {program} failed under callgrind:\n{run.stdout}{run.stderr}")
-        texts = [path.read_text() for path in Path(folder).glob("callgrind.out.*")]
+        texts = [path.read_text(encoding="utf-8") for path in Path(folder).glob("callgrind.out.*")]
     printed = dict(line.split(": ", 1) for line in run.stdout.splitlines())
     printed["valgrind"] = version.stdout.strip()
     names = (program.name, "liblltm.so")
@@ -148,10 +148,10 @@ def main() -> int:
     options = parser.parse_args()
     now = count(options.program)
     if options.write:
-        BASELINE.write_text(as_json(now))
+        BASELINE.write_text(as_json(now), encoding="utf-8")
         print(f"{len(now.instructions)} cases: {BASELINE}")
         return 0
-    status, lines = compare(Run(**json.loads(BASELINE.read_text())), now)
+    status, lines = compare(Run(**json.loads(BASELINE.read_bytes())), now)
     print("\n".join(lines))
     return status
 

@@ -76,7 +76,7 @@ def print_peak_memory(checkpoint_steps: str, dtype: str, *shape: str) -> None:
     # Load libraries and start threads.
     Layer(make, replace(case, shape=(2, *case.shape[1:]))).run()
     layer = Layer(make, case)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    Path("/proc/self/clear_refs").write_bytes(b"5")  # resets the peak
     before = _memory("VmRSS")
     layer.run()
     print(_memory("VmHWM") - before)
@@ -88,7 +88,7 @@ def _knows_peaks() -> bool:
 
 
 def _memory(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024

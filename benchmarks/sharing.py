@@ -155,7 +155,7 @@ def main() -> None:
     results = [row for part in options.parts for row in table(part, states, options.seconds)]
     if options.json is not None:
         found = {"environment": environment(), "rows": results}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import lltm
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-REPOSITORY = re.findall(r'HOMEPAGE_URL "(.*)"', (ROOT / "CMakeLists.txt").read_text())[0]
+REPOSITORY = re.findall(
+    r'HOMEPAGE_URL "(.*)"', (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+)[0]
 
 project = "lltm"
 author = "The LLTM authors"

@@ -17,7 +17,9 @@ RELATIVE_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?://|#)([^)]+)\)")
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the computed part of [project]: `readme`."""
-    text = absolute(README.read_text(), project["urls"]["Repository"], f"v{project['version']}")
+    text = absolute(
+        README.read_text(encoding="utf-8"), project["urls"]["Repository"], f"v{project['version']}"
+    )
     return {"readme": {"content-type": "text/markdown", "text": text}}
 
 

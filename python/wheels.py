@@ -148,11 +148,14 @@ def merge(wheels: Sequence[Path], torches: Sequence[str]) -> Path:
             else:
                 shutil.copy2(source, target)
     (path,) = last.glob("*.dist-info/METADATA")
-    metadata = message_from_string(path.read_text())
+    metadata = message_from_string(path.read_text(encoding="utf-8"))
     pinned = f"Requires-Dist: torch=={minor(torches[-1])}.*"
     if pinned not in str(metadata):
         sys.exit(f"wheels.py: expected {pinned} in the metadata of {wheels[-1]}")
-    path.write_text(path.read_text().replace(pinned, f"Requires-Dist: {requirement(torches)}"))
+    path.write_text(
+        path.read_text(encoding="utf-8").replace(pinned, f"Requires-Dist: {requirement(torches)}"),
+        encoding="utf-8",
+    )
     run(sys.executable, "-m", "wheel", "pack", last, "--dest-dir", folder)
     (merged,) = folder.glob("*.whl")
     return merged

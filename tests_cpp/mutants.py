@@ -150,11 +150,11 @@ def first_failure(*commands: str) -> str | None:
 
 def try_fault(path: Path, fault: Fault, before: dict[Path, bytes]) -> str | None:
     """Returns the failure that killed the mutant, None if it survived, "" if it does not count."""
-    original, python = path.read_text(), path.suffix == ".py"
+    original, python = path.read_text(encoding="utf-8"), path.suffix == ".py"
     try:
-        path.write_text(fault.apply(original))
+        path.write_text(fault.apply(original), encoding="utf-8")
         if python:
-            compile(path.read_text(), path, "exec")
+            compile(path.read_text(encoding="utf-8"), path, "exec")
         # Also for Python mutations, to restore the library after a C++ mutation.
         if run(BUILD)[0] != 0 or (not python and linked() == before):
             return ""
@@ -162,7 +162,7 @@ def try_fault(path: Path, fault: Fault, before: dict[Path, bytes]) -> str | None
     except SyntaxError:
         return ""
     finally:
-        path.write_text(original)
+        path.write_text(original, encoding="utf-8")
 
 
 def main() -> None:
@@ -177,7 +177,8 @@ def main() -> None:
         sys.exit(f"mutants: without a fault, this fails: {found}")
     before, survivors, tried = linked(), [], 0
     files = (path for name in options.folders for path in sorted((COPY / "src" / name).rglob("*")))
-    texts = {path: path.read_text() for path in files if path.suffix in (".cpp", ".h", ".py")}
+    sources = (path for path in files if path.suffix in (".cpp", ".h", ".py"))
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
     faults = [(path, fault) for path, text in texts.items() for fault in faults_of(path, text)]
     random.Random(options.seed).shuffle(faults)
     for path, fault in faults:

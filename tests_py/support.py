@@ -467,15 +467,15 @@ def run_forked(*arguments: str, cwd: Path, check: bool = True) -> Done:
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        done = Done(arguments, code, output.read_text(), errors.read_text())
+        done = Done(arguments, code, *(x.read_text(encoding="utf-8") for x in (output, errors)))
         return checked(done) if check else done
 
 
 def _run_as_main(arguments: Sequence[str], cwd: Path, output: Path, errors: Path) -> int:
     for descriptor, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
     os.chdir(cwd)
     warnings.resetwarnings()
     torch.set_num_threads(1)  # pool threads are not forked
@@ -570,7 +570,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 class Encoded(Dataset[Tensor]):
     """Dataset that encodes sequences with a layer, in a worker process."""
 
-    def __init__(self, layer: lltm.LLTM, inputs: Tensor) -> None:
+    def __init__(self, layer: torch.nn.Module, inputs: Tensor) -> None:
         self.layer = layer
         self.inputs = inputs
 
@@ -581,3 +581,8 @@ class Encoded(Dataset[Tensor]):
         with torch.no_grad():
             output: Tensor = self.layer(self.inputs[index])[0]
         return output
+
+
+def save_outputs(rank: int, layers: Sequence[torch.nn.Module], x: Tensor, file: Path) -> None:
+    """Target of torch.multiprocessing.spawn."""
+    torch.save([layer(x)[0] for layer in layers], file)

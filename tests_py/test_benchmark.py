@@ -129,7 +129,7 @@ def run_program(*arguments: str, cwd: Path) -> str:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = json.loads(text)["rows"]
     assert all(f"\n  {json.dumps(row)}" in text for row in rows), "a row a line"
     return rows
@@ -157,10 +157,10 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
     """Includes several inputs and a shared GRU."""
-    page = (support.ROOT / "docs/performance.md").read_text()
+    page = (support.ROOT / "docs/performance.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
     (command,) = re.findall(r"^python -m (lltm\.benchmark --model .*)$", page, re.M)
-    (tmp_path / "my_model.py").write_text(shown)
+    (tmp_path / "my_model.py").write_text(shown, encoding="utf-8")
     options = ["--quick", "--rounds", "1", "--threads", "1", "--json", "out.json"]
     printed = support.run_python("-m", *command.split(), *options, cwd=tmp_path).stdout
     assert "\nreplaced: the model\n" in printed
@@ -230,7 +230,7 @@ def test_files_are_checked_before_measuring(
     tmp_path: Path, option: tuple[str, str], said: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("[]")
+    (tmp_path / "file").write_text("[]", encoding="utf-8")
     run = support.run_forked("-m", "lltm.benchmark", *SHAPES, *option, cwd=tmp_path, check=False)
     assert run.returncode == 2
     assert "one step, " not in run.stdout
@@ -241,7 +241,8 @@ def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> No
     (tmp_path / "run.py").write_text(
         "import runpy, sys\n"
         "sys.modules['matplotlib'] = None\n"
-        "runpy.run_module('lltm.benchmark', run_name='__main__')\n"
+        "runpy.run_module('lltm.benchmark', run_name='__main__')\n",
+        encoding="utf-8",
     )
     shown = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path).stdout
     assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
@@ -249,14 +250,14 @@ def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> No
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
-    page = (support.ROOT / "docs/benchmarks.md").read_text()
+    page = (support.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
     options = parser("", None).parse_args(command.split())
     stored = samples(CELLS)
     measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
     assert "\n".join(tables(measured)).strip() in page
     found: dict[Any, list[float]] = {}
-    for shape in csv.DictReader((RUN / "sweep.csv").read_text().splitlines()):
+    for shape in csv.DictReader((RUN / "sweep.csv").read_text(encoding="utf-8").splitlines()):
         for name, ratio in [*shape.items()][5:]:  # after threads and T, B, I, H
             cell, dtype, kind, baseline = name.split(maxsplit=3)
             found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))

@@ -44,7 +44,7 @@ def test_prepack_has_no_cuda_kernel() -> None:
 @pytest.mark.parametrize("missing", [None, "cuLaunchKernel"])
 def test_cuda_functions_are_found(missing: str | None, tmp_path: Path) -> None:
     """With a substitute for the driver's library, whose functions nothing calls."""
-    source = (support.ROOT / "cpp" / "src" / "cuda" / "functions.cpp").read_text()
+    source = (support.ROOT / "cpp" / "src" / "cuda" / "functions.cpp").read_text(encoding="utf-8")
     names = set(re.findall(r"LLTM_FIND\(driver, (\w+)\)", source)) - {missing}
     machine = subprocess.run([str(COMPILER), "-dumpmachine"], capture_output=True, text=True).stdout
     if not machine.startswith(platform.machine()):
@@ -77,7 +77,7 @@ def test_cuda_functions_are_found(missing: str | None, tmp_path: Path) -> None:
 def test_a_cell_of_the_gallery(name: str, tmp_path: Path) -> None:
     """The engines on the host agree with float64; its kernels compile without spills."""
     cell = tmp_path / "cell"
-    cell.write_text(getattr(lltm.cells, name).text)
+    cell.write_text(getattr(lltm.cells, name).text, encoding="utf-8")
 
     def output_of(program: str, tests: str) -> str:
         command = [f"{PROGRAMS}/{program}", f"--gtest_filter={tests}"]
@@ -87,7 +87,7 @@ def test_a_cell_of_the_gallery(name: str, tmp_path: Path) -> None:
     output = output_of("lltm_cuda_host_tests", "Texts/*.Values*_float16:Texts/*.Operations*")
     documented = re.search(
         rf"^\| `{name}` \| \d / \d \| (\d+) .*\| (\d+) ",
-        (support.ROOT / "docs" / "cuda.md").read_text(),
+        (support.ROOT / "docs" / "cuda.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
     if documented:

@@ -53,7 +53,10 @@ FENCED = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTA
 
 @functools.cache
 def blocks(page: Path) -> list[Block]:
-    return [Block(m[2], textwrap.dedent(m[3])) for m in FENCED.finditer(page.read_text())]
+    return [
+        Block(m[2], textwrap.dedent(m[3]))
+        for m in FENCED.finditer(page.read_text(encoding="utf-8"))
+    ]
 
 
 def texts(page: Path, language: str) -> list[str]:
@@ -67,7 +70,7 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
     for block in blocks(page):
         tested = block.language in ("python", "cpp", "cmake", "sh", "text") or block.file
         assert tested or block.language.startswith("{"), block
-    outside = FENCED.sub("", page.read_text())
+    outside = FENCED.sub("", page.read_text(encoding="utf-8"))
     assert not re.search(r"\n\n {4,}\S", outside), "an indented block: a fence names its language"
 
 
@@ -86,7 +89,7 @@ SLOW = {"compile.md"}
 def test_the_python_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Runs all blocks as one script, in a separate process, with warnings."""
     script = tmp_path / "script.py"
-    script.write_text("\n".join(texts(page, "python")))
+    script.write_text("\n".join(texts(page, "python")), encoding="utf-8")
     run: Any = support.run_python if page.name in SLOW else support.run_forked
     run(str(script), cwd=tmp_path)
 
@@ -116,8 +119,8 @@ def code(language: str) -> list[Any]:
 def test_a_cpp_block_is_a_program_that_runs(program: str, tmp_path: Path) -> None:
     app = tmp_path / "app"
     app.mkdir()
-    (app / "CMakeLists.txt").write_text(PROJECT + FIND_PACKAGE)
-    (app / "main.cpp").write_text(program)
+    (app / "CMakeLists.txt").write_text(PROJECT + FIND_PACKAGE, encoding="utf-8")
+    (app / "main.cpp").write_text(program, encoding="utf-8")
     run_commands(f"{CONFIGURE}\ncmake --build app/build\napp/build/app", tmp_path)
 
 
@@ -126,7 +129,7 @@ def test_a_cpp_block_is_a_program_that_runs(program: str, tmp_path: Path) -> Non
 def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
     app = tmp_path / "app"
     app.mkdir()
-    (app / "CMakeLists.txt").write_text(PROJECT + text)
+    (app / "CMakeLists.txt").write_text(PROJECT + text, encoding="utf-8")
     (app / "main.cpp").touch()
     # This source tree replaces the release.
     run_commands(f"{CONFIGURE.rstrip()} -DFETCHCONTENT_SOURCE_DIR_LLTM='{ROOT}'", tmp_path)
@@ -141,7 +144,7 @@ def test_the_users_own_library_builds_and_passes_its_tests(tmp_path: Path) -> No
         if block.file:
             path = tmp_path / "softcap" / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+            path.write_text(block.text, encoding="utf-8")
     site = str(tmp_path / "site")
     run_commands(
         "\n".join(texts(page, "sh")),
@@ -160,14 +163,14 @@ def test_the_users_own_library_builds_and_passes_its_tests(tmp_path: Path) -> No
 )
 def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
     (text,) = (t for t in texts(DOCS / "install.md", "sh") if "pkg-config" in t)
-    (tmp_path / "app.cpp").write_text(texts(ROOT / "README.md", "cpp")[0])
+    (tmp_path / "app.cpp").write_text(texts(ROOT / "README.md", "cpp")[0], encoding="utf-8")
     run_commands(f"{text.replace('/path/to/prefix', lltm.cmake_prefix_path)}./app", tmp_path)
     assert (tmp_path / "layer.safetensors").is_file()
 
 
 @functools.cache
 def source(pattern: str) -> str:
-    return "\n".join(path.read_text() for path in sorted(ROOT.glob(pattern)))
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob(pattern)))
 
 
 def plain(text: str) -> str:
@@ -252,13 +255,15 @@ def test_the_explained_messages_are_raised(tmp_path: Path) -> None:
 
 
 def prose(page: Path) -> str:
-    return re.sub(r"`[^`\n]*`", "code", FENCED.sub("", page.read_text()))
+    return re.sub(r"`[^`\n]*`", "code", FENCED.sub("", page.read_text(encoding="utf-8")))
 
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
     """Heading anchors as in GitHub and Sphinx."""
-    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -279,7 +284,7 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
 
     The link test checks the targets.
     """
-    text = (DOCS / "architecture.md").read_text()
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     rows = text.partition("\n## Source map")[2].partition("\n## ")[0]
     links = [(DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)\)", rows)]
     folders = [link for link in links if link.is_dir() and not [*link.glob("[a-z]*/")]]
@@ -305,9 +310,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     pages = [*(tmp_path / "html").glob("*.html")]
     for page in pages:  # only links may be external
-        assert not re.search(r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text()), page
+        assert not re.search(
+            r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text(encoding="utf-8")
+        ), page
     for both in ("index", "cuda", "reinforcement-learning"):
-        text = (tmp_path / "html" / f"{both}.html").read_text()
+        text = (tmp_path / "html" / f"{both}.html").read_text(encoding="utf-8")
         labels = re.findall(r"sd-tab-label.*?>\s*([^<]+)</label>", text)
         assert labels == ["Python", "C++"], both
     site = {page.stem for page in pages}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,9 +126,52 @@ def test_the_flop_counter_counts_packed_sequences_layers_and_directions() -> Non
     assert count(lambda: layer(pack_sequence(rows))[0].data.sum().backward()) == 27 * per_row
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_data_loader_run_the_layer(start: str) -> None:
-    layer, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
+def test_a_reload_works_and_a_second_import_says_what_to_do(tmp_path: Path) -> None:
+    code = """
+import importlib, sys, lltm
+importlib.reload(lltm)
+for name in [name for name in sys.modules if name.startswith("lltm")]:
+    del sys.modules[name]
+print("reloaded")
+import lltm
+"""
+    run = support.run_forked("-c", code, cwd=tmp_path, check=False)
+    assert run.stdout == "reloaded\n"
+    assert re.search("ImportError: lltm: its modules were .* restart Python$", run.stderr.strip())
+
+
+@pytest.mark.parametrize("base", [lltm.GRU, lltm.LSTMCell, lltm.cells.cifg.Layer])
+def test_dill_can_rebuild_a_subclass(base: Any) -> None:
+    made: Any = type("Derived", (base,), {})
+    # as dill does if another process lacks the class
+    assert issubclass(types.new_class("Derived", made.__orig_bases__), base)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("heads", lltm.cells.cifg.Layer(3, 4)),
+        ("heads", lltm.cells.cifg.Cell(3, 4, heads=4)),
+        ("mode", lltm.GRU(3, 4)),
+        ("nonlinearity", lltm.RNN(3, 4)),
+        ("proj_size", lltm.LLTM(3, 4)),
+        ("proj_size", lltm.LSTM(3, 4, proj_size=1)),
+        ("bias", lltm.LSTMCell(3, 4)),
+    ],
+    ids=str,
+)
+def test_what_only_the_constructor_sets_cannot_be_set(name: str, module: Any) -> None:
+    old = getattr(module, name)
+    setattr(module, name, old)
+    with pytest.raises(AttributeError, match=f"lltm::.*: cannot set {name}: the constructor"):
+        setattr(module, name, 2)
+    assert getattr(module, name) == old
+
+
+@pytest.mark.parametrize(("start", "packed"), [("fork", False), ("spawn", False), ("spawn", True)])
+def test_workers_of_a_data_loader_run_the_layer(start: str, packed: bool) -> None:
+    plain, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
+    layer = plain.prepack() if packed else plain
     with torch.no_grad():
         # Runs before the workers start, because forks inherit the state of this process.
         expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)

@@ -67,7 +67,7 @@ def test_errors_in_a_file_are_named(
 ) -> None:
     data, checkpoint = tmp_path / "data.csv", tmp_path / "model.safetensors"
     if text is not None:
-        data.write_text(text)
+        data.write_text(text, encoding="utf-8")
     ran = run(folder, "build/forecast", "train", str(data), str(checkpoint), check=False)
     assert (ran.returncode, ran.stderr) == (1, f"forecast: {message.format(data)}\n")
     assert not checkpoint.exists()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 import lltm.testing
 from lltm import cells
+from lltm.cells._spikes import Spike
 
 NAMES = support.GALLERY_CELLS
 
@@ -52,7 +54,7 @@ def test_a_bounded_cell_is_bounded(name: str) -> None:
 
 
 def test_the_table_describes_the_cells() -> None:
-    text = (support.ROOT / "docs" / "cells.md").read_text()
+    text = (support.ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
     found = re.findall(
         r"^\| \[(\w+)\].*? \| ([\d., ]*?) ?\| (.*?) \| (.*?) ?\|$", text, re.MULTILINE
     )
@@ -70,7 +72,7 @@ def test_the_table_describes_the_cells() -> None:
         assert shown == [*columns, str(len(saved.split()))], name
         assert converter.strip("`") == converters.get(name, "")
         assert float(error) <= limit_of(name)
-        source = (Path(cells.__path__[0]) / f"{name}.py").read_text()
+        source = (Path(cells.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
         described = re.findall(rf"`{name}` \(([^)]+)\)", text)
         assert described == [", ".join(cell.outputs)] * bool(cell.outputs), name
         year = re.findall(r"\d{4}", paper)[0]
@@ -110,27 +112,23 @@ def test_an_slstm_is_as_its_module(heads: int, shapes: tuple[str, str]) -> None:
     torch.testing.assert_close(torch.cat(last), states, rtol=0, atol=1e-14)
 
 
-def test_an_unknown_cell_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'gru'"):
+def test_an_unknown_cell_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AttributeError, match=r"no attribute .gru.$"):
+        cells.gru  # type: ignore[attr-defined]  # noqa: B018
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(AttributeError, match=r"'gru'; PyInstaller .* --collect-all lltm$"):
         cells.gru  # type: ignore[attr-defined]  # noqa: B018
     for library, names in {
         "keras": "keras.GRU",
         "ncps": "ncps.CfC",
         "norse": "norse.LIFRecurrent or norse.LSNNRecurrent",
-        "snntorch": "snntorch.Leaky or .*",
+        "snntorch": "a torch.nn.Sequential of .* and a neuron of snnTorch",
         "torchrecurrent": "torchrecurrent.LiGRU or .*",
         "xlstm": "xlstm.sLSTMCell or tirex.sLSTMCell",
     }.items():
-        message = rf"from_{library}: expected module to be {names}, got torch\.nn\..*\.GRU"
+        message = rf"from_{library}: expected module to be {names}, got (torch\.nn\..*\.)?GRU"
         with pytest.raises(ValueError, match=message):
             getattr(cells, f"from_{library}")(torch.nn.GRU(2, 3))
-    module = MGU(weight_ih=torch.ones(9, 2))
-    with pytest.raises(ValueError, match=r"weight_ih_l0 of mgu with shape \(6, 2\), got \(9, 2\)"):
-        cells.from_torchrecurrent(module)
-    with pytest.raises(ValueError, match=r"equations of mgu, got an output .* differs by"):
-        cells.from_torchrecurrent(MGU(weight_hh=torch.ones(6, 3)))
-    with pytest.raises(ValueError, match="with act='Tanh', got 'ReLU'"):
-        cells.from_torchrecurrent(MGU(act=torch.nn.ReLU()))
 
 
 class MGU(torch.nn.Module):
@@ -143,17 +141,137 @@ class MGU(torch.nn.Module):
         super().__init__()
         self.layer: Any = cells.mgu.Layer(2, 3, dtype=torch.bfloat16)
         tensors = {name.removesuffix("_l0"): p for name, p in self.layer.named_parameters()}
+        for name in tensors.keys() & others:
+            tensors[name].requires_grad_(False)
+        self.gain = others.pop("gain", None)
         self.cells = [types.SimpleNamespace(**{**tensors, **others})]
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.layer(x)
 
 
+class coRNN(torch.nn.Module):
+    """Stands in for torchrecurrent.coRNN with frozen parts."""
+
+    __module__ = "torchrecurrent"
+
+    def __init__(self, *frozen: str) -> None:
+        super().__init__()
+        names = ("weight_hh", "weight_ch", "bias_hh", "bias_ch")
+        tensors = {name: torch.ones(3, requires_grad=name not in frozen) for name in names}
+        self.cells = [types.SimpleNamespace(**tensors)]
+
+
+class Leaky(torch.nn.Module):
+    """Stands in for snntorch.Leaky. `scale` multiplies its spikes."""
+
+    __module__ = "snntorch"
+    beta: torch.Tensor
+    threshold: torch.Tensor
+
+    def __init__(self, threshold: Any = 1.0, scale: float = 1.0, **others: Any) -> None:
+        super().__init__()
+        self.register_buffer("beta", torch.tensor(0.7))
+        self.register_buffer("threshold", torch.as_tensor(threshold))
+        self.spike_grad, self.scale = Spike.apply, scale
+        for name, value in others.items():
+            setattr(self, name, value)
+
+    def forward(self, z: torch.Tensor, v: torch.Tensor) -> Any:
+        v_next = self.beta * v + z - self.threshold * (v > self.threshold)
+        return self.scale * (v_next > self.threshold), v_next
+
+
+def neurons(*modules: torch.nn.Module, **options: Any) -> Any:
+    return torch.nn.Sequential(*modules or [torch.nn.Linear(2, 3)], Leaky(**options))
+
+
+def hooked() -> Any:
+    module = neurons()
+    module[0].register_forward_hook(lambda module, x, y: 2 * y)
+    return module
+
+
+LINEAR, RELU = torch.nn.Linear(2, 3), torch.nn.ReLU()
+ONES = torch.ones(3)
+# By what the layer cannot be: a module, and its error.
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a shape": (
+        lambda: MGU(weight_ih=torch.ones(9, 2)),
+        r"weight_ih_l0 of mgu with shape \(6, 2\), got \(9, 2\)",
+    ),
+    "equations": (
+        lambda: MGU(weight_hh=torch.ones(6, 3)),
+        "the equations of mgu, got an output .* differs by",
+    ),
+    "an activation": (lambda: MGU(act=RELU), "with act='Tanh', got 'ReLU'"),
+    "learned parameters": (
+        lambda: MGU(gain=torch.nn.Parameter(torch.ones(1))),
+        "learns only parameters of mgu, got gain",
+    ),
+    "joined weights": (lambda: coRNN("weight_ch"), "only weight_hh learned; set requires_grad"),
+    "joined biases": (lambda: coRNN("bias_hh"), "only bias_ch learned; set requires_grad"),
+    "modules between": (lambda: neurons(LINEAR, RELU), r"got \['Linear', 'ReLU', 'Leaky'\]"),
+    "two layers": (
+        lambda: neurons(LINEAR, Leaky(), LINEAR),
+        r"got \['Linear', 'Leaky', 'Linear', 'Leaky'\]",
+    ),
+    "a neuron alone": (Leaky, "torch.nn.Sequential of .*, got Leaky"),
+    "a forward": (
+        lambda: type("Other", (torch.nn.Sequential,), {})(LINEAR, Leaky()),
+        "torch.nn.Sequential of .*, got Other",
+    ),
+    "doubled spikes": (lambda: neurons(scale=2.0), "the equations of leaky"),
+    "rare spikes": (lambda: neurons(scale=2.0, threshold=1e4), "the equations of leaky"),
+    "thresholds": (lambda: neurons(threshold=ONES), r"threshold_l0 .* \(1,\), got \(3,\)"),
+    "factors": (
+        lambda: neurons(graded_spikes_factor=ONES / torch.arange(1, 4)),
+        r"graded_spikes_factor=1, got \[1.0, 0.5, ",
+    ),
+    "a factor": (
+        lambda: neurons(graded_spikes_factor=torch.nn.Parameter(torch.ones(()))),
+        "learns only parameters of leaky, got 1.graded_spikes_factor",
+    ),
+    "no surrogate": (lambda: neurons(surrogate_disable=True), "surrogate_disable=False, got True"),
+    "a surrogate": (
+        lambda: neurons(spike_grad=lambda x: (x > 0).to(x.dtype)),
+        "spike_grad=.*atan.*, got another surrogate gradient",
+    ),
+    "no values": (lambda: neurons().to("meta"), "tensors have values, got weight on device meta"),
+    "no weights": (lambda: neurons(torch.nn.LazyLinear(3)), "got weight without a shape"),
+    "hooks": (hooked, "without parametrizations and hooks, got those of 0"),
+    "a parametrization": (
+        lambda: neurons(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3))),
+        "without parametrizations and hooks, got those of 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_layer_cannot_be_is_an_error(name: str) -> None:
+    make, message = REFUSED[name]
+    module = make()
+    library = "torchrecurrent" if type(module).__module__ == "torchrecurrent" else "snntorch"
+    convert = getattr(cells, f"from_{library}")
+    with pytest.raises(lltm.ArgumentError, match=f"lltm.cells.from_{library}: .*{message}"):
+        convert(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_neurons_are_converted_after_calls(dtype: torch.dtype, bias: bool) -> None:
+    module = neurons(torch.nn.Linear(2, 3, bias), threshold=ONES[:1]).to(dtype)
+    module[1].state = module[0](torch.ones(2, dtype=dtype))  # the result of an operation
+    layer: Any = cells.from_snntorch(module.eval())
+    assert (layer.weight_ih_l0.dtype, layer.training) == (dtype, False)
+    assert layer.bias_ih_l0.requires_grad == bias == bool(layer.bias_ih_l0.any())
+
+
 def test_a_converted_layer_keeps_mode_dtype_and_frozen_parameters() -> None:
     module = MGU()
     module.layer.weight_hh_l0.requires_grad_(False)
     module.cells[0].bias_ih = torch.zeros(6)  # a buffer
-    torch.nn.init.zeros_(module.layer.bias_ih_l0)
+    torch.nn.init.zeros_(module.layer.bias_ih_l0.requires_grad_(False))
     for training in (True, False):
         layer = cells.from_torchrecurrent(module.train(training))
         assert layer.training == training
@@ -168,10 +286,17 @@ def test_a_converted_layer_keeps_mode_dtype_and_frozen_parameters() -> None:
 def test_options_that_are_not_converted_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras, ncps, snntorch = map(importlib.import_module, ("keras", "ncps.torch", "snntorch"))
-    for option, got in {"activation": "relu", "stateful": True, "dropout": 0.5}.items():
-        module = keras.layers.GRU(3, reset_after=False, return_sequences=True, **{option: got})
+    given: dict[str, Any]
+    for given, message in (
+        ({"activation": "relu"}, "activation='tanh', got 'relu'"),
+        ({"stateful": True}, "stateful=False, got True"),
+        ({"kernel_regularizer": "l2"}, "kernel_regularizer=None, got 'L2'"),
+        ({"dtype": "mixed_bfloat16"}, "got compute_dtype='bfloat16'"),
+        ({"dropout": 0.5}, "dropout=0, got 0.5"),
+    ):
+        module = keras.layers.GRU(3, reset_after=False, return_sequences=True, **given)
         module.build((4, None, 2))
-        with pytest.raises(ValueError, match=f"from_keras: .* {option}=.*, got {got!r}"):
+        with pytest.raises(ValueError, match=f"from_keras: .*{message}"):
             cells.from_keras(module)
     module.cell.dropout = 0  # as the error says
     with torch.no_grad():
@@ -179,16 +304,38 @@ def test_options_that_are_not_converted_are_named(monkeypatch: pytest.MonkeyPatc
     for option, got in {"backbone_units": 7, "mode": "no_gate", "proj_size": 5}.items():
         with pytest.raises(ValueError, match=f"from_ncps: .* {option}=.*, got {got!r}"):
             cells.from_ncps(ncps.CfC(2, 3, **{"backbone_units": 3, option: got}))
-    sigmoid = {"spike_grad": snntorch.surrogate.fast_sigmoid()}
-    for options, message in (
-        ({"reset_mechanism": "zero"}, "reset_mechanism='subtract', got 'zero'"),
-        (sigmoid, "spike_grad=.*atan.*, got another surrogate gradient"),
+    module = ncps.CfC(2, 3, backbone_units=3)
+    module.rnn_cell.time_a.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"from_ncps: .* all or none of backbone\.0\.bias, ff1"):
+        cells.from_ncps(module)
+    settings: dict[str, Any]
+    for kind, settings, message in (
+        ("Leaky", {"reset_mechanism": "zero"}, "reset_mechanism='subtract', got 'zero'"),
+        ("Leaky", {"spike_grad": snntorch.surrogate.fast_sigmoid()}, "got another surrogate"),
+        ("Leaky", {"learn_graded_spikes_factor": True}, "got 1.graded_spikes_factor"),
+        ("RSynaptic", {"learn_threshold": True}, "got 1.threshold"),
+        ("RSynaptic", {"threshold": torch.rand(3)}, "threshold=1, got .0"),
     ):
-        neuron = snntorch.Leaky(beta=0.9, **options)
+        settings |= {"alpha": 0.8, "linear_features": 3} if kind == "RSynaptic" else {}
+        neuron = getattr(snntorch, kind)(beta=0.9, **settings)
         with pytest.raises(ValueError, match=f"from_snntorch: expected module.*{message}"):
             cells.from_snntorch(torch.nn.Sequential(torch.nn.Linear(2, 3), neuron))
-    with pytest.raises(ValueError, match=r"to be torch\.Linear, got snntorch\..*Leaky"):
-        cells.from_snntorch(neuron)
+
+
+@pytest.mark.slow
+def test_neurons_of_norse_start_from_their_potentials() -> None:
+    norse = pytest.importorskip("norse.torch")
+    leak, threshold = torch.tensor(-65.0), torch.tensor(-50.0)
+    for kind in ("LIF", "LSNN"):
+        parameters: Any = getattr(norse, f"{kind}Parameters")
+        make = getattr(norse, f"{kind}Recurrent")
+        module = make(2, 3, p=parameters(v_leak=leak, v_th=threshold, v_reset=leak)).double()
+        layer, x = cells.from_norse(module), 1e4 * torch.randn(9, 4, 2, dtype=torch.float64)
+        torch.testing.assert_close(layer(x)[0][0], module(x)[0])
+        with pytest.raises(ValueError, match=r"from_norse: .* a fixed v_leak, the initial value"):
+            cells.from_norse(make(2, 3, p=parameters(v_leak=leak.clone().requires_grad_())))
+    with pytest.raises(ValueError, match="activation='lsnn_step', got 'lsnn_adjoint_step'"):
+        cells.from_norse(make(2, 3, adjoint=True))
 
 
 def test_a_parametrized_exprnn_has_an_orthogonal_matrix() -> None:

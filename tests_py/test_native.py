@@ -35,7 +35,7 @@ def copy_package(site: Path) -> Path:
             shutil.copytree(path, package / path.name)
         else:
             shutil.copy2(path, package)
-    (package / "_built_with.py").write_text(f'TORCH = "{MINOR}.0"\n')
+    (package / "_built_with.py").write_text(f'TORCH = "{MINOR}.0"\n', encoding="utf-8")
     return package
 
 
@@ -52,17 +52,17 @@ def without_binding(package: Path) -> None:
 
 def broken_binding(package: Path) -> None:
     without_binding(package)
-    (package / "_C.py").write_text("import a_module_that_does_not_exist\n")
+    (package / "_C.py").write_text("import a_module_that_does_not_exist\n", encoding="utf-8")
 
 
 def built_with_two(package: Path) -> None:
     move_native_part(package, package / f"torch{MINOR}")
-    (package / "_built_with.py").write_text('TORCH = "2.99.1"\n')
+    (package / "_built_with.py").write_text('TORCH = "2.99.1"\n', encoding="utf-8")
 
 
 def built_with_others(package: Path) -> None:
     move_native_part(package, package / "torch2.98")
-    (package / "_built_with.py").write_text('TORCH = "2.99.1"\n')
+    (package / "_built_with.py").write_text('TORCH = "2.99.1"\n', encoding="utf-8")
 
 
 def damaged(package: Path) -> None:
@@ -93,7 +93,8 @@ import os, sys, traceback, torch, torch.utils.flop_counter
 for site in sys.argv[1:]:
     if os.fork() == 0:
         sys.path.insert(0, site)
-        sys.stdout, sys.stderr = (open(f"{{site}}/{{name}}", "w") for name in ("out", "err"))
+        files = (open(f"{{site}}/{{name}}", "w", encoding="utf-8") for name in ("out", "err"))
+        sys.stdout, sys.stderr = files
         try:
             import lltm
             print(lltm.__file__, lltm._C.__file__, lltm.cmake_prefix_path, sep="\\n")
@@ -119,13 +120,13 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def report(site: Path) -> list[Path]:
-    assert (site / "err").read_text() == ""
-    return [Path(line) for line in (site / "out").read_text().splitlines()]
+    assert (site / "err").read_text(encoding="utf-8") == ""
+    return [Path(line) for line in (site / "out").read_text(encoding="utf-8").splitlines()]
 
 
 def error(site: Path) -> str:
-    assert (site / "out").read_text() == ""
-    return (site / "err").read_text().strip().splitlines()[-1]
+    assert (site / "out").read_text(encoding="utf-8") == ""
+    return (site / "err").read_text(encoding="utf-8").strip().splitlines()[-1]
 
 
 @pytest.mark.xdist_group("native")

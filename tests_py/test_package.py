@@ -29,15 +29,15 @@ def ldd(library: Path) -> str:
 
 
 def test_one_version_everywhere() -> None:
-    match = VERSION.search((support.ROOT / "CMakeLists.txt").read_text())
+    match = VERSION.search((support.ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
     assert match is not None
-    header = Path(lltm.include_dir, "lltm", "version.h").read_text()
+    header = Path(lltm.include_dir, "lltm", "version.h").read_text(encoding="utf-8")
     config_version = PACKAGE / "lib/cmake/lltm/lltm-config-version.cmake"
     assert lltm.__version__ == match[1]
     assert lltm._C.version() == match[1]
     assert importlib.metadata.version("lltm") == match[1]
     assert f'#define LLTM_VERSION "{match[1]}"' in header
-    assert f'set(PACKAGE_VERSION "{match[1]}")' in config_version.read_text()
+    assert f'set(PACKAGE_VERSION "{match[1]}")' in config_version.read_text(encoding="utf-8")
 
 
 def test_depends_on_the_minor_release_of_torch_it_was_built_against() -> None:
@@ -76,7 +76,7 @@ def test_an_sdist_depends_on_no_torch_yet() -> None:
 
 
 def test_both_copies_of_the_supported_range_of_torch_agree() -> None:
-    text = (support.ROOT / "pyproject.toml").read_text()
+    text = (support.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     required = re.search(r'"torch(>=[^"]*)"', text)
     supported = re.search(r'^supported = "([^"]*)"', text, re.MULTILINE)
     assert required is not None
@@ -113,9 +113,9 @@ def test_a_merged_wheel_requires_one_of_the_releases_that_it_holds(
 
 @pytest.mark.parametrize("workflow", ["ci", "release"])
 def test_a_workflow_uses_every_supported_torch(workflow: str) -> None:
-    makefile = (support.ROOT / "Makefile").read_text()
+    makefile = (support.ROOT / "Makefile").read_text(encoding="utf-8")
     (versions,) = re.findall(r"^TORCH_VERSIONS \?= (.+)$", makefile, re.MULTILINE)
-    text = (support.ROOT / f".github/workflows/{workflow}.yml").read_text()
+    text = (support.ROOT / f".github/workflows/{workflow}.yml").read_text(encoding="utf-8")
     assert {*re.findall(r"\b2\.\d+\.\d+", text)} == {*versions.split()}
 
 
@@ -129,9 +129,11 @@ def test_a_workflow_uses_every_supported_torch(workflow: str) -> None:
 )
 def test_release_notes_are_a_section_of_the_changelog(tmp_path: Path, tag: str, notes: str) -> None:
     sections = "## [Unreleased]\nWork\n## [1.2.3] - 2026-12-01\n\nA [link](docs)\n\n## [1.2.2]\n"
-    (tmp_path / "CHANGELOG.md").write_text(sections)
-    (tmp_path / "CITATION.cff").write_text("version: 1.2.3\n")
-    (tmp_path / "CMakeLists.txt").write_text('project(lltm VERSION 1.2.3 HOMEPAGE_URL "https://h")')
+    (tmp_path / "CHANGELOG.md").write_text(sections, encoding="utf-8")
+    (tmp_path / "CITATION.cff").write_text("version: 1.2.3\n", encoding="utf-8")
+    (tmp_path / "CMakeLists.txt").write_text(
+        'project(lltm VERSION 1.2.3 HOMEPAGE_URL "https://h")', encoding="utf-8"
+    )
     script = str(support.ROOT / "python/release_notes.py")
     run = support.run_python(script, *tag.split(), cwd=tmp_path, check=False)
     assert (run.stdout + run.stderr).strip() == notes
@@ -252,7 +254,7 @@ def test_python_m_lltm_hints_at_shared_cores(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert hint()[: len(expected) or None] == expected
     heading = SHARING.partition("performance.html#")[2].replace("-", " ").capitalize()
-    assert f"\n## {heading}\n" in (support.ROOT / "docs/performance.md").read_text()
+    assert f"\n## {heading}\n" in (support.ROOT / "docs/performance.md").read_text(encoding="utf-8")
 
 
 def test_python_m_lltm_knows_its_arguments(tmp_path: Path) -> None:

@@ -233,6 +233,20 @@ def test_a_pickle_holds_the_weights_and_is_packed_again(dtype: torch.dtype) -> N
     assert b"LTMPACK" not in pickle.dumps(packed)
 
 
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_a_new_process_receives_the_layers(start: str, tmp_path: Path) -> None:
+    heads = lltm.cells.slstm.Layer(5, 32, heads=4)
+    layers = [
+        lltm.GRU(**SIZES).prepack(torch.qint8),
+        cifg.Layer(**SIZES).prepack(),
+        heads.prepack(),
+    ]
+    x, file = torch.randn(3, 2, 5), tmp_path / "outputs"
+    processes: Any = torch.multiprocessing
+    processes.start_processes(support.save_outputs, (layers, x, file), start_method=start)
+    torch.testing.assert_close(torch.load(file), [layer(x)[0] for layer in layers])
+
+
 def test_repr_shows_its_sizes() -> None:
     packed = lltm.LLTM(**SIZES, num_layers=2).prepack()
     assert repr(packed) == (

@@ -26,7 +26,7 @@ def test_the_stored_results_confirm_the_rule(cell: str, sizes: range) -> None:
     """Times of lltm, with the engine that it chooses, in units of cuDNN's. The newest count."""
     cases: dict[str, dict[str, float]] = {}
     for file in sorted((support.ROOT / "benchmarks" / "results").glob("*/gpu.json")):
-        cases |= json.loads(file.read_text())["microseconds per step"]
+        cases |= json.loads(file.read_bytes())["microseconds per step"]
     ratios, measured = {}, set()
     for case, times in cases.items():
         match = re.fullmatch(rf"{cell} sequence, .* H=(\d+), (float16|bfloat16)", case)

@@ -25,11 +25,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # other l
 def defined_in(file: str, folder: Path) -> dict[str, Any]:
     """Names that this file in the page defines."""
     match = re.search(
-        rf"^```python\n(# {re.escape(file)}\n.*?)^```$", PAGE.read_text(), re.M | re.S
+        rf"^```python\n(# {re.escape(file)}\n.*?)^```$",
+        PAGE.read_text(encoding="utf-8"),
+        re.M | re.S,
     )
     assert match is not None
     path = folder / file
-    path.write_text(match[1])
+    path.write_text(match[1], encoding="utf-8")
     return runpy.run_path(str(path))
 
 
@@ -62,7 +64,9 @@ LINES: dict[str, tuple[str, Any]] = {
 def test_one_line(package: str) -> None:
     """Compares outputs and gradients before and after the line of the page's table."""
     line, made = LINES[package]
-    assert re.search(rf"^\| {package} .*`{re.escape(line)}`", PAGE.read_text(), re.M)
+    assert re.search(
+        rf"^\| {package} .*`{re.escape(line)}`", PAGE.read_text(encoding="utf-8"), re.M
+    )
     model, call = made()
     parameters = list(model.parameters())
     results = []

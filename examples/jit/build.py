@@ -22,31 +22,30 @@ import torch.nn.functional as F
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
 
 
 def sources() -> list[str]:
     """All sources in CMakeLists.txt except CUDA, and the bindings."""
-    listed = re.findall(
-        r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE
-    )
+    listed = re.findall(r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", PROJECT, re.MULTILINE)
     bindings = ["python/bindings.cpp", "python/module_calls.cpp"]
     return [str(ROOT / source) for source in [*dict.fromkeys(listed), *bindings]]
 
 
 def write_version_header(include_dir: Path) -> None:
     """Writes lltm/version.h from version.h.in, as CMake does."""
-    match = re.search(r"project\(\s*lltm\s+VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+    match = re.search(r"project\(\s*lltm\s+VERSION ([\d.]+)", PROJECT)
     assert match is not None
-    text = (ROOT / "cpp/include/lltm/version.h.in").read_text()
+    text = (ROOT / "cpp/include/lltm/version.h.in").read_text(encoding="utf-8")
     parts = dict(zip(("MAJOR", "MINOR", "PATCH"), match[1].split("."), strict=True))
     for name, part in parts.items():
         text = text.replace(f"@PROJECT_VERSION_{name}@", part)
     text = text.replace("@PROJECT_VERSION@", match[1])
     header = include_dir / "lltm" / "version.h"
     # Written only if it changed; otherwise every build would compile everything.
-    if not header.exists() or header.read_text() != text:
+    if not header.exists() or header.read_text(encoding="utf-8") != text:
         header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text(text)
+        header.write_text(text, encoding="utf-8")
 
 
 def load() -> ModuleType:

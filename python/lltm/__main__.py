@@ -77,7 +77,7 @@ def _arm_features() -> str:
 def _processor() -> str:
     codes: list[str] = []  # of an ARM CPU, which has no name here
     try:
-        with open("/proc/cpuinfo") as cpuinfo:
+        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
             for line in cpuinfo:
                 name, _, value = line.partition(":")
                 if name.strip() == "model name":

@@ -78,7 +78,13 @@ try:
 except OSError as error:
     reason = error.__cause__ or error  # torch's message only names the library
     raise ImportError(f"lltm: {_library} cannot be loaded: {reason}") from error
-for _op in ("sequence", "sequence_forward", "sequence_backward"):
-    torch.library.register_torch_dispatch(f"lltm::{_op}", FakeTensorMode, _on_one_device)
 sys.modules["lltm"].__path__.insert(0, folder)  # search path of lltm._C
 _import_binding()
+if "of_python" in vars(torch.ops.lltm):
+    raise ImportError(
+        "lltm: its modules were reloaded or removed from sys.modules, but PyTorch keeps what they"
+        " registered: restart Python"
+    )
+vars(torch.ops.lltm)["of_python"] = True
+for _op in ("sequence", "sequence_forward", "sequence_backward"):
+    torch.library.register_torch_dispatch(f"lltm::{_op}", FakeTensorMode, _on_one_device)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import multiprocessing.context
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -148,11 +150,16 @@ class Prepacked(Recurrent):
         self._pack(dict(module.named_buffers()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_buffers": self._saved()}  # type: ignore[no-untyped-call]
+        saved: Any = self._saved()
+        if multiprocessing.context.get_spawning_popen() is not None:
+            # The child would receive descriptors of tensors that no longer exist when it starts.
+            saved = pickle.dumps(saved)
+        return {**super().__getstate__(), "_buffers": saved}  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_buffers": dict.fromkeys(state["_names"])})  # type: ignore[no-untyped-call]
-        self._pack(state["_buffers"])
+        saved = state["_buffers"]
+        self._pack(pickle.loads(saved) if isinstance(saved, bytes) else saved)
 
     def _scriptable(self) -> nn.Module:
         return script.prepacked(self)

@@ -58,14 +58,29 @@ class Recurrent(nn.Module):
     # Parameter names for a direction. In layers, these are stems (names_of).
     _parameter_names: tuple[str, ...] = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     _TORCH: type[nn.Module] | None = None  # the torch.nn class that lltm.replace_ replaces
+    # Attributes that only the constructor sets.
+    _FIXED: frozenset[str] = frozenset(["heads", "bias"])
 
     input_size: int
     hidden_size: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__orig_bases__" not in vars(cls):  # dill rebuilds a class with an inherited one
+            cls.__orig_bases__ = cls.__bases__  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         # The torch.nn base of cells would create other parameters.
         skipped: Any = nn.RNNCellBase if isinstance(self, nn.RNNCellBase) else Recurrent
         super(skipped, self).__init__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._FIXED and value != vars(self).get(name, value):
+            raise AttributeError(
+                f"lltm::{self._where}: cannot set {name}: the constructor determines it; create"
+                " another module"
+            )
+        super().__setattr__(name, value)
 
     def _get_name(self) -> str:  # print(model) shows the modules that replace_ replaced
         cls = type(self)

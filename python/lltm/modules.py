@@ -184,6 +184,8 @@ class Layer(Recurrent, Generic[State]):
     dropout: float
     bidirectional: bool
 
+    _FIXED = frozenset(["heads", "mode", "nonlinearity", "proj_size"])
+
     # Read by code written for torch.nn.LSTM.
     proj_size = 0
     mode: str
@@ -236,7 +238,7 @@ class Layer(Recurrent, Generic[State]):
             nn.RNNBase.__init__(self, self.mode, **options, proj_size=proj_size, **of_parameters)
         else:
             Recurrent.__init__(self)
-            vars(self).update(options)
+            vars(self).update(options, proj_size=proj_size)
             self._names = names_of(self._parameter_names, self.num_layers, self.bidirectional)
             for k in range(self._state_shape(0)[0]):
                 columns = self._columns_of_input(k)

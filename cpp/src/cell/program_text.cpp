@@ -52,7 +52,7 @@ std::vector<string_view> words_of(string_view line) {
   return words;
 }
 
-// "at most 3 states"
+// "at most 4 states"
 string at_most(size_t count, const string& what) {
   return "at most " + std::to_string(count) + " " + what;
 }

@@ -8,9 +8,9 @@
 //     bounded                   optional: guarantees |h'| <= 1
 //     reads_h                   optional: forward reads h
 //     own_gradient              optional: backward is not the derivative of forward
-//     state c 0                 0 to 3 lines: name, initial value
-//     parameter p 0             0 to 8 lines: name, initial value (nan: not stored); learned, one
-//                               value per hidden unit
+//     state c 0                 up to kMostStates lines (cell.h): name, initial value
+//     parameter p 0             up to kMostParameters lines: name, initial value (nan: not stored);
+//                               learned, one value per hidden unit
 //     forward
 //     i = sigmoid z.i           may use z.GATE, states, parameters, h; assigns h' and each STATE'
 //     ...

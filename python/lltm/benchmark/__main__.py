@@ -176,7 +176,7 @@ def finish(
     if options.json is not None:
         head = json.dumps({"environment": environment(), **results}, indent=1).removesuffix("\n}")
         lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
-        options.json.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
+        options.json.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
         print(f"\nEvery sample: {options.json}")
     if pictured and find_spec("matplotlib") is not None:
         draw(pictured, options.plot)

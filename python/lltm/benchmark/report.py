@@ -146,7 +146,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def samples(path: Path) -> dict[str, dict[str, list[float]]]:
     """Reads a file of --json: seconds of each round, by title and implementation."""
-    return {row["title"]: row["seconds"] for row in json.loads(path.read_text())["rows"]}
+    return {row["title"]: row["seconds"] for row in json.loads(path.read_bytes())["rows"]}
 
 
 def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:

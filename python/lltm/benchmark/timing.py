@@ -67,7 +67,7 @@ def others_run() -> bool:
     this_thread = threading.get_native_id()
     for task in Path("/proc/self/task").glob("*"):
         with suppress(OSError):  # the thread has ended
-            state = (task / "stat").read_text().rpartition(") ")[2]
+            state = (task / "stat").read_text(encoding="utf-8").rpartition(") ")[2]
             if state.startswith("R") and int(task.name) != this_thread:
                 return True
     return False

@@ -35,7 +35,9 @@ sys.modules[__name__].__class__ = _Cells
 
 def __getattr__(name: str) -> Cell:
     if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        frozen = "; PyInstaller packs all cells with --collect-all lltm"
+        hint = frozen if getattr(sys, "frozen", False) else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     cell: Cell = getattr(importlib.import_module(f"{__name__}.{name}"), name)
     return cell
 

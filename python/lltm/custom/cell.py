@@ -58,7 +58,7 @@ def cell(
 
     Args:
         gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as
-            z["i"] or z.i. At most 8
+            z["i"] or z.i. At most 12
         reads: dict with the terms of pre-activations, such as ``{"n_x": "x", "n_h": "h"}``, each
             a string or a tuple of strings. Default: ``("x", "h")`` for every gate
 

@@ -7,7 +7,7 @@ optimize. Everything else is decomposed (decompositions.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ _ARGUMENTS |= {"reverse", "checkpoint_steps"}
 _OPSET = 14  # the first opset with these operators in this form
 
 
+@cache  # also after importlib.reload(lltm)
 def register() -> None:
     """Registers the decompositions in this file for torch.onnx.export.
 
