@@ -102,7 +102,8 @@ def derived(z: Any, h: Tensor, nu: Tensor, theta: Tensor, p: Tensor, q: Tensor) 
     decay = torch.exp(-torch.exp(nu) + 1j * theta).imag
     largest, _ = torch.sort(theta, descending=True)
     with torch.no_grad():
-        scale = torch.outer(p.detach(), 2 * p).diagonal()
+        a, b = torch.stack([p.detach(), 2 * p])
+        scale = torch.diagonal((a * b)[None, :, None], 0, 0, 2).view(-1)
     scaled = scale[None] * F.normalize(z[0].new_tensor(2) - p, dim=0) + torch.cat([q, p])[: len(p)]
     h_next = h * decay * (1 - p) * q.mean() + z[0] * torch.sigmoid(largest + scale) - scaled / h
     return torch.tanh(h_next + torch.where(p > 0.5, F.softplus(p), h))
@@ -608,14 +609,22 @@ def test_misused_products(match: str) -> None:
 
 
 OF_PARAMETERS: dict[str, Callable[..., Any]] = {
+    r"a value per hidden unit or a single one, got \[2\]": lambda z, p: (
+        z[0] * torch.stack([p.mean(), p.sum()])
+    ),
     r"a value per hidden unit or a single one, got \[130, 130\]": lambda z, p: (
         z[0] * torch.outer(p, p)
     ),
+    r"no integers, got a tensor of torch.int64, in a": lambda z, p: z[0] * ((p > 0).cumsum(0) * p),
+    "operation .* got aten.lgamma.default, .* in a module": lambda z, p: z[0] * torch.lgamma(p),
+    "got aten.bernoulli.p, in a function": lambda z, p: z[0] * torch.bernoulli(p.exp(), 0.5),
+    r"got aten._to_copy.default with .*int32": lambda z, p: z[0] * p.exp().to(torch.int32),
+    r"got aten.add.Tensor with .*NaN": lambda z, p: z[0] * (p[None] + math.nan),
     "aten.mul.Tensor with 1.0, then 11.4": lambda z, p: z[0] * (p[None] * len(p) ** 0.5),
     "no torch.autograd.Function before": lambda z, p: z[0] * spike(p).mean(),
     "torch.where instead of Python's": lambda z, p: z[0] * float(p),
     "no in-place change of an argument": lambda z, p: z[0] * p.mul_(2),
-    "no in-place change in a function": lambda z, p: z[0] * torch.outer(p, p).mul_(2).diagonal(),
+    "got aten.mul_.Tensor, in a function": lambda z, p: z[0] * p[None].flip(1).mul_(2)[0],
 }
 
 

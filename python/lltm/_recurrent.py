@@ -130,9 +130,6 @@ class Recurrent(nn.Module):
             absent = stem in ("bias", "bias_ih", "bias_hh") and not bias
             self.register_parameter(name, None if absent else value)
 
-    def _derived(self, name: str) -> Any:
-        """Returns None. Custom cells return how a derived parameter is computed."""
-
     def reset_parameters(self) -> None:
         """Initializes every parameter uniformly in ±1/sqrt(H)."""
         bound = 1 / math.sqrt(self.hidden_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import reprlib
 import types
@@ -25,7 +26,17 @@ from .modules import (
     Pickled,
     derived_attribute,
 )
-from .program import MOST_BYTES, Program, Reads, Scalar, _check_numbers, expect, expect_type
+from .program import (
+    MOST_BYTES,
+    MOST_PARAMETERS,
+    Program,
+    Reads,
+    Scalar,
+    _check_numbers,
+    expect,
+    expect_type,
+    is_name,
+)
 from .trace import call, trace
 
 Initial = float | Callable[[Tensor], object] | Scalar
@@ -152,20 +163,34 @@ class Cell:
             why = "the name of a built-in cell" if text in BUILT_IN else "without 'lltm-cell' first"
             got = f"{reprlib.repr(text)}, {why}"
             raise ArgumentError(f"lltm::cell: expected a serialized cell, got {got}")
-        text, end, derived = text.partition("\nend\nderived\n")
+        # Parsers reject the escape of a character that is not ASCII.
+        text, end, derived = (
+            text.encode("ascii", "backslashreplace").decode().partition("\nend\nderived\n")
+        )
         if end:
             text, derived = f"{text}\nend\n", f"derived\n{derived}"
-        # Checks it. The parser rejects the escape of a character that is not ASCII.
-        _check.call(torch.ops.lltm._cell, text.encode("ascii", "backslashreplace").decode())
+        _check.call(torch.ops.lltm._cell, text)  # checks it
         self.text = text
         self.function = function
         header = Program.read(text)
         learned = Derivation(header.parameters, header.scalars)
         if derived:
+            size = len(text + derived)
+            expect(size <= MOST_BYTES, header.name, f"at most {MOST_BYTES} bytes", size)
             learned = Derivation.read(derived)
+            most = f"at most {MOST_PARAMETERS} parameters"
+            expect(
+                len(learned.parameters) <= MOST_PARAMETERS,
+                header.name,
+                most,
+                len(learned.parameters),
+            )
             known, names = {*learned.parameters, *learned.results}, {*header.parameters}
             right = {*learned.results} <= names <= known
             expect(right, header.name, f"parameters {', '.join(sorted(known))}", sorted(names))
+            alike = {*header.scalars} - {*learned.results} == names & {*learned.scalars}
+            expect(alike, header.name, f"scalars {', '.join(header.scalars)}", learned.scalars)
+            learned.check(header.scalars)
         self.serialized = text + learned.text
         self.name = header.name
         self.gates = header.gates
@@ -175,7 +200,9 @@ class Cell:
         check_gates(self.name, self.gates)
         for parameter in (*self.parameters, *header.parameters):
             expected = "parameter names that are not names in modules and state_dicts"
-            expect(parameter not in NAMES_IN_MODULES, self.name, expected, repr(parameter))
+            right = is_name(parameter) and not keyword.iskeyword(parameter)
+            right = right and parameter not in NAMES_IN_MODULES
+            expect(right, self.name, expected, repr(parameter))
         states = ("h", *header.states)
         of_parameters = _checked(self.name, learned, {} if initial is None else initial)
 

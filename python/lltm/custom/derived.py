@@ -1,21 +1,22 @@
 """Derived parameters of custom cells: functions of learned parameters, computed once a call.
 
-The tracer records the ATen operations that compute them. Their source, a Python function per
-derived parameter, runs in modules and in TorchScript.
+The tracer records the ATen operations that compute them. A serialized cell is data: a loop
+evaluates its lines, whose operations are in OPERATIONS and whose arguments fit ATen's schemas. No
+result has more elements than the parameters.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import keyword
-import linecache
 import math
-import re
+import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,8 +25,114 @@ from torch.utils._pytree import tree_leaves
 
 from .._C import ArgumentError
 
+# Pure operations. docs/custom-cells.md has the functions that dispatch them.
+_ELEMENT_WISE = """
+    _conj _neg_view _to_copy abs acos acosh add.Scalar add.Tensor addcdiv addcmul angle asin
+    asinh atan atan2 atanh bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_xor.Tensor
+    ceil celu clamp clamp.Tensor clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor clone
+    complex conj_physical copysign.Tensor cos cosh detach div.Scalar div.Tensor div.Tensor_mode
+    elu eq.Scalar eq.Tensor erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin
+    fmod.Scalar fmod.Tensor frac full_like ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor
+    hardshrink hardsigmoid hardswish hardtanh heaviside hypot isinf isnan le.Scalar le.Tensor
+    leaky_relu lerp.Scalar lerp.Tensor log log10 log1p log2 log_sigmoid_forward logaddexp
+    logaddexp2 logical_and logical_not logical_or logical_xor logit lt.Scalar lt.Tensor
+    masked_fill.Scalar masked_fill.Tensor maximum minimum mish mul.Scalar mul.Tensor nan_to_num
+    ne.Scalar ne.Tensor neg ones_like polar pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
+    reciprocal relu remainder.Scalar remainder.Scalar_Tensor remainder.Tensor round
+    round.decimals rsqrt rsub.Scalar sgn sigmoid sign silu sin sinh softplus softshrink sqrt
+    sub.Scalar sub.Tensor tan tanh threshold trunc where.self zeros_like
+"""
+_OF_SEVERAL = """
+    _log_softmax _softmax all all.dim amax amin any any.dim cummax cummin cumprod cumsum dot
+    linalg_vector_norm logcumsumexp logsumexp max max.dim mean mean.dim min min.dim
+    native_layer_norm prod prod.dim_int sort sort.stable std.correction sum sum.dim_IntList
+    var.correction vdot
+"""
+_SHAPES = """
+    _unsafe_view alias cat diagonal expand flip new_full new_ones new_zeros permute repeat roll
+    select.int slice.Tensor split.Tensor split_with_sizes squeeze squeeze.dim squeeze.dims stack
+    t transpose.int tril triu unbind.int unsqueeze view view_as_complex view_as_real
+"""
+OPERATIONS = frozenset(
+    f"aten.{name}" if "." in name else f"aten.{name}.default"
+    for name in f"{_ELEMENT_WISE} {_OF_SEVERAL} {_SHAPES}".split()
+)
+_DTYPES = {
+    name: getattr(torch, name)
+    for name in ("bool", "float16", "bfloat16", "float32", "complex64", "complex128")
+}
+_STRINGS = ("none", "tanh", "floor", "trunc")  # of gelu and div
 # Arguments that follow the parameters.
 _FOLLOWING = {"layout", "device", "pin_memory", "memory_format", "non_blocking"}
+# Hidden sizes for which functions are traced and checked. Almost every function of sizes differs.
+SIZES = 1, 130
+MOST_LINES, MOST_RESULTS = 512, 64
+OF_PARAMETERS = "in a function of only parameters"
+_SIZED = {
+    f"aten.{name}.default" for name in ("expand", "repeat", "new_full", "new_ones", "new_zeros")
+}
+
+
+@functools.cache
+def _operation(name: str) -> Any:
+    """Returns an operation of OPERATIONS."""
+    _, op, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, op), overload)
+
+
+def _fits(x: Any, kind: str) -> bool:
+    """Returns True if x is a serialized argument of a kind of ATen's schema."""
+    of = kind[kind.find("[") + 1 : -1]
+    if kind.startswith("Optional["):
+        return x is None or _fits(x, of)
+    if kind.startswith("List["):
+        of = "in a list" if of == "Tensor" else of
+        return isinstance(x, list) and all(_fits(item, of) for item in x)
+    size = x == {"size": 1} and type(x["size"]) is int
+    match kind, x:
+        case "Tensor" | "in a list", str():
+            return True
+        case "Tensor" | "in a list", {"tensor": number, **others}:
+            return not others and _fits(number, "float")
+        case (("Tensor" | "number"), {"complex": [real, imag], **others}):
+            return not others and _fits(real, "float") and _fits(imag, "float")
+        case "Tensor" | "number", _:
+            return size or isinstance(x, bool) or _fits(x, "float")
+        case "float", int() | float():
+            return _fits(x, "int") or (isinstance(x, float) and not math.isnan(x))
+        case "int", _:
+            return size or (type(x) is int and -(2**63) <= x < 2**63)
+        case "bool", _:
+            return isinstance(x, bool)
+        case "str", {"str": text, **others}:
+            return not others and text in _STRINGS
+        case "ScalarType", {"dtype": None | str() as name, **others}:
+            return not others and (name is None or name in _DTYPES)
+    return False
+
+
+def fits(op: str, arguments: Any) -> bool:
+    """Returns True if op is an operation that may be recorded, with arguments of its schema."""
+    match arguments:
+        case [list(args), dict(named)] if op in OPERATIONS:
+            expected = _operation(op)._schema.arguments
+        case _:
+            return False
+    kinds = {
+        a.name: str(a.real_type).replace("SymInt", "int")
+        for a in expected
+        if a.name not in _FOLLOWING
+    }
+    positional = [a.name for a in expected if not a.kwarg_only]
+    needed = [a.name for a in expected if not a.has_default_value()]
+    given = {**dict(zip(positional, args, strict=False)), **named}
+    return (
+        len(args) <= len(positional)
+        and kinds.keys() - positional >= named.keys()
+        and given.keys() >= {*needed}
+        and all(_fits(x, kinds[k]) for k, x in given.items())
+        and _names(arguments) != []
+    )
 
 
 class Tape(TorchDispatchMode):
@@ -60,20 +167,28 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             self.fail("expected no item() and `if` with parameters")
-        result = func(*args, **kwargs)
         # Autograd detaches what it saves. The tracer records detach() of the function.
         is_known = any(self.name(x) for x in tree_leaves((args, kwargs)))
-        if is_known and func is not torch.ops.aten.detach.default:
-            if func._schema.is_mutable:
-                self.fail(
-                    f"expected no in-place change in a function of only parameters, got {func}"
-                )
-            following = {k: self._written(x) for k, x in kwargs.items() if k not in _FOLLOWING}
-            self._record(f"{func} {json.dumps([self._written(args), following])}", result)
-            if self.detaches():
-                for x in result if isinstance(result, (tuple, list)) else [result]:
-                    self.detached(x, x)
+        if not is_known or func is torch.ops.aten.detach.default:
+            return func(*args, **kwargs)
+        following = {k: self._written(x) for k, x in kwargs.items() if k not in _FOLLOWING}
+        arguments = [self._written(args), following]
+        if not fits(str(func), arguments):
+            got = f" with {json.dumps(arguments)}" if str(func) in OPERATIONS else ""
+            self.refuse(f"an operation that the page 'Custom cells' lists, got {func}{got},")
+        result = func(*args, **kwargs)
+        self._record(f"{func} {json.dumps(arguments)}", result)
+        if self.detaches():
+            for _, x in _results("", result):
+                self.detached(x, x)
         return result
+
+    def refuse(self, expected: str) -> None:
+        """Fails for a function that cannot be a derived parameter."""
+        self.fail(
+            f"expected {expected} {OF_PARAMETERS}; compute other functions in a module, as a"
+            " parametrization of the layer (torch.nn.utils.parametrize)"
+        )
 
     def detached(self, x: Tensor, result: Tensor) -> Tensor:
         """Records that result is x without derivative."""
@@ -82,21 +197,22 @@ class Tape(TorchDispatchMode):
 
     def _record(self, line: str, result: Any) -> None:
         name = self.lines.setdefault(line, f"%{len(self.lines)}")
-        several = isinstance(result, (tuple, list))
-        for k, x in enumerate(result if several else [result]):
+        for value, x in _results(name, result):
             if isinstance(x, Tensor):
-                self.add(x, f"{name}[{k}]" if several else name)
+                self.add(x, value)
 
     def _written(self, x: Any) -> Any:
         if isinstance(x, (tuple, list)):
             return [self._written(item) for item in x]
         if isinstance(x, Tensor):
             if name := self.name(x):
+                if _is_integer(x):
+                    self.refuse(f"no integers, got a tensor of {x.dtype},")
                 return name
             if x.numel() != 1 or x.is_complex():
                 got = f"{[*x.shape]}, {x.dtype}"
                 self.fail(f"expected outside tensors with a single real value, got {got}")
-            return {"tensor": x.item()}
+            return {"tensor": float(x.item())}
         if isinstance(x, complex):
             return {"complex": [x.real, x.imag]}
         if isinstance(x, str):
@@ -104,13 +220,6 @@ class Tape(TorchDispatchMode):
         if isinstance(x, torch.dtype):  # the trace runs in float64
             return {"dtype": None if x == torch.float64 else str(x).removeprefix("torch.")}
         return x
-
-
-_LINE = re.compile(r"%\d+ aten\.\w+\.\w+")
-
-
-def _is_argument(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 class Line(NamedTuple):
@@ -125,28 +234,30 @@ def merged(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
         return [merged(a, b, sizes) for a, b in zip(one, other, strict=True)]
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return {k: merged(one[k], other[k], sizes) for k in one}
-    same = type(one) is type(other) and (one == other or (one != one and other != other))
-    if same and not isinstance(one, dict):
+    if type(one) is type(other) and one == other and not isinstance(one, dict):
         return one
     if (one, other) == sizes:
         return {"size": 1}
     raise ValueError(f"{one}, then {other}")
 
 
-def _words(arguments: Any) -> Iterable[str]:
-    """Yields the names of values in arguments."""
-    if isinstance(arguments, str):
-        yield arguments
-    elif isinstance(arguments, list):
-        for x in arguments:
-            yield from _words(x)
-    elif isinstance(arguments, dict) and not arguments.keys() & {"str", "dtype"}:
-        yield from _words([*arguments.values()])
+def _names(arguments: Any) -> list[str]:
+    """Returns the names of values in the arguments of a line."""
+    args, named = arguments
+    lists = [x if isinstance(x, list) else [x] for x in (*args, *named.values())]
+    return [name for several in lists for name in several if isinstance(name, str)]
+
+
+def _results(line: str, result: Any) -> list[tuple[str, Any]]:
+    """Returns the results of a line with their names."""
+    if not isinstance(result, (tuple, list)):
+        return [(line, result)]
+    return [(f"{line}[{k}]", x) for k, x in enumerate(result)]
 
 
 def _line_of(value: str) -> str:
     """Returns the name of the line that computes a value, such as %3 of %3[1]."""
-    return re.sub(r"\[\d+\]$", "", value)
+    return value.partition("[")[0]
 
 
 def needed_lines(lines: Sequence[Line], results: Iterable[str]) -> list[Line]:
@@ -154,7 +265,7 @@ def needed_lines(lines: Sequence[Line], results: Iterable[str]) -> list[Line]:
     for line in reversed(lines):
         if line.name in found:
             kept.append(line)
-            found.update(map(_line_of, _words(line.arguments)))
+            found.update(map(_line_of, _names(line.arguments)))
     return kept[::-1]
 
 
@@ -185,95 +296,151 @@ class Derivation:
         parameters, scalars = dict[str, float](), list[str]()
         lines, results = list[Line](), dict[str, str]()
         known, rows = set[str](), text.split("\n")
-        right = rows[0] == "derived" and rows[-2:] == ["end", ""]
+        if rows[0] != "derived" or rows[-2:] != ["end", ""]:
+            _wrong("derived parameters after the cell's end", reprlib.repr(text))
         for row in rows[1:-2]:
+            name, right = "", False
             with contextlib.suppress(ValueError, RecursionError):  # of float and json
                 match row.split(" ", 3):
-                    case "parameter", name, value, *rest if name.isidentifier():
+                    case "parameter", name, value, *rest if name != "=":
                         parameters[name] = float(value)
-                        scalars += [name] * (rest == ["scalar"])
-                        known.add(name)
-                        continue
-                    case name, "=", value if name.isidentifier() and _line_of(value) in known:
+                        scalars += [name] * len(rest)
+                        right = rest in ([], ["scalar"])
+                    case name, "=", value:
                         results[name] = value
-                        continue
-                    case name, "=", op, arguments if _LINE.fullmatch(f"{name} {op}"):
-                        line = Line(name, op, json.loads(arguments))
-                        lines.append(line)
-                        words, (_, named) = {*map(_line_of, _words(line.arguments))}, line.arguments
-                        right = right and bool(words) and words <= known and name not in known
-                        right = right and all(map(_is_argument, named))
-                        known.add(name)
-                        continue
-            right = False
-        if not right or not results:
-            raise ArgumentError("lltm::cell: expected derived parameters after the cell's end")
-        made = Derivation(parameters, tuple(scalars), tuple(lines), results)
-        assert made.functions  # raises an error for wrong arguments
-        return made
+                        right = _line_of(value) in known
+                    case name, "=", op, arguments if name.startswith("%"):
+                        lines.append(line := Line(name, op, json.loads(arguments)))
+                        right = fits(op, line.arguments)
+                        right = right and known.issuperset(map(_line_of, _names(line.arguments)))
+            if not right or name in known:
+                _wrong("a line of derived parameters", repr(row[:100]))
+            known.add(name)
+        if not results or len(lines) > MOST_LINES or needed_lines(lines, results.values()) != lines:
+            _wrong(f"1 to {MOST_LINES} lines that compute derived parameters", len(lines))
+        return Derivation(parameters, tuple(scalars), tuple(lines), results)
+
+    def check(
+        self, scalars: Sequence[str], sizes: Sequence[int] = SIZES, device: Any = "cpu"
+    ) -> None:
+        """Computes the derived parameters for hidden sizes. `scalars` have a single value."""
+        for size in sizes:
+            learned = {
+                k: torch.full([1 if k in self.scalars else size], 0.5, device=device)
+                for k in self.parameters
+            }
+            for name, (function, of) in self.functions.items():
+                try:
+                    with torch.no_grad(), warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        got = function(*(learned[k] for k in of), size).numel()
+                except ArgumentError:
+                    raise
+                except Exception as error:  # of PyTorch
+                    why = str(error).partition("\n")[0]
+                    _wrong(f"a function that computes {name} for {size} hidden units", why)
+                right = 1 if name in scalars else size
+                if got != right:
+                    _wrong(f"{right} values in {name}", got)
 
     def of(self, name: str) -> list[str]:
         """Returns the learned parameters that a derived parameter depends on."""
         lines = needed_lines(self.lines, [self.results[name]])
-        words = {self.results[name], *(word for line in lines for word in _words(line.arguments))}
+        words = {self.results[name], *(word for line in lines for word in _names(line.arguments))}
         return [parameter for parameter in self.parameters if parameter in words]
 
     @cached_property
     def functions(self) -> dict[str, tuple[Callable[..., Tensor], list[str]]]:
-        """By derived parameter: its function, and the names of the function's arguments."""
+        """By derived parameter: its function, and the names of the function's arguments, which the
+        hidden size follows."""
         return {name: (self._function(name), self.of(name)) for name in self.results}
 
     def _function(self, name: str) -> Callable[..., Tensor]:
         names, value = self.of(name), self.results[name]
-        typed = "".join(f"_{k}: Tensor, " for k in names)
-        body = [f"def {name}_of({typed}size: int) -> Tensor:"]
-        # In float32 at least, as the engines compute.
-        wide = "torch.promote_types({0}.dtype, torch.float32)"
-        body += [f"    p_{k} = _{k}.to({wide.format(f'_{k}')})" for k in names]
-        like = f"p_{names[0]}"
-        for line in needed_lines(self.lines, [value]):
-            args, kwargs = line.arguments
-            shown = [_source(x, like) for x in args]
-            shown += [f"{k}={_source(x, like)}" for k, x in kwargs.items()]
-            _, op, overload = line.op.split(".")
-            # TorchScript's functions, such as aten.save, are no operations.
-            registered = f"aten::{op}" if overload == "default" else f"aten::{op}.{overload}"
-            if not torch._C._dispatch_has_kernel(registered):
-                raise ArgumentError(f"lltm::cell: expected an operation of PyTorch, got {line.op}")
-            body.append(f"    {_source(line.name, like)} = torch.ops.aten.{op}({', '.join(shown)})")
-        body.append(f"    return {_source(value, like)}.reshape(-1).to(_{names[0]}.dtype)")
-        source = "\n".join(body) + "\n"
-        file = f"<lltm derived parameter {name} {hash(source)}>"
-        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        namespace: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "__name__": __name__}
-        exec(compile(source, file, "exec", dont_inherit=True), namespace)
-        made: Callable[..., Tensor] = namespace[f"{name}_of"]
-        return made
+        lines = needed_lines(self.lines, [value])
+        steps = [(x.name, x.op, _operation(x.op), *x.arguments) for x in lines]
+        singles, vectors = len(self.scalars), len(self.parameters) - len(self.scalars)
+
+        def computed(*arguments: Any) -> Tensor:
+            *learned, size = arguments
+            # In float32 at least, as the engines compute.
+            values = {
+                k: x.to(torch.promote_types(x.dtype, torch.float32))
+                for k, x in zip(names, learned, strict=True)
+            }
+            _evaluate(steps, values, size, max(16, size, singles + size * vectors))
+            result: Tensor = values[value].reshape(-1)
+            if not result.is_floating_point():
+                _wrong(f"{name} with a floating-point dtype", result.dtype)
+            return result.to(learned[0].dtype)
+
+        return computed
 
 
-def _source(x: Any, like: str) -> str:
-    """Returns an argument as source, in Python and TorchScript."""
-    match x:
-        case str():
-            return x.replace("%", "v", 1) if x.startswith("%") else f"p_{x}"
-        case list():
-            return f"[{', '.join(_source(item, like) for item in x)}]"
-        case {"tensor": number}:
-            return (
-                f"torch.full([], {_source(number, like)}, dtype={like}.dtype, device={like}.device)"
-            )
-        case {"complex": [float(real), float(imag)]}:
-            return f"complex({_source(real, like)}, {_source(imag, like)})"
-        case {"str": str(text)}:
-            return repr(text)
-        case {"dtype": None}:
-            return f"{like}.dtype"
-        case {"dtype": str(name)} if isinstance(getattr(torch, name, None), torch.dtype):
-            return f"torch.{name}"
-        case {"size": 1}:
-            return "size"
-        case None | bool() | int():
-            return repr(x)
-        case float():
-            return repr(x) if math.isfinite(x) else f"float('{x!r}')"
-    raise ArgumentError(f"lltm::cell: expected an argument of derived parameters, got {x!r}")
+def _evaluate(steps: Sequence[Any], values: dict[str, Tensor], size: int, most: int) -> None:
+    """Adds the results of lines to values, which has the learned parameters. A result has at most
+    `most` elements."""
+    like = next(iter(values.values()))
+
+    def given(x: Any) -> Any:
+        if isinstance(x, str):
+            if _is_integer(values[x]):
+                _wrong(f"a value of {x} other than integers", values[x].dtype)
+            return values[x]
+        if isinstance(x, list):
+            return [given(item) for item in x]
+        if not isinstance(x, dict):
+            return x
+        ((kind, of),) = x.items()
+        if kind == "tensor":
+            return torch.full([], of, dtype=like.dtype, device=like.device)
+        if kind == "dtype":
+            return like.dtype if of is None else _DTYPES[of]
+        return size if kind == "size" else complex(*of) if kind == "complex" else of
+
+    for name, op, run, args, named in steps:
+        args, named = [given(x) for x in args], {k: given(x) for k, x in named.items()}
+        _check_elements(op, _largest(op, [*args, *named.values()]), most)
+        result = run(*args, **named)
+        results = _results(name, result)
+        if len(results) > MOST_RESULTS:
+            _wrong(f"at most {MOST_RESULTS} results", f"{len(results)} of {op}")
+        for value, x in results:
+            _check_elements(op, _elements(x.shape), most)
+            values[value] = x
+
+
+def _check_elements(op: str, elements: int, most: int) -> None:
+    if elements > (2 * most if op == "aten.view_as_real.default" else most):
+        expected = f"at most {most} elements, as the parameters have, {OF_PARAMETERS}"
+        _wrong(expected, f"{elements} elements of {op}")
+
+
+def _largest(op: str, given: Sequence[Any]) -> int:
+    """Returns a bound of the result's elements, or 0 for a result no larger than its operand."""
+    tensors = [item for x in given for item in (x if isinstance(x, list) else [x])]
+    shapes = [x.shape for x in tensors if isinstance(x, Tensor)]
+    if op in _SIZED:
+        shapes.append(given[1])
+    elements = [_elements(shape) for shape in shapes]
+    if op in ("aten.cat.default", "aten.stack.default"):
+        return sum(elements)
+    if op == "aten.repeat.default":
+        return elements[0] * elements[1]
+    if op.startswith("aten.new_"):
+        return elements[1]
+    rank = max(map(len, shapes)) if shapes[1:] else 0
+    return _elements([max(x[-k] for x in shapes if len(x) >= k) for k in range(1, rank + 1)])
+
+
+def _elements(shape: Sequence[int]) -> int:
+    """Returns the number of elements. An empty dimension counts as 1."""
+    return math.prod([max(size, 1) for size in shape])
+
+
+def _is_integer(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _wrong(expected: str, got: object) -> NoReturn:
+    raise ArgumentError(f"lltm::cell: expected {expected}, got {got}")

@@ -78,16 +78,6 @@ class _Custom(Recurrent):
         stems = (*Recurrent._parameter_names, *self._DERIVATION.parameters)
         return {stem: stem + suffix for stem in stems}
 
-    def _derived(self, name: str) -> tuple[Callable[..., Tensor], list[str]] | None:
-        """Returns the function and arguments of a derived parameter."""
-        functions = self._DERIVATION.functions
-        stem, mark, layer = name.rpartition("_l")
-        stem, suffix = (name, "") if name in functions else (stem, mark + layer)
-        if stem not in functions:
-            return None
-        function, names = functions[stem]
-        return function, [k + suffix for k in names]
-
     def _registered_of(self, k: int) -> Sequence[str]:
         module: Any = self
         return [*self._learned(module._names_of(k)[0]).values()]
@@ -96,6 +86,10 @@ class _Custom(Recurrent):
         self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
     ) -> None:
         super()._register([*self._learned(names[0]).values()], columns, bias, device, dtype)
+        module: Any = self
+        device = module._parameters[names[0]].device
+        if self._DERIVATION.results and device.type != "meta":
+            self._DERIVATION.check(self._HEADER.scalars, [self.hidden_size], device)
 
     def _set_heads(self, hidden_size: int, heads: int) -> None:
         size = _check.integer(self._where, "hidden_size", hidden_size)
@@ -184,9 +178,12 @@ class _Custom(Recurrent):
 
 def derived_attribute(self: Any, name: str) -> Any:
     """The method __getattr__ of modules with derived parameters."""
-    if found := self._derived(name):
-        function, names = found
-        return function(*(getattr(self, k) for k in names), self.hidden_size)
+    functions = self._DERIVATION.functions
+    stem, mark, layer = name.rpartition("_l")
+    stem, suffix = (name, "") if name in functions else (stem, mark + layer)
+    if stem in functions:
+        function, names = functions[stem]
+        return function(*(getattr(self, k + suffix) for k in names), self.hidden_size)
     return nn.Module.__getattr__(self, name)
 
 
@@ -311,5 +308,4 @@ class CustomLayer(_Custom, Layer[Any]):
 class CustomPrepacked(_Custom, Prepacked, Layer[Any]):
     """Inference-only layer of a custom cell, with prepacked weights and derived parameters."""
 
-    _derived = Recurrent._derived
     _registered_of = Layer._registered_of

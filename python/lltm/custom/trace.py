@@ -37,7 +37,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._C import ArgumentError
-from .derived import Derivation, Line, Tape, merged, needed_lines
+from .derived import (
+    OF_PARAMETERS,
+    SIZES,
+    Derivation,
+    Line,
+    Tape,
+    merged,
+    needed_lines,
+)
 from .gates import Gates, NoProgram, NoSuchGate, ProductGate, check_gates, name_of, not_a_tensor
 from .means import OVER_UNITS, TracerFunction, layer_norm
 from .modules import NAMES_IN_MODULES
@@ -45,8 +53,8 @@ from .program import MOST_PARAMETERS, RESERVED, Program, declared, expect, is_na
 from .rules import ELEMENT_WISE, FACTORIES, NO_PRODUCT, OPTIONS, RULES, tie, why_not
 from .values import EXPENSIVE, OPERATIONS, Expressions, Operand, Value, apply, needed
 
-# Batch size and hidden size in the two runs. Almost every function of the sizes differs.
-SHAPES = (1, 1), (3, 130)
+# Batch size and hidden size in the two runs.
+SHAPES = [*zip((1, 3), SIZES, strict=True)]
 # Operations that are not repeated in each step if they depend only on parameters.
 ONCE = EXPENSIVE | {"divide", "mean"}
 NO_NAN = "expected constants other than NaN, got NaN"
@@ -630,10 +638,13 @@ class _Detaching(TorchFunctionMode):
             except (NoProgram, *_ERRORS):
                 if func in _HOOKS or _is_in_place(getattr(func, "__name__", "")):
                     raise
-                with contextlib.suppress(NoProgram):
+                try:
                     results = tracer.computed_once(func, args, kwargs)
                     if any(isinstance(x, Tensor) for x in tree_leaves(results)):
                         return results
+                except NoProgram as error:
+                    if OF_PARAMETERS in str(error):
+                        raise
                 raise
         return self.called(func, args, kwargs)
 

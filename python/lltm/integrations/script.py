@@ -14,6 +14,7 @@ pickles and copies are the original module.
 import copyreg
 import functools
 import inspect
+import keyword
 import linecache
 import re
 from collections.abc import Callable, Sequence
@@ -157,7 +158,7 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
     """Returns the names that a source defines. TorchScript reads the source from linecache."""
     file = f"<lltm {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    namespace = {**globals(), **_FUNCTIONS}
+    namespace = dict(globals())
     exec(compile(source, file, "exec", dont_inherit=True), namespace)
     return namespace
 
@@ -187,37 +188,34 @@ def prepacked(module: Any) -> nn.Module:
     return layer(module, options, (buffers, len(module._saved_matrices)))
 
 
-# Functions that compute derived parameters of custom cells, by their names in the source.
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {}
-
-
 def _tensors(module: Any, names: Sequence[str]) -> tuple[str, ...]:
     """Returns the source of the operator's parameters."""
-    made = []
-    for name in _present(module, names):
-        if found := module._derived(name):
-            function, arguments = found
-            key = f"function_{id(function)}"
-            _FUNCTIONS[key] = function
-            tensors = "".join(f"self.{argument}, " for argument in arguments)
-            made.append(f"{key}({tensors}self.hidden_size)")
-        else:
-            made.append(f"self.{name}")
-    return tuple(made)
+    if parametrize.is_parametrized(module):
+        raise NotImplementedError(
+            f"lltm::{type(module).__name__}: torch.jit.script can't compile parametrizations;"
+            " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
+        )
+    held = {*module._parameters, *module._buffers, *vars(module)}
+    if once := [name for name in names if name not in held]:
+        raise NotImplementedError(
+            f"lltm::{module._where}: torch.jit.script can't compile functions of parameters"
+            f" ({', '.join(once)}); use torch.export, or script prepack() of a layer, which holds"
+            " their values"
+        )
+    return tuple(f"self.{name}" for name in _present(module, names))
 
 
 def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of tensors, which become source."""
+    for name in names:
+        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+            raise ValueError(f"lltm: expected the name of a tensor, got {name!r}")
     return tuple(name for name in names if getattr(module, name) is not None)
 
 
 def _sharing(
     module: nn.Module, form: type, constants: list[str], saved: tuple[Any, ...] = ()
 ) -> nn.Module:
-    if parametrize.is_parametrized(module):
-        raise NotImplementedError(
-            f"lltm::{type(module).__name__}: torch.jit.script can't compile parametrizations;"
-            " torch.nn.utils.parametrize.remove_parametrizations leaves plain parameters"
-        )
     base: Any = type(module)
     cls = _subclass(base, form, tuple(constants), saved)
     scriptable: nn.Module = cls.__new__(cls)
