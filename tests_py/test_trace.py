@@ -324,14 +324,12 @@ def test_functions(name: str) -> None:
     check(lambda z: FUNCTIONS[name](*z), gates=2, name=name)
 
 
-ONE_GATE: dict[str, Callable[..., Any]] = {
-    name: getattr(torch, name, None) or getattr(F, name)
-    for name in (
-        "abs neg sign sgn floor ceil trunc frac exp exp2 expm1 log log1p sin cos erf sqrt rsqrt"
-        " reciprocal square sigmoid tanh relu relu6 leaky_relu elu selu celu softplus logsigmoid silu"
-        " mish gelu hardtanh hardsigmoid hardswish softsign tanhshrink"
-    ).split()
-}
+_TORCH = ["abs", "neg", "sign", "sgn", "floor", "ceil", "trunc", "frac", "exp", "exp2", "expm1"]
+_TORCH += ["log", "log1p", "sin", "cos", "erf", "sqrt", "rsqrt", "reciprocal", "square", "sigmoid"]
+_NN = ["tanh", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "softplus", "logsigmoid"]
+_NN += ["silu", "mish", "gelu", "hardtanh", "hardsigmoid", "hardswish", "softsign", "tanhshrink"]
+ONE_GATE: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in _TORCH}
+ONE_GATE |= {name: getattr(F, name) for name in _NN}
 ONE_GATE |= {f"power_{n}": (lambda a, n=n: a**n) for n in (3, -1, -2, 0.5, 2.5, -1.5, 8)}
 ONE_GATE |= {
     "elu_of_alpha": lambda a: F.elu(a, 0.5),
@@ -349,10 +347,8 @@ ONE_GATE |= {
     "quotient_of_constant": lambda a: torch.div(a, 0.75, rounding_mode="floor") * a,
 }
 TWO_GATES: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(torch, name)
-        for name in "add sub mul div remainder fmod maximum minimum".split()
-    },
+    **{f.__name__: f for f in (torch.add, torch.sub, torch.mul, torch.div, torch.remainder)},
+    **{f.__name__: f for f in (torch.fmod, torch.maximum, torch.minimum)},
     "lerp": lambda a, b: torch.lerp(a, 2 - a, b),
     "clamp_tensor": lambda a, b: a.clamp(-b.abs(), b.abs()),
     "logical": lambda a, b: (a.logical_and(b) | (a > 0).logical_xor(b > 0)).to(a.dtype) * b,

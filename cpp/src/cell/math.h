@@ -1,6 +1,7 @@
 // Activation functions and cell program operations, for every device: straight-line code without C
 // library calls, in which `?:` only selects between computed values, so that loops vectorize and
-// the threads of a GPU warp do not diverge. Exceptions are sin, cos and fmod, in float64 and on a GPU.
+// the threads of a GPU warp do not diverge. Exceptions are sin, cos and fmod, in float64 and on a
+// GPU.
 //
 // Maximum errors over all finite inputs, from the correctly rounded result (test_cell_math.cpp,
 // each instruction set):
@@ -8,9 +9,9 @@
 //     elu 2 ULP, softplus 2 ULP, sin 2 ULP, cos 2 ULP, erf 2 ULP; the others are exact or correctly
 //     rounded.
 // Subnormal results are at most one subnormal step off. In other rounding modes than to nearest,
-// errors are at most 30 eps in float32 and 10,000 eps in float64, times the result if it is above 1.
-// On a GPU, the float32 divisions of sigmoid and tanh have an error up to 1 ULP instead of 0.5
-// (`quotient`). NaN gives NaN, infinities give the limits.
+// errors of results up to 1 are at most 30 eps in float32 and 10,000 eps in float64, of others that
+// part of the result. On a GPU, the float32 divisions of sigmoid and tanh have an error up to 1 ULP
+// instead of 0.5 (`quotient`). NaN gives NaN, infinities give the limits.
 #pragma once
 
 #include <cstdint>
@@ -519,8 +520,8 @@ LLTM_CELL_INLINE float cos(float x) {
   return sin_of_quarters(x, 1);
 }
 
-// Each step subtracts the first 29 bits of a quotient of at least 2^28, times the 24 bits of b: this
-// is exact.
+// Each step subtracts the first 29 bits of a quotient of at least 2^28, times the 24 bits of b:
+// this is exact.
 template <int kSteps>
 LLTM_CELL_INLINE double without_multiples(double rest, double b, double inverse) {
   if constexpr (kSteps == 0) {

@@ -30,13 +30,13 @@ namespace lltm {
 // which are numbers even for conditions (op/run_program.cpp).
 //
 // The compiler fuses operations into those without a word. Conditions are 0 or 1. detach(x) has no
-// derivative. As in PyTorch, NaN propagates except through conditions and sign. A softplus above its
-// threshold equals its operand in every dtype.
+// derivative. As in PyTorch, NaN propagates except through conditions and sign. A softplus above
+// its threshold equals its operand in every dtype.
 #define LLTM_OPERATIONS(X)                                                                    \
   X(kCopy, copy, 1, "copy", kCheap, a, x)                                                     \
   X(kNegate, negate, 1, "negate", kCheap, -a, at::neg(a()))                                   \
   X(kAbs, abs, 1, "abs", kCheap, at_least(0), at::abs(a()))                                   \
-  X(kSign, sign, 1, "sign", kCheap, {}, at::sign(a()))                                       \
+  X(kSign, sign, 1, "sign", kCheap, {}, at::sign(a()))                                        \
   X(kFloor, floor, 1, "floor", kCheap, {}, at::floor(a()))                                    \
   X(kSqrt, sqrt, 1, "sqrt", kExpensive, at_least(0), at::sqrt(a()))                           \
   X(kExp, exp, 1, "exp", kExpensive, exponential(a), at::exp(a()))                            \

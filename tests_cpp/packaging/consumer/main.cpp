@@ -23,8 +23,7 @@ namespace {
 
 int mismatches = 0;
 
-void expect_near(
-    const char* what, const at::Tensor& got, double expected, double error = 1e-14) {
+void expect_near(const char* what, const at::Tensor& got, double expected, double error = 1e-14) {
   const double value = got.item<double>();
   if (!(std::abs(value - expected) <= error)) {
     std::cerr << what << ": expected " << expected << ", got " << value << '\n';
