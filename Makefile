@@ -109,7 +109,7 @@ test-clang test-sanitize: test-%: .venv/.test
 check-compile: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset default $(CMAKE_ARGS)
-	ctest --preset slow --tests-regex '^build\.' --parallel 1
+	ctest --preset slow --tests-regex '^build\.(prefix|subproject)' --parallel 1
 	cmake --preset sanitize -B build/syntax -DCMAKE_UNITY_BUILD=OFF -DLLTM_PYTHON=ON
 	cmake --build build/syntax --target tests_cpp/custom_definitions.h
 	.ci/syntax build/syntax/compile_commands.json

@@ -1,5 +1,5 @@
 # Checks that every instruction of a cell program (cell/program.h) compiles to full-width vector
-# code, without scalar arithmetic. In float64, sin and cos call the C library. ctest runs
+# code, without scalar arithmetic. In float64, sin, cos and fmod call the C library. ctest runs
 #   cmake -DNM=... -DOBJDUMP=... -DOBJECTS=default.cpp.o;avx2.cpp.o;... -P check_vectorized.cmake
 cmake_minimum_required(VERSION 3.25)
 
@@ -38,7 +38,7 @@ foreach(object IN LISTS OBJECTS)
       OUTPUT_VARIABLE code COMMAND_ERROR_IS_FATAL ANY)
     string(REPLACE ";" "" code "${code}")
     if(function MATCHES "executeId")
-      string(REGEX REPLACE "\tcall[^\n]*\n[^\n]*R_X86_64_PLT32\t(sin|cos)-" "" code "${code}")
+      string(REGEX REPLACE "\tcall[^\n]*\n[^\n]*R_X86_64_PLT32\t(sin|cos|fmod)-" "" code "${code}")
     endif()
     foreach(needed "v?sqrtp[sd]" "v?divp[sd]" "v?maxp[sd]|v?cmp[a-z_]*p[sd]")
       if(NOT code MATCHES "\t(${needed}) ")

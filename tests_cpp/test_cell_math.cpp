@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -387,7 +388,6 @@ template <typename T>
 bool is_exact(Op op, T y, T a, T b, T c) {
   const auto condition = [](bool x) { return x ? T(1) : T(0); };
   const bool unordered = std::isnan(a) || std::isnan(b);
-  const T nan = std::numeric_limits<T>::quiet_NaN();
   switch (op) {
     case Op::kCopy:
     case Op::kDetach:
@@ -397,7 +397,7 @@ bool is_exact(Op op, T y, T a, T b, T c) {
     case Op::kAbs:
       return same(y, std::abs(a));
     case Op::kSign:
-      return same(y, std::isnan(a) ? nan : a == 0 ? T(0) : std::copysign(T(1), a));
+      return same(y, condition(a > 0) - condition(a < 0));
     case Op::kFloor:
       return same(y, std::floor(a));
     case Op::kSqrt:
@@ -412,6 +412,8 @@ bool is_exact(Op op, T y, T a, T b, T c) {
       return same(y, a * b);
     case Op::kDivide:
       return same(y, a / b);
+    case Op::kFmod:
+      return same(y, std::fmod(a, b));
     case Op::kMaximum:
       return unordered ? std::isnan(y) : y == std::max(a, b);
     case Op::kMinimum:
@@ -485,6 +487,41 @@ void check_exact_operations(const Kernels& kernels) {
 TEST_P(CellMath, OtherOperationsAreExact) {
   check_exact_operations<float>(*kernels_);
   check_exact_operations<double>(*kernels_);
+}
+
+template <typename T>
+void check_rounding_modes(const Kernels& kernels, T error) {
+  std::vector<T> x, b;
+  for (int k = -5000; k < 5000; ++k) {
+    x.push_back(T(0.0123) * static_cast<T>(k));
+    b.push_back(std::ldexp(T(1) + T(0.1) * static_cast<T>(k % 7), k % 40));
+  }
+  for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+    const auto in_this_mode = [&](Op op, const std::vector<std::vector<T>>& operands) {
+      std::fesetround(mode);
+      std::vector<T> y = apply<T>(kernels, op, operands);
+      std::fesetround(FE_TONEAREST);
+      return y;
+    };
+    for (const MathFunction<T>& function : math_functions<T>()) {
+      const std::vector<T> y = in_this_mode(function.op, {x});
+      for (std::size_t k = 0; k < x.size(); ++k) {
+        const auto expected = static_cast<T>(function.reference(x[k]));
+        if (!std::isfinite(expected)) continue;
+        ASSERT_LE(std::abs(y[k] - expected), error * std::max(std::abs(expected), T(1)))
+            << function.name << " of " << x[k] << " in rounding mode " << mode;
+      }
+    }
+    const std::vector<T> y = in_this_mode(Op::kFmod, {x, b});
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      ASSERT_TRUE(same(y[k], std::fmod(x[k], b[k]))) << x[k] << ", " << b[k] << ", mode " << mode;
+    }
+  }
+}
+
+TEST_P(CellMath, OtherRoundingModesHaveTheErrorsStated) {
+  check_rounding_modes<float>(*kernels_, 30 * std::numeric_limits<float>::epsilon());
+  check_rounding_modes<double>(*kernels_, 1e4 * std::numeric_limits<double>::epsilon());
 }
 
 TEST_P(CellMath, ResultsDoNotDependOnThePositionInTheArray) {

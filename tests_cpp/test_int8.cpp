@@ -4,6 +4,7 @@
 #include "kernel_test.h"
 
 #include <algorithm>
+#include <cfenv>
 #include <cstring>
 
 namespace lltm::cpu {
@@ -68,6 +69,27 @@ TEST_P(Int8Kernel, RowsAreQuantizedToTheNearestOf255Steps) {
       }
       for (std::int64_t byte = a.depth + 4; byte < a.stride; ++byte) {
         ASSERT_EQ(a.bytes[r * a.stride + byte].bits, kUntouched) << "written behind the row";
+      }
+    }
+  }
+}
+
+// The quotient of the largest value can round to 128.
+TEST_P(Int8Kernel, OtherRoundingModesQuantizeToTheNextStep) {
+  std::vector<float> x(300);
+  for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+    for (int k = 0; k < 1000; ++k) {
+      const float largest = 0.5f + 0.001f * static_cast<float>(k);
+      for (std::size_t j = 0; j < x.size(); ++j) {
+        x[j] = (j % 2 == 0 ? largest : -largest) / static_cast<float>(1 + j % 5);
+      }
+      LeftOperand a(1, 300);
+      std::fesetround(mode);
+      const bool finite = kernels_.pack_a(1, 300, {x.data(), 300}, a.matrix(), /*least=*/0);
+      std::fesetround(FE_TONEAREST);
+      ASSERT_TRUE(finite);
+      for (std::size_t j = 0; j < x.size(); ++j) {
+        ASSERT_NEAR(a.at(0, j) * a.scale(0), x[j], a.scale(0) * 1.001f) << mode;
       }
     }
   }

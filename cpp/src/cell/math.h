@@ -1,15 +1,17 @@
 // Activation functions and cell program operations, for every device: straight-line code without C
 // library calls, in which `?:` only selects between computed values, so that loops vectorize and
-// the threads of a GPU warp do not diverge. Exceptions are sin and cos, in float64 and on a GPU.
+// the threads of a GPU warp do not diverge. Exceptions are sin, cos and fmod, in float64 and on a
+// GPU.
 //
 // Maximum errors over all finite inputs, from the correctly rounded result (test_cell_math.cpp,
 // each instruction set):
 //     exp 2 ULP, exp2 2 ULP, expm1 2 ULP, log 1 ULP, log1p 2 ULP, sigmoid 3 ULP, tanh 3 ULP,
 //     elu 2 ULP, softplus 2 ULP, sin 2 ULP, cos 2 ULP, erf 2 ULP; the others are exact or correctly
 //     rounded.
-// Subnormal results are at most one subnormal step off. On a GPU, the float32 divisions of sigmoid
-// and tanh have an error up to 1 ULP instead of 0.5 (`quotient`). NaN gives NaN, infinities give
-// the limits.
+// Subnormal results are at most one subnormal step off. In other rounding modes than to nearest,
+// errors of results up to 1 are at most 30 eps in float32 and 10,000 eps in float64, of others that
+// part of the result. On a GPU, the float32 divisions of sigmoid and tanh have an error up to 1 ULP
+// instead of 0.5 (`quotient`). NaN gives NaN, infinities give the limits.
 #pragma once
 
 #include <cstdint>
@@ -449,12 +451,15 @@ LLTM_CELL_INLINE T floor(T x) {
   return size < kIntegers ? below : x;
 }
 
-// The C library's sin and cos of double are not vectorized. CUDA's branch only for large x.
+// The C library's functions of double are not vectorized. CUDA's branch only for large x.
 LLTM_CELL_INLINE double sin(double x) {
   return LLTM_LIBRARY(sin)(x);
 }
 LLTM_CELL_INLINE double cos(double x) {
   return LLTM_LIBRARY(cos)(x);
+}
+LLTM_CELL_INLINE double fmod(double a, double b) {
+  return LLTM_LIBRARY(fmod)(a, b);
 }
 
 #if defined(__CUDACC__)
@@ -463,6 +468,9 @@ LLTM_CELL_INLINE float sin(float x) {
 }
 LLTM_CELL_INLINE float cos(float x) {
   return ::cosf(x);
+}
+LLTM_CELL_INLINE float fmod(float a, float b) {
+  return ::fmodf(a, b);
 }
 #else
 // x without the nearest multiple of 4, for |x| < 2^53.
@@ -490,8 +498,10 @@ LLTM_CELL_INLINE float sin_of_quarters(float x, std::uint32_t quarters) {
                                : 0x1.4a7f09d5f47d5p-54;
   const double turns = modulo_4(y * high) + modulo_4(y * middle);
   const double shifted = (turns + y * low) + FloatFormat<double>::kRound;
-  const double f = (turns - (shifted - FloatFormat<double>::kRound)) + y * low;
-  const auto n = static_cast<std::uint32_t>(bit_cast<std::uint64_t>(shifted)) + quarters;
+  const double rounded = (turns - (shifted - FloatFormat<double>::kRound)) + y * low;
+  // Of the nearest integer in every rounding mode.
+  const double up = rounded > 0.5 ? 1 : 0, change = rounded < -0.5 ? -1 : up, f = rounded - change;
+  const auto n = static_cast<std::uint32_t>(bit_cast<std::uint64_t>(shifted + change)) + quarters;
 
   const auto r = static_cast<float>(f * 1.57079632679489661923);
   const float s = r * r;
@@ -509,6 +519,32 @@ LLTM_CELL_INLINE float sin(float x) {
 LLTM_CELL_INLINE float cos(float x) {
   return sin_of_quarters(x, 1);
 }
+
+// Each step subtracts the first 29 bits of a quotient of at least 2^28, times the 24 bits of b:
+// this is exact.
+template <int kSteps>
+LLTM_CELL_INLINE double without_multiples(double rest, double b, double inverse) {
+  if constexpr (kSteps == 0) {
+    return rest;
+  } else {
+    const double quotient = rest * inverse;
+    const auto high = bit_cast<std::int64_t>(quotient) & -(std::int64_t{1} << 24);
+    rest -= (quotient < 0x1p28 ? 0.0 : bit_cast<double>(high)) * b;
+    return without_multiples<kSteps - 1>(rest, b, inverse);
+  }
+}
+
+// Exact in every rounding mode: the inverse is below 1 / b, so that nothing becomes negative.
+LLTM_CELL_INLINE float fmod(float a, float b) {
+  const double size = abs(double{a}), divisor = abs(double{b});
+  const double inverse = (1 - 0x1p-50) / divisor;
+  double rest = without_multiples<9>(size, divisor, inverse);  // the quotient is below 2^277
+  constexpr double kIntegers = 0x1p52;
+  rest -= ((rest * inverse + kIntegers) - kIntegers) * divisor;
+  rest = rest < 0 ? rest + divisor : rest;
+  rest = rest >= divisor ? rest - divisor : rest;
+  return static_cast<float>(with_sign_of(size < divisor ? size : rest, double{a}));
+}
 #endif
 
 template <typename T>
@@ -519,11 +555,11 @@ LLTM_CELL_INLINE T erf(T x) {
   return size > T(0.8125) ? far : x + x * FloatFormat<T>::erf_near(x * x);
 }
 
-// 0 for either zero and NaN for NaN, as in the derivative of |x|.
+// 0 for either zero and NaN, as in PyTorch's derivative of |x|.
 template <typename T>
 LLTM_CELL_INLINE T sign(T x) {
-  const T one = with_sign_of(T(1), x);
-  return x == T(0) ? T(0) : x != x ? x : one;
+  const T negative = x < T(0) ? T(-1) : T(0);
+  return x > T(0) ? T(1) : negative;
 }
 
 // NaN if either operand is.

@@ -30,13 +30,13 @@ namespace lltm {
 // which are numbers even for conditions (op/run_program.cpp).
 //
 // The compiler fuses operations into those without a word. Conditions are 0 or 1. detach(x) has no
-// derivative. NaN propagates as in PyTorch, except through conditions. A softplus above its
-// threshold equals its operand in every dtype.
+// derivative. As in PyTorch, NaN propagates except through conditions and sign. A softplus above
+// its threshold equals its operand in every dtype.
 #define LLTM_OPERATIONS(X)                                                                    \
   X(kCopy, copy, 1, "copy", kCheap, a, x)                                                     \
   X(kNegate, negate, 1, "negate", kCheap, -a, at::neg(a()))                                   \
   X(kAbs, abs, 1, "abs", kCheap, at_least(0), at::abs(a()))                                   \
-  X(kSign, sign, 1, "sign", kCheap, {}, sign_or_nan(a()))                                     \
+  X(kSign, sign, 1, "sign", kCheap, {}, at::sign(a()))                                        \
   X(kFloor, floor, 1, "floor", kCheap, {}, at::floor(a()))                                    \
   X(kSqrt, sqrt, 1, "sqrt", kExpensive, at_least(0), at::sqrt(a()))                           \
   X(kExp, exp, 1, "exp", kExpensive, exponential(a), at::exp(a()))                            \
@@ -57,6 +57,7 @@ namespace lltm {
   X(kSubtract, subtract, 2, "subtract", kCheap, a + -b, at::sub(a(), b()))                    \
   X(kMultiply, multiply, 2, "multiply", kCheap, (a * b), at::mul(a(), b()))                   \
   X(kDivide, divide, 2, "divide", kExpensive, {}, at::div(a(), b()))                          \
+  X(kFmod, fmod, 2, "fmod", kExpensive, {}, at::fmod(a(), b()))                               \
   X(kMaximum, maximum, 2, "maximum", kCheap, maximum(a, b), at::maximum(a(), b()))            \
   X(kMinimum, minimum, 2, "minimum", kCheap, -maximum(-a, -b), at::minimum(a(), b()))         \
   X(kGreater, greater, 2, "greater", kCheap, within(0, 1), at::gt(a(), b()))                  \

@@ -24,9 +24,6 @@ Tensor truth(const Tensor& value) {
   return value.scalar_type() == at::kBool ? value : at::ne(value, 0);
 }
 
-Tensor sign_or_nan(const Tensor& a) {  // at::sign(NaN) is 0
-  return at::where(at::isnan(a), a, at::sign(a));
-}
 Tensor sigmoid_gradient(const Tensor& x, const Tensor& sigmoid) {
   const Tensor product = at::mul(x, sigmoid);
   return at::sub(product, at::mul(product, sigmoid));

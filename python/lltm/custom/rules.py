@@ -11,7 +11,8 @@ from .values import EXPENSIVE, Operand, Value, apply
 
 where, maximum, minimum = (partial(apply, op) for op in ("where", "maximum", "minimum"))
 sigmoid, tanh, sqrt = (partial(apply, op) for op in ("sigmoid", "tanh", "sqrt"))
-greater, both = partial(apply, "greater"), partial(apply, "and")
+greater, at_least = partial(apply, "greater"), partial(apply, "greater_equal")
+equal, both, fmod = (partial(apply, op) for op in ("equal", "and", "fmod"))
 
 
 def _power(x: Operand, n: Operand) -> Any:
@@ -19,8 +20,11 @@ def _power(x: Operand, n: Operand) -> Any:
         return NotImplemented
     if n <= 0:
         return 1.0 / _power(x, -n) if n else 1.0
+    if n == 0.5:
+        return sqrt(x)
     if n % 1:
-        return sqrt(x) if n == 0.5 else _power(x, n - 0.5) * sqrt(x)
+        x = where(equal(x, -math.inf), math.inf, x)  # as pow(), which differs from sqrt() here
+        return _power(x, n - 0.5) * sqrt(x)
     half = _power(x, n // 2)
     return half * half * x if n % 2 else half * half
 
@@ -34,18 +38,35 @@ def _trunc(x: Operand) -> Operand:
     return where(greater(x, 0.0), apply("floor", x), -apply("floor", -x))
 
 
+def _other_sign(rest: Operand, b: Operand) -> Operand:
+    """True if b must be added to fmod(a, b), so that it has the sign of b."""
+    if not isinstance(b, Value):
+        return greater(rest, 0.0) if b < 0 else greater(0.0, rest)
+    return where(greater(b, 0.0), greater(0.0, rest), both(greater(rest, 0.0), greater(0.0, b)))
+
+
+def _remainder(a: Operand, b: Operand) -> Operand:
+    rest = fmod(a, b)
+    return where(_other_sign(rest, b), rest + b, rest)
+
+
 def _divide(a: Operand, b: Operand, rounding_mode: str | None = None) -> Operand:
     quotient = apply("divide", a, b)
-    if rounding_mode is None:
+    if rounding_mode == "trunc":
+        return _trunc(quotient)
+    if rounding_mode is None or b == 0.0:
         return quotient
-    return apply("floor", quotient) if rounding_mode == "floor" else _trunc(quotient)
+    # A rounded quotient could be the next integer.
+    rest = fmod(a, b)
+    exact = apply("floor", apply("divide", a - rest, b) + (0.5 - _other_sign(rest, b)))
+    return where(equal(b, 0.0), quotient, exact) if isinstance(b, Value) else exact
 
 
 def _elu(x: Operand, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     if input_scale <= 0 or alpha < 0:
         return NotImplemented
     y = apply("elu", input_scale * x)
-    return scale * (y if alpha == 1 == input_scale else where(greater(x, 0.0), x, alpha * y))
+    return scale * (y if alpha == 1 == input_scale else where(greater(y, 0.0), x, alpha * y))
 
 
 def _elu_backward(
@@ -53,12 +74,24 @@ def _elu_backward(
 ) -> Operand:
     if abs(alpha * input_scale - 1) < 1e-6:  # celu, for which ATen rounds alpha to float32 here
         input_scale = 1.0 / alpha
-    y = x if of_result else _elu(x, alpha, scale, input_scale)
-    return grad * where(greater(y, 0.0), scale, input_scale * (y + alpha * scale))
+    if of_result:
+        return grad * where(greater(x, 0.0), scale, input_scale * (x + alpha * scale))
+    y = apply("elu", input_scale * x)
+    return grad * where(greater(y, 0.0), scale, input_scale * alpha * scale * (y + 1.0))
+
+
+def _lerp(a: Operand, b: Operand, weight: Operand) -> Operand:
+    near_a, near_b = a + weight * (b - a), b - (b - a) * (1.0 - weight)
+    if isinstance(weight, Value):
+        return where(greater(0.5, apply("abs", weight)), near_a, near_b)
+    return near_a if abs(weight) < 0.5 else near_b
 
 
 def _softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    return apply("softplus", beta * x) / beta if threshold == 20 else NotImplemented
+    if threshold != 20:
+        return NotImplemented
+    y = apply("softplus", beta * x) / beta
+    return y if beta == 1 else where(greater(beta * x, threshold), x, y)
 
 
 def _sigmoid_backward(grad: Operand, y: Operand) -> Operand:
@@ -81,10 +114,12 @@ def _gelu(x: Operand, approximate: str = "none", grad: Operand | None = None) ->
         density = apply("exp", -0.5 * x * x) * (1.0 / math.sqrt(2 * math.pi))
         return grad * (cdf + x * density)
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    y = 1.0 + tanh(scale * (x + cubic * x * x * x))
+    near = _clamp(x, -32.0, 32.0)  # the square of a large x could be infinite
+    y = 1.0 + tanh(scale * (near + cubic * near * near * near))
     if grad is None:
         return 0.5 * x * y
-    return grad * (0.5 * y + 0.5 * x * (y * (2.0 - y)) * (scale * (1.0 + 3 * cubic * x * x)))
+    slope = scale * (1.0 + 3 * cubic * near * near)
+    return grad * (0.5 * y + 0.5 * x * (y * (2.0 - y)) * slope)
 
 
 # Rules by ATen name, without the underscore of in-place operations. Tensors are passed as operands,
@@ -97,18 +132,18 @@ RULES: dict[str, Callable[..., Operand]] = {
     **{name: partial(apply, "or") for name in ("logical_or", "bitwise_or")},
     **{name: partial(apply, "not") for name in ("logical_not", "bitwise_not")},
     **{name: partial(apply, "not_equal") for name in ("logical_xor", "bitwise_xor", "ne")},
-    "eq": partial(apply, "equal"),
+    "eq": equal,
     "gt": greater,
-    "ge": partial(apply, "greater_equal"),
+    "ge": at_least,
     "lt": lambda a, b: greater(b, a),
-    "le": lambda a, b: apply("greater_equal", b, a),
+    "le": lambda a, b: at_least(b, a),
     "add": lambda a, b, alpha=1.0: a + alpha * b,
     "sub": lambda a, b, alpha=1.0: a - alpha * b,
     "rsub": lambda a, b, alpha=1.0: b - alpha * a,
     "mul": lambda a, b: a * b,
     "div": _divide,
-    "remainder": lambda a, b: a - _divide(a, b, "floor") * b,
-    "fmod": lambda a, b: a - _divide(a, b, "trunc") * b,
+    "remainder": _remainder,
+    "fmod": fmod,
     "ceil": lambda x: -apply("floor", -x),
     "trunc": _trunc,
     "frac": lambda x: x - _trunc(x),
@@ -121,7 +156,7 @@ RULES: dict[str, Callable[..., Operand]] = {
     "pow": _power,
     "addcmul": lambda x, a, b, value=1.0: x + value * a * b,
     "addcdiv": lambda x, a, b, value=1.0: x + value * a / b,
-    "lerp": lambda a, b, weight: a + weight * (b - a),
+    "lerp": _lerp,
     "fill": lambda _, number: number,
     "zero": lambda _: 0.0,
     "masked_fill": lambda x, mask, number: where(mask, number, x),
@@ -129,8 +164,9 @@ RULES: dict[str, Callable[..., Operand]] = {
     "clamp_min": maximum,
     "clamp_max": minimum,
     "relu": lambda x: maximum(x, 0.0),
-    "threshold": lambda x, threshold, number: where(greater(x, threshold), x, number),
-    "threshold_backward": lambda grad, y, threshold: where(greater(y, threshold), grad, 0.0),
+    # NaN meets no condition. The selected values are those of PyTorch's vectorized functions.
+    "threshold": lambda x, threshold, number: where(at_least(threshold, x), number, x),
+    "threshold_backward": lambda grad, y, threshold: where(at_least(threshold, y), 0.0, grad),
     "leaky_relu": lambda x, slope=0.01: where(greater(x, 0.0), x, slope * x),
     "leaky_relu_backward": lambda grad, x, slope, _: where(greater(x, 0.0), grad, slope * grad),
     "hardtanh": lambda x, low=-1.0, high=1.0: _clamp(x, low, high),
@@ -141,9 +177,9 @@ RULES: dict[str, Callable[..., Operand]] = {
     "hardsigmoid_backward": lambda grad, x: where(
         both(greater(x, -3.0), greater(3.0, x)), grad / 6.0, 0.0
     ),
-    "hardswish": lambda x: x * _clamp(x + 3.0, 0.0, 6.0) / 6.0,
+    "hardswish": lambda x: x * (_clamp(x + 3.0, 0.0, 6.0) / 6.0),
     "hardswish_backward": lambda grad, x: where(
-        greater(x, -3.0), where(greater(3.0, x), grad * (x / 3.0 + 0.5), grad), 0.0
+        at_least(-3.0, x), 0.0, where(at_least(x, 3.0), grad, grad * (x / 3.0 + 0.5))
     ),
     "gelu": _gelu,
     "gelu_backward": lambda grad, x, approximate="none": _gelu(x, approximate, grad),
@@ -193,7 +229,7 @@ _WHY_NOT = {
 def tie(a: Operand, b: Operand) -> list[Operand]:
     """Returns operands whose comparison with 0 is like a's with b. The derivative of maximum tests
     both a > b and a == b, and so saves a single value."""
-    return [a, b] if 0.0 in (a, b) else [greater(a, b) - greater(b, a), 0.0]
+    return [a, b] if 0.0 in (a, b) else [where(equal(a, b), 0.0, a - b), 0.0]
 
 
 def why_not(func: Any, deriving: bool) -> str:

@@ -14,8 +14,8 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     function, a product or a mean of forward's, and the operands of products.
 
     Saved values may be rounded to 16 bits. A rounded operand could change the result of a
-    comparison, so comparisons with inexact operands are themselves saved. Comparing a saved value
-    with zero remains exact.
+    comparison, floor or fmod, so these are themselves saved if their operands are inexact.
+    Comparing a saved value with zero remains exact.
     """
     operands = {a for v in made.products.values() for a in v.args}
     order = needed([*made.gradients.values(), *operands])
@@ -25,9 +25,10 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
         args = [a for a in v.args if isinstance(a, Value)]
         if not derived.isdisjoint(args):
             derived.add(v)
-        decides = v.op in COMPARISONS or v.op == "sign"
+        decides = v.op in COMPARISONS | {"sign", "floor", "fmod"}
         if decides and not exact.issuperset(args):
-            as_is.add(_same_sign(args[0]) if v.op == "sign" or 0.0 in v.args else v)
+            by_sign = v.op == "sign" or (v.op in COMPARISONS and 0.0 in v.args)
+            as_is.add(_same_sign(args[0]) if by_sign else v)
         is_whole = v.op in CONDITIONS or v.op == "sign"
         if is_whole or (v.args and v.op not in EXPENSIVE | CUTS and exact.issuperset(args)):
             exact.add(v)
@@ -37,9 +38,10 @@ def choose_saved(made: Expressions, parameters: set[Value]) -> list[Value]:
     kept, after = [v for v in order if v not in derived], set[Value]()
     for v in kept:
         # Prefer the earlier of two possible values, but the later of two values after a mean: then
-        # backward need not repeat the norm. Prefer detach(x) to x, or backward would have to detach
-        # x again.
-        if v.op == "mean" or not after.isdisjoint(v.args):
+        # backward need not repeat the norm; and after elu(x) + 1: rounding elu(x) to 16 bits would
+        # lose this slope. Prefer detach(x) to x, or backward would have to detach x again.
+        of_elu = v.op == "add" and any(isinstance(a, Value) and a.op == "elu" for a in v.args)
+        if v.op == "mean" or of_elu or not after.isdisjoint(v.args):
             after.add(v)
         before = [a.rank - 0.5 for a in v.args if v.op == "detach" and isinstance(a, Value)]
         rank = before[0] if before else v.rank

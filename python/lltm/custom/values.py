@@ -101,6 +101,8 @@ def _simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
             return a
         case ("greater", (Value(op="maximum", args=(a, 0.0)), 0.0)):
             return apply(op, a, 0.0)
+        case ("greater_equal", (0.0, Value(op="maximum", args=(a, 0.0)))):
+            return apply(op, 0.0, a)
         case ("where", (float(k), a, b)):
             return a if k else b
         case ("where", (Value(op="not", args=(condition,)), a, b)):

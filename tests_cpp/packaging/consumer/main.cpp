@@ -23,9 +23,9 @@ namespace {
 
 int mismatches = 0;
 
-void expect_near(const char* what, const at::Tensor& got, double expected) {
+void expect_near(const char* what, const at::Tensor& got, double expected, double error = 1e-14) {
   const double value = got.item<double>();
-  if (!(std::abs(value - expected) <= 1e-14)) {
+  if (!(std::abs(value - expected) <= error)) {
     std::cerr << what << ": expected " << expected << ", got " << value << '\n';
     ++mismatches;
   }
@@ -93,6 +93,14 @@ int main(int argc, char** argv) {
   expect_near("output of the second step", output[1], 0.2156313885689766);
   expect_near("h_n", states[0], 0.2156313885689766);
   expect_near("c_n", states[1], 0.5186663962857727);
+
+  const auto in_float32 = [&](const at::Tensor& input) {
+    const auto narrow = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
+    return std::get<0>(lltm::sequence(
+        "lltm", narrow(input), {narrow(h), narrow(c)}, narrow(weights), {}, narrow(bias)));
+  };
+  expect_near("float32", in_float32(x)[1], 0.2156313885689766, 1e-6);
+  expect("NaN stays NaN", at::isnan(in_float32(x * NAN)).all().item<bool>());
 
   // One training step: bias -= 0.5 dz, with dz of h' above:
   // tanh(c') = t, dc = o (1 - t^2), dz = (dc g i (1-i), t o (1-o), dc i).

@@ -259,7 +259,10 @@ bool pack_int8(std::int64_t m, std::int64_t k, Matrix<const float> x, Matrix<Int
     const float factor = zero ? 0.0f : kInt8Largest / largest;
     const float scale = zero ? 0.0f : largest / kInt8Largest;
     Int8* const to = a.row(r);
-    for (std::int64_t j = 0; j < k; ++j) to[j] = quantize(from[j] * factor);
+    for (std::int64_t j = 0; j < k; ++j) {
+      const float value = from[j] * factor;  // rounded upward, the largest can become 128
+      to[j] = quantize(value < kInt8Largest ? value : kInt8Largest);
+    }
     __builtin_memcpy(to + int8_depth(k), &scale, sizeof(scale));
   }
   return true;
