@@ -75,8 +75,9 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
 
-# False without AVX2, for example: the engines use PyTorch's GEMMs, and prepack copies the weights.
+# Otherwise, as without AVX2, the engines call PyTorch's GEMMs, and prepack copies the weights.
 HAS_OWN_GEMM = "micro-kernel: float32" in lltm.build_info()
+needs_packed_weights = pytest.mark.skipif(not HAS_OWN_GEMM, reason="prepack copies weights here")
 
 
 def cannot_run(capability: str) -> str:
