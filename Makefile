@@ -5,6 +5,7 @@
 #   make demo                train, compare with PyTorch, save, run from C++
 #   make test                run ctest and pytest
 #   make test-slow           run the tests that `make test` skips
+#   make test-cpus           run `make test` as on other CPUs, and with other random seeds
 #   make test-torch-versions run pytest with every supported PyTorch, print a table
 #   make test-accuracy       check the accuracy criterion on new random problems
 #   make test-clang          run the native tests, compiled by Clang
@@ -53,7 +54,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 # No parallel targets: pip, cmake and ctest use all cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-native test-python test-slow test-accuracy test-clang test-sanitize
+.PHONY: demo test test-native test-python test-cpus test-slow test-accuracy test-clang test-sanitize
 .PHONY: test-sanitize-slow test-aarch64 bench-aarch64 test-torch-versions
 .PHONY: release release-wheels release-packages release-site release-sums
 .PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
@@ -71,12 +72,21 @@ test-native: .venv/.test
 	@.ci/step "Configuring the native tests" cmake --preset default $(CMAKE_ARGS) \
 	  -DLLTM_WHEEL_CMAKE_PREFIX="$$(python -c 'import lltm; print(lltm.cmake_prefix_path)')"
 	@.ci/step "Compiling the native tests" cmake --build --preset default
-	ctest --preset default --parallel $(JOBS)
+	ctest --preset default --parallel $(JOBS) $(if $(NATIVE_TESTS),--tests-regex '$(NATIVE_TESTS)')
 
 # A worker that dies is an error and is not restarted.
 PYTEST_FLAGS := --max-worker-restart=0
 test-python: .venv/.test
-	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS)
+	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) $(PYTHON_TESTS)
+
+# Masks features of this CPU, in lltm, PyTorch, MKL and oneDNN, or uses only one CPU. Numbers are
+# random seeds. NATIVE_TESTS (a regular expression) and PYTHON_TESTS (files) select tests.
+CPUS ?= avx2 default one 1 2 3
+AS_avx2 := env MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+AS_default := env ATEN_CPU_CAPABILITY=default
+AS_one := taskset --cpu-list $$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
+test-cpus:
+	$(foreach cpu,$(CPUS),$(or $(AS_$(cpu)),env LLTM_TEST_SEED=$(cpu)) $(MAKE) test && )true
 
 # All optional packages are installed; with this variable, a missing package is an error.
 test-slow: export LLTM_REQUIRE_EXTRAS := 1

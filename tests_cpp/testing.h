@@ -267,7 +267,10 @@ Function contiguous(const Function& function);
 // Flips the input, runs in reverse and flips the output.
 Function against_the_steps(const Function& sequence);
 
-// No tolerance; NaN equals NaN.
+// Up to rounding; NaN equals NaN.
+bool close(const Tensors& a, const Tensors& b);
+
+// No tolerance: for copies, and for calls of the same kernels with the same operands and threads.
 bool identical(const at::Tensor& a, const at::Tensor& b);
 bool identical(const Tensors& a, const Tensors& b);
 bool identical(const Evaluation& a, const Evaluation& b);

@@ -24,7 +24,7 @@ import lltm
 LIBRARY = Path(lltm.__file__).parent / "lib" / "liblltm.so"
 if LIBRARY.exists():
     digest = hashlib.sha256(LIBRARY.read_bytes()).hexdigest()[:16]
-    cache = Path(tempfile.gettempdir()) / f"lltm_inductor_{digest}"
+    cache = Path(tempfile.gettempdir()) / f"lltm_inductor_{os.getuid()}_{digest}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))

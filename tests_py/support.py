@@ -7,6 +7,7 @@ import io
 import math
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -73,6 +74,36 @@ def program_without_python(folder: str, name: str) -> Callable[..., str]:
 
 ARM = platform.machine() in ("aarch64", "arm64")
 BASELINE = "NEON" if ARM else "DEFAULT"
+
+# Otherwise, as without AVX2, the engines call PyTorch's GEMMs, and prepack copies the weights.
+HAS_OWN_GEMM = "micro-kernel: float32" in lltm.build_info()
+needs_packed_weights = pytest.mark.skipif(not HAS_OWN_GEMM, reason="prepack copies weights here")
+
+
+def cannot_run(capability: str) -> str:
+    """Why not: the kernels of an ATEN_CPU_CAPABILITY need features of the CPU and of the build."""
+    avx2 = {"avx2", "fma", "f16c"}
+    avx512 = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    if missing := {"avx2": avx2, "avx512": avx512}.get(capability, set()) - cpu_flags():
+        return f"this CPU has no {', '.join(sorted(missing))}"
+    kernels = BASELINE if capability == "default" else capability.upper()
+    (built,) = re.findall(r"^CPU kernels: (.*)", lltm.build_info(), re.MULTILINE)
+    return "" if kernels in built.split(", ") else f"this build has no kernels for {kernels}"
+
+
+def cpu_flags() -> set[str]:
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)", file.read_text() if file.exists() else "", re.MULTILINE)
+    return set(found[1].split()) if found else set()
+
+
+def usable_cpus() -> int:
+    """The affinity and the quota of the container."""
+    file = Path("/sys/fs/cgroup/cpu.max")
+    quota, period = file.read_text().split() if file.exists() else ("max", "")
+    cpus = len(os.sched_getaffinity(0))
+    return cpus if quota == "max" else min(cpus, round(int(quota) / int(period)))
+
 
 # Operator names; test_errors.py compares them with the registry.
 CELLS = tuple(lltm.reference._EQUATIONS)

@@ -569,6 +569,7 @@ def test_options_that_were_changed_are_checked_as_in_the_constructor(
     refuses(partial(layer, X), ValueError, "GRU", f"{name} {text}")
 
 
+@support.needs_packed_weights
 def test_a_prepacked_layer_without_bias_names_its_weights() -> None:
     packed = lltm.LLTM(3, 5, bias=False).prepack()
     text = "weights from prepack of dtype float64, the dtype of the input, got float32"

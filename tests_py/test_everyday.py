@@ -104,7 +104,8 @@ def test_the_flop_counter_counts_heads_and_no_given_columns() -> None:
     forward = 2 * T * B * (64 * I + 2 * 64 * 32)
     with torch.no_grad():
         assert count(lambda: layer(x)) == forward
-        assert count(lambda: layer.prepack()(x)) == forward
+        if support.HAS_OWN_GEMM:  # otherwise, prepack copies heads as a matrix with zeros
+            assert count(lambda: layer.prepack()(x)) == forward
     assert count(lambda: loss_of(layer, x).backward()) == 3 * forward
 
 

@@ -117,7 +117,7 @@ def test_a_module_is_one_node_whose_hooks_run_when_the_graph_does(kind: str) -> 
     assert seen == []
     found = graph(x)
     assert seen == ["before", "after"] * 2
-    torch.testing.assert_close(found, model(x), rtol=0, atol=0)
+    torch.testing.assert_close(found, model(x))
 
 
 def around(module: nn.Module) -> nn.Module:
@@ -143,9 +143,9 @@ def test_code_of_a_subclass_around_forward_is_traced(kind: str) -> None:
     operators = [name for name in targets(graph, "call_function") if "lltm" in name]
     assert operators == [f"lltm.{'layer' if x.dim() == 3 else 'layer_step'}"] * 2
     assert seen == ["hook"] * 2  # called also when torch.fx traces through
-    torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(graph(x), model(x))
     for got, expected in zip(*(gradients(m, x, model) for m in (graph, model)), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        torch.testing.assert_close(got, expected)
 
 
 def gradients(module: Any, x: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
@@ -165,11 +165,11 @@ def test_a_call_that_a_subclass_or_an_instance_replaces_is_made_once(kind: str) 
     module.__class__ = Called
     model = Holder(module)
     x = input_of(module)
-    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x))
     module.__class__ = base
     whole: Any = module.forward
     module.forward = lambda input, *args: whole(2 * input, *args)
-    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x))
 
 
 @pytest.mark.parametrize("kind", TRACED_THROUGH)
@@ -177,7 +177,7 @@ def test_a_module_that_is_the_root_is_traced_through(kind: str) -> None:
     module = KINDS[kind]()
     x = input_of(module)
     graph = fx.symbolic_trace(module, concrete_args={"hx": None})
-    torch.testing.assert_close(graph(x), module(x), rtol=0, atol=0)
+    torch.testing.assert_close(graph(x), module(x))
 
 
 @pytest.mark.parametrize("name", ["LLTM", "LSTMCell"])
@@ -194,15 +194,15 @@ def test_a_gru_as_the_root_accepts_a_state_or_none() -> None:
     gru = lltm.GRU(3, 5)
     graph = fx.symbolic_trace(gru)
     x, h_0 = torch.randn(6, 4, 3), torch.randn(1, 4, 5)
-    torch.testing.assert_close(graph(x), gru(x), rtol=0, atol=0)
-    torch.testing.assert_close(graph(x, h_0), gru(x, h_0), rtol=0, atol=0)
+    torch.testing.assert_close(graph(x), gru(x))
+    torch.testing.assert_close(graph(x, h_0), gru(x, h_0))
 
 
 def test_a_graph_accepts_a_packed_sequence() -> None:
     model = nn.Sequential(lltm.GRU(3, 5))
     packed = nn.utils.rnn.pack_sequence([torch.randn(2, 3), torch.randn(1, 3)])
     graph = fx.symbolic_trace(model)
-    torch.testing.assert_close(graph(packed)[1], model(packed)[1], rtol=0, atol=0)
+    torch.testing.assert_close(graph(packed)[1], model(packed)[1])
 
 
 @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LLTMCell])

@@ -73,6 +73,7 @@ def test_the_derivative_of_elu_at_0_is_1(dtype: torch.dtype) -> None:
     assert float(torch.autograd.grad(c.sum(), x)[0]) == 0.5
 
 
+needs_two_cpus = pytest.mark.skipif(support.usable_cpus() < 2, reason="one usable CPU")
 LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell" in lltm.__all__]
 
 
@@ -87,7 +88,7 @@ class TestDirectionsSideBySide:
     @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
     @pytest.mark.parametrize("make", LAYERS)
     def test_results_are_the_same(self, make: Any, dtype: torch.dtype) -> None:
-        # Prepacked blocks change the summation order.
+        # PyTorch's GEMMs add in another order on another number of threads, prepacked blocks too.
         tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-2 if dtype.itemsize == 2 else 1e-5}
         for batch in (1, 40):
             layer = make(9, 33, num_layers=2, bidirectional=True).to(dtype)
@@ -101,13 +102,12 @@ class TestDirectionsSideBySide:
                 recorded = flat(layer(input))
                 of_packed = flat(layer.prepack()(input))
                 every = zip(expected, results, inferred, recorded, of_packed, strict=True)
-                for y, a, b, c, d in every:
-                    assert torch.equal(a, y)
-                    assert torch.equal(b, y)
-                    assert torch.equal(c, y)
+                for y, *others in every:
+                    for other in others:
+                        torch.testing.assert_close(other, y, **tolerance)
+                    a, b, c, _ = others
                     assert b.is_inference()
                     assert (a.requires_grad, c.requires_grad) == (False, True)
-                    torch.testing.assert_close(d, y, **tolerance)
 
     def test_hooks_of_saved_tensors_and_a_graph_kept_for_two_backwards(self) -> None:
         layer = lltm.GRU(3, 5, bidirectional=True)
@@ -127,6 +127,7 @@ class TestDirectionsSideBySide:
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(loss, list(layer.parameters()))
 
+    @needs_two_cpus
     def test_small_batches_train_one_direction_after_the_other(self) -> None:
         # The weights exceed every core's cache.
         layer = lltm.LSTM(3, 1024, bidirectional=True)
@@ -150,6 +151,7 @@ class TestDirectionsSideBySide:
             ):
                 layer(torch.randn(4, 2, 3))
 
+    @needs_two_cpus
     def test_a_profiler_sees_both(self) -> None:
         layer = lltm.LSTM(64, 64, bidirectional=True)
         with torch.profiler.profile() as profile:

@@ -218,7 +218,7 @@ def test_an_exported_program_is_converted_too() -> None:
             PackedSequence(features(7), torch.tensor([4, 3])),
             "a packed sequence .* padded input",
         ),
-        (lltm.LLTM(3, 5).prepack(), features(6, 4), ".* export the layer itself"),
+        (lltm.LLTM(3, 5).prepack(torch.qint8), features(6, 4), ".* export the layer itself"),
     ],
     ids=["packed", "prepacked"],
 )

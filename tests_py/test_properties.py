@@ -245,10 +245,8 @@ def test_arguments_and_gradients_may_have_any_strides(
         # Single-value layouts also change values.
         plain = mapped(s.values, lambda value: layout(value).contiguous())
         found, expected = results(s, plain, strided=True), results(s, plain, strided=False)
-        if form.quantized:
-            same(found, expected)
-        else:
-            assert_close(found, expected)
+        # In int8, only a projection is a GEMM in the layer's dtype.
+        (same if form.quantized and "proj_size" not in s.options else assert_close)(found, expected)
 
 
 @each_form(SINGLE_AND_DOUBLE, is_trained)

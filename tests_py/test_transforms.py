@@ -376,7 +376,7 @@ def test_prepacked_weights_per_sample_are_rejected() -> None:
     a = support.sequence_arguments((5, 4, 3, 5))
     with pytest.raises(RuntimeError, match=r"lltm::prepack: expected the same weights for all s"):
         torch.vmap(partial(lltm.functional.prepack, "lltm"))(a.weights.expand(2, -1, -1))
-    packed = lltm.functional.prepack("lltm", a.weights)
+    packed = lltm.functional.prepack("lltm", a.weights, dtype=torch.qint8)
     with pytest.raises(RuntimeError, match=r"lltm::sequence: expected the same prepacked weights"):
         torch.vmap(
             lambda weights: lltm.functional.sequence(
@@ -388,7 +388,7 @@ def test_prepacked_weights_per_sample_are_rejected() -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_prepacked_layers_have_no_derivatives(bidirectional: bool) -> None:
     text = "lltm::sequence: expected unpacked weight_ih to compute derivatives, got prepacked weig"
-    packed = lltm.LLTM(I, H, bidirectional=bidirectional).prepack()
+    packed = lltm.LLTM(I, H, bidirectional=bidirectional).prepack(torch.qint8)
     x = torch.randn(5, 4, I)
     output, _ = packed(x.clone().requires_grad_())
     with pytest.raises(NotImplementedError, match=text):
