@@ -75,7 +75,8 @@ class Recurrent(nn.Module):
         super(skipped, self).__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._FIXED and value != vars(self).get(name, value):
+        old = vars(self).get(name, value) if name in self._FIXED else value
+        if old is not value and old != value:
             raise AttributeError(
                 f"lltm::{self._where}: cannot set {name}: the constructor determines it; create"
                 " another module"
