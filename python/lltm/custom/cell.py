@@ -64,8 +64,9 @@ def cell(
     The function uses only the operations listed on the page about custom cells. They are
     element-wise, except for means and norms over the hidden units, such as
     ``v.mean(-1, keepdim=True)`` and :func:`lltm.layer_norm`, and products ``z.n(v)``. Functions of
-    only parameters may use any operation, and are computed once a call. The function is called only
-    here, for tracing. Layers run the traced operations and their derivatives between the GEMMs.
+    only parameters may use more operations, and are computed once a call. The function is called
+    only here, for tracing. Layers run the traced operations and their derivatives between the
+    GEMMs.
 
     Args:
         gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as

@@ -15,7 +15,7 @@ import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -68,9 +68,7 @@ _FOLLOWING = {"layout", "device", "pin_memory", "memory_format", "non_blocking"}
 SIZES = 1, 130
 MOST_LINES, MOST_RESULTS = 512, 64
 OF_PARAMETERS = "in a function of only parameters"
-_SIZED = {
-    f"aten.{name}.default" for name in ("expand", "repeat", "new_full", "new_ones", "new_zeros")
-}
+_SIZED = {"_unsafe_view", "expand", "new_full", "new_ones", "new_zeros", "repeat", "view"}
 
 
 @functools.cache
@@ -252,6 +250,8 @@ def _results(line: str, result: Any) -> list[tuple[str, Any]]:
     """Returns the results of a line with their names."""
     if not isinstance(result, (tuple, list)):
         return [(line, result)]
+    if len(result) > MOST_RESULTS:
+        _wrong(f"at most {MOST_RESULTS} results of an operation", len(result))
     return [(f"{line}[{k}]", x) for k, x in enumerate(result)]
 
 
@@ -320,16 +320,16 @@ class Derivation:
             _wrong(f"1 to {MOST_LINES} lines that compute derived parameters", len(lines))
         return Derivation(parameters, tuple(scalars), tuple(lines), results)
 
-    def check(
-        self, scalars: Sequence[str], sizes: Sequence[int] = SIZES, device: Any = "cpu"
-    ) -> None:
+    def check(self, scalars: Sequence[str], sizes: Sequence[int] = SIZES) -> None:
         """Computes the derived parameters for hidden sizes. `scalars` have a single value."""
         for size in sizes:
             learned = {
-                k: torch.full([1 if k in self.scalars else size], 0.5, device=device)
+                k: torch.full([1 if k in self.scalars else size], 0.5, device="cpu")
                 for k in self.parameters
             }
-            for name, (function, of) in self.functions.items():
+            most = max(16, size, sum(x.numel() for x in learned.values()))
+            for name, (_, of) in self.functions.items():
+                function = self._function(name, partial(_check_operands, most))
                 try:
                     with torch.no_grad(), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
@@ -355,11 +355,12 @@ class Derivation:
         hidden size follows."""
         return {name: (self._function(name), self.of(name)) for name in self.results}
 
-    def _function(self, name: str) -> Callable[..., Tensor]:
+    def _function(
+        self, name: str, check: Callable[[str, list[Any]], None] | None = None
+    ) -> Callable[..., Tensor]:
         names, value = self.of(name), self.results[name]
         lines = needed_lines(self.lines, [value])
         steps = [(x.name, x.op, _operation(x.op), *x.arguments) for x in lines]
-        singles, vectors = len(self.scalars), len(self.parameters) - len(self.scalars)
 
         def computed(*arguments: Any) -> Tensor:
             *learned, size = arguments
@@ -368,69 +369,66 @@ class Derivation:
                 k: x.to(torch.promote_types(x.dtype, torch.float32))
                 for k, x in zip(names, learned, strict=True)
             }
-            _evaluate(steps, values, size, max(16, size, singles + size * vectors))
-            result: Tensor = values[value].reshape(-1)
-            if not result.is_floating_point():
-                _wrong(f"{name} with a floating-point dtype", result.dtype)
-            return result.to(learned[0].dtype)
+            like = values[names[0]]
+            for line, op, run, args, named in steps:
+                args = [
+                    values[x] if isinstance(x, str) else _given(x, values, like, size) for x in args
+                ]
+                named = {k: _given(x, values, like, size) for k, x in named.items()}
+                if check is not None:
+                    check(op, [*args, *named.values()])
+                result = run(*args, **named)
+                if isinstance(result, Tensor):
+                    values[line] = result
+                else:
+                    values.update(_results(line, result))
+            made: Tensor = values[value].reshape(-1)
+            if not made.is_floating_point():
+                _wrong(f"{name} with a floating-point dtype", made.dtype)
+            return made.to(learned[0].dtype)
 
         return computed
 
 
-def _evaluate(steps: Sequence[Any], values: dict[str, Tensor], size: int, most: int) -> None:
-    """Adds the results of lines to values, which has the learned parameters. A result has at most
-    `most` elements."""
-    like = next(iter(values.values()))
-
-    def given(x: Any) -> Any:
-        if isinstance(x, str):
-            if _is_integer(values[x]):
-                _wrong(f"a value of {x} other than integers", values[x].dtype)
-            return values[x]
-        if isinstance(x, list):
-            return [given(item) for item in x]
-        if not isinstance(x, dict):
-            return x
-        ((kind, of),) = x.items()
-        if kind == "tensor":
-            return torch.full([], of, dtype=like.dtype, device=like.device)
-        if kind == "dtype":
-            return like.dtype if of is None else _DTYPES[of]
-        return size if kind == "size" else complex(*of) if kind == "complex" else of
-
-    for name, op, run, args, named in steps:
-        args, named = [given(x) for x in args], {k: given(x) for k, x in named.items()}
-        _check_elements(op, _largest(op, [*args, *named.values()]), most)
-        result = run(*args, **named)
-        results = _results(name, result)
-        if len(results) > MOST_RESULTS:
-            _wrong(f"at most {MOST_RESULTS} results", f"{len(results)} of {op}")
-        for value, x in results:
-            _check_elements(op, _elements(x.shape), most)
-            values[value] = x
+def _given(x: Any, values: Mapping[str, Tensor], like: Tensor, size: int) -> Any:
+    """Returns an argument of an operation."""
+    if isinstance(x, str):
+        return values[x]
+    if isinstance(x, list):
+        return [_given(item, values, like, size) for item in x]
+    if not isinstance(x, dict):
+        return x
+    ((kind, of),) = x.items()
+    if kind == "tensor":
+        return torch.full([], of, dtype=like.dtype, device=like.device)
+    if kind == "dtype":
+        return like.dtype if of is None else _DTYPES[of]
+    return size if kind == "size" else complex(*of) if kind == "complex" else of
 
 
-def _check_elements(op: str, elements: int, most: int) -> None:
-    if elements > (2 * most if op == "aten.view_as_real.default" else most):
-        expected = f"at most {most} elements, as the parameters have, {OF_PARAMETERS}"
-        _wrong(expected, f"{elements} elements of {op}")
-
-
-def _largest(op: str, given: Sequence[Any]) -> int:
-    """Returns a bound of the result's elements, or 0 for a result no larger than its operand."""
-    tensors = [item for x in given for item in (x if isinstance(x, list) else [x])]
-    shapes = [x.shape for x in tensors if isinstance(x, Tensor)]
-    if op in _SIZED:
-        shapes.append(given[1])
+def _check_operands(most: int, op: str, given: Sequence[Any]) -> None:
+    """Checks the arguments of an operation before its call. A result may have at most `most`
+    elements, complex numbers twice as many parts."""
+    name, flat = op.split(".")[1], [y for x in given for y in (x if isinstance(x, list) else [x])]
+    tensors = [x for x in flat if isinstance(x, Tensor)]
+    if any(_is_integer(x) for x in tensors):
+        _wrong(f"no integers {OF_PARAMETERS}", f"{op} of integers")
+    shapes = [*(x.shape for x in tensors), *([given[1]] if name in _SIZED else [])]
     elements = [_elements(shape) for shape in shapes]
-    if op in ("aten.cat.default", "aten.stack.default"):
-        return sum(elements)
-    if op == "aten.repeat.default":
-        return elements[0] * elements[1]
-    if op.startswith("aten.new_"):
-        return elements[1]
-    rank = max(map(len, shapes)) if shapes[1:] else 0
-    return _elements([max(x[-k] for x in shapes if len(x) >= k) for k in range(1, rank + 1)])
+    if name in ("cat", "stack"):
+        largest = sum(elements)
+    elif name == "repeat":
+        largest = math.prod(elements)
+    elif name == "view_as_real":
+        largest = 2 * elements[0]
+    elif name in _SIZED and name != "expand":
+        largest = elements[1]
+    else:  # by broadcasting
+        ranks = range(1, 1 + max(map(len, shapes)))
+        largest = _elements([max(x[-k] for x in shapes if len(x) >= k) for k in ranks])
+    if largest > (most if shapes[1:] else 2 * most):
+        expected = f"at most {most} elements, as the parameters have, {OF_PARAMETERS}"
+        _wrong(expected, f"up to {largest} of {op}")
 
 
 def _elements(shape: Sequence[int]) -> int:

@@ -86,10 +86,8 @@ class _Custom(Recurrent):
         self, names: Sequence[str], columns: int, bias: bool, device: Any, dtype: Any
     ) -> None:
         super()._register([*self._learned(names[0]).values()], columns, bias, device, dtype)
-        module: Any = self
-        device = module._parameters[names[0]].device
-        if self._DERIVATION.results and device.type != "meta":
-            self._DERIVATION.check(self._HEADER.scalars, [self.hidden_size], device)
+        if self._DERIVATION.results:
+            self._DERIVATION.check(self._HEADER.scalars, [self.hidden_size])
 
     def _set_heads(self, hidden_size: int, heads: int) -> None:
         size = _check.integer(self._where, "hidden_size", hidden_size)
