@@ -77,6 +77,31 @@ needs_two_cpus = pytest.mark.skipif(support.usable_cpus() < 2, reason="one usabl
 LAYERS = [getattr(lltm, name) for name in lltm.reference.__all__ if f"{name}Cell" in lltm.__all__]
 
 
+@pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
+@pytest.mark.parametrize("make", LAYERS)
+def test_flushing_subnormal_numbers_changes_no_others(make: Any, dtype: torch.dtype) -> None:
+    """As in a program that GCC links with -ffast-math."""
+    layer = make(9, 33, dtype=dtype)
+    x = torch.randn(7, 16, 9, dtype=dtype).mul_(torch.logspace(-30, 0, 16).to(dtype)[:, None])
+    x.requires_grad_()
+
+    def results() -> list[Tensor]:
+        output, _ = layer(x)
+        return [output, *torch.autograd.grad(output.sum(), [x, *layer.parameters()])]
+
+    with threads(1):
+        expected = results()
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this CPU does not flush subnormal numbers")
+        try:
+            atol = 4 * torch.finfo(dtype).tiny + torch.finfo(dtype).eps
+            torch.testing.assert_close(
+                results(), expected, rtol=8 * torch.finfo(dtype).eps, atol=atol
+            )
+        finally:
+            torch.set_flush_denormal(False)
+
+
 class TestDirectionsSideBySide:
     """With two threads, each direction may use a separate thread."""
 
