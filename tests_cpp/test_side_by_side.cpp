@@ -8,6 +8,8 @@
 #include "testing.h"
 
 #include <ATen/ATen.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <unistd.h>
@@ -17,6 +19,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace lltm_test {
@@ -167,6 +170,23 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
     }
   }
 }
+
+#if defined(__linux__)
+TEST(UsableCpus, FollowTheAffinityOfTheThread) {
+  const int64_t before = lltm::cpu::usable_cpus();
+  cpu_set_t all, one;
+  ASSERT_EQ(pthread_getaffinity_np(pthread_self(), sizeof(all), &all), 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  for (const auto& [affinity, cpus] : {std::pair(one, int64_t{1}), {all, before}}) {
+    ASSERT_EQ(pthread_setaffinity_np(pthread_self(), sizeof(affinity), &affinity), 0);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (lltm::cpu::usable_cpus() != cpus && std::chrono::steady_clock::now() < end) {
+    }
+    EXPECT_EQ(lltm::cpu::usable_cpus(), cpus);
+  }
+}
+#endif
 
 // While others need all CPUs, a region of few threads runs on one, later again on all.
 TEST(BusyCpus, RegionsRunOnOneThread) {

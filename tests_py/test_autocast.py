@@ -39,6 +39,28 @@ def test_layers_that_concatenate_tensors(
         assert dtypes == [{dtype}, {dtype}, {given}, {given}]
 
 
+@each_dtype
+@pytest.mark.parametrize("given", [torch.float32, *LOWER], ids=str)
+@pytest.mark.parametrize("twice", [False, True])
+def test_backward_in_a_region_has_the_dtypes_of_forward(
+    twice: bool, given: torch.dtype, dtype: torch.dtype
+) -> None:
+    for layer in (lltm.LLTM(4, 8, dtype=given), lltm.GRU(4, 8, dtype=given)):
+        y = layer(torch.randn(9, 40, 4, dtype=given))[0].float().square().sum()
+
+        def gradients(y: Tensor = y, layer: torch.nn.Module = layer) -> list[Tensor]:
+            parameters = list(layer.parameters())
+            once = torch.autograd.grad(y, parameters, create_graph=twice, retain_graph=True)
+            if not twice:
+                return list(once)
+            penalty = sum((g.float().square().sum() for g in once), torch.zeros(()))
+            return list(torch.autograd.grad(penalty, parameters))
+
+        expected = gradients()
+        with autocast(dtype):
+            torch.testing.assert_close(gradients(), expected)
+
+
 def test_weights_are_cast_once_in_a_region() -> None:
     cell = lltm.LLTMCell(3, 5)
     x = torch.randn(4, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -661,3 +662,73 @@ def test_the_low_level_pair_rejects_other_types() -> None:
     message = compiled if support.COMPILED_BINDING else "expected old_cell to be a tensor, got str"
     with pytest.raises(TypeError, match=message):
         lltm._C.forward(X1, CELL["weight_ih"], CELL["bias_ih"], H1, "c")  # type: ignore[arg-type]
+
+
+def freed(tensor: Tensor) -> Tensor:
+    """Frees the storage, as FSDP does."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def of_projection() -> Any:
+    layer = lltm.LSTM(3, 5, proj_size=2)
+    freed(layer.weight_hr_l0)
+    return layer.prepack()
+
+
+def after_forward(twice: bool) -> None:
+    layer = lltm.LSTM(3, 5)
+    y = layer(X)[0].square().sum()
+    if twice:
+        y = torch.autograd.grad(y, layer.weight_hh_l0, create_graph=True)[0].square().sum()
+    freed(layer.weight_hh_l0)
+    y.backward()
+
+
+def of_weights(make: Any, *given: Any, dtype: torch.dtype | None = None) -> Any:
+    module = make(3, 5)
+    freed(next(p for name, p in module.named_parameters() if name.startswith("weight_hh")))
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        return module(*given) if given else module.prepack()
+
+
+def of_packed_weights() -> Any:
+    layer = lltm.LSTM(3, 5).prepack()
+    freed(layer.get_buffer("packed_weights_l0"))
+    return layer(X)
+
+
+SLSTM = lltm.cells.slstm
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "call"),
+    [
+        ("sequence", "weight_hh", lambda: of_weights(lltm.LSTM, X)),
+        ("sequence", "weight_hh", lambda: of_weights(lltm.GRU, X, dtype=torch.bfloat16)),
+        ("sequence", "weight_hh", lambda: of_weights(partial(lltm.cells.cifg.Layer, heads=5), X)),
+        ("step", "weight_hh", lambda: of_weights(lltm.GRUCell, ROW)),
+        ("prepack", "weight_hh", lambda: of_weights(lltm.LSTM)),
+        ("prepack", "weight_hr_l0", of_projection),
+        ("sequence", "weight_ih", of_packed_weights),
+        ("LSTM", "input", lambda: lltm.LSTM(3, 5)(freed(X.clone()))),
+        ("sequence_backward", "weight_hh", lambda: after_forward(False)),
+        ("sequence_backward", "weight_hh", lambda: after_forward(True)),
+        ("step", "n", lambda: lltm.functional.step(
+            SLSTM.text, ROW, (*(randn(4, 5) for _ in range(2)), freed(randn(4, 5)), randn(4, 5)),
+            randn(20, 3), randn(20, 5))),
+        ("sequence", "input", lambda: torch.vmap(
+            lambda x: in_torch_ops("sequence", {**SEQUENCE, "input": x})
+         )(freed(randn(2, 6, 4, 3)))),
+    ],
+)  # fmt: skip
+def test_a_tensor_without_its_elements_is_named(
+    op: str, name: str, call: Callable[[], Any]
+) -> None:
+    expected = rf"^lltm::{op}: expected {name} with storage of at least \d+ bytes, got 0"
+    with pytest.raises(RuntimeError, match=expected):
+        call()
+
+
+def test_random_arguments_of_every_operator_crash_nothing() -> None:
+    support.run_python("attack.py", os.environ.get("LLTM_TEST_SEED", "0"), "2000")

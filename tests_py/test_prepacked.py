@@ -163,6 +163,9 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
     [
         *(lltm.LLTM, lltm.LSTM, lltm.GRU, partial(lltm.LSTM, proj_size=8), cifg.Layer),
         *(partial(cifg.Layer, heads=3, dtype=dtype) for dtype in DTYPES),
+        # No gate reads h. Heads of 32 units are packed.
+        partial(lltm.cells.mingru.Layer, heads=3),
+        lambda **options: lltm.cells.mingru.Layer(**{**options, "hidden_size": 96}, heads=3),
     ],
     ids=str,
 )

@@ -122,6 +122,7 @@ def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any
     for name, state in zip(names, states, strict=True):
         like(where, name, state, input, "input")
         shape(where, name, state, tuple(expected))
+        memory(where, name, state)
 
 
 def like(where: str, name: str, value: Tensor, other: Tensor, of: str) -> None:
@@ -148,6 +149,19 @@ def shape(where: str, name: str, value: Any, expected: Any) -> Tensor:
         )
     result: Tensor = value
     return result
+
+
+def memory(where: str, name: str, value: Tensor) -> None:
+    """Checks that the storage has all elements, before an operation of PyTorch reads them."""
+    if torch.compiler.is_compiling() or type(value) not in (Tensor, torch.nn.Parameter):
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.numel() == 0:
+        return
+    strides = zip(value.shape, value.stride(), strict=True)
+    last = value.storage_offset() + sum((size - 1) * stride for size, stride in strides)
+    needed, got = (last + 1) * value.itemsize, value.untyped_storage().nbytes()
+    expected = f"{name} with storage of at least {needed} bytes"
+    expect(needed <= got, where, expected, got, RuntimeError)
 
 
 def call(operator: Any, *args: Any, **kwargs: Any) -> Any:

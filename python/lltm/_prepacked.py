@@ -99,6 +99,7 @@ class Prepacked(Recurrent):
                 stems = (*self._MATRICES, "weight_hr")
                 for stem, weight, shape in zip(stems, (*matrices, weight_hr), shapes, strict=True):
                     _check.shape("prepack", stem + suffix, weight, shape)
+                    _check.memory("prepack", stem + suffix, weight)
                 with torch.autocast("cpu", enabled=False):
                     matrices = [torch.cat(matrices, 1), matrices[1] @ weight_hr]
             _check.optional_dtype("prepack", "dtype", weights)
@@ -129,7 +130,8 @@ class Prepacked(Recurrent):
     def _without_zeros(self, weight_hh: Tensor) -> Tensor:
         """Returns the blocks of a matrix that was packed with zeros between heads."""
         gates, heads = weight_hh.shape[0] // self.hidden_size, self.heads
-        square = weight_hh.reshape(gates, heads, -1, heads, self.hidden_size // heads)
+        units = self.hidden_size // heads
+        square = weight_hh.reshape(gates, heads, units, heads, units)
         return square.diagonal(0, 1, 3).permute(3, 0, 1, 2).flatten(1, 2)
 
     def _save_to_state_dict(

@@ -194,7 +194,7 @@ class LLTM_API CustomCellImpl : public RecurrentCell<CustomCellImpl, CustomParam
   CustomCellImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : CustomCellImpl(CustomCellOptions(cell, input_size, hidden_size)) {}
   /// Throws c10::ValueError if the options have no cell or an invalid size.
-  explicit CustomCellImpl(const CustomCellOptions& options) : RecurrentCell(options) {}
+  explicit CustomCellImpl(const CustomCellOptions& of_cell) : RecurrentCell(of_cell) {}
 };
 TORCH_MODULE(CustomCell);
 
@@ -444,7 +444,7 @@ class LLTM_API CustomLayerImpl : public RecurrentLayer<CustomLayerImpl, AnyState
   CustomLayerImpl(const Cell& cell, int64_t input_size, int64_t hidden_size)
       : CustomLayerImpl(CustomLayerOptions(cell, input_size, hidden_size)) {}
   /// Throws c10::ValueError if the options have no cell or an invalid value.
-  explicit CustomLayerImpl(const CustomLayerOptions& options) : RecurrentLayer(options) {}
+  explicit CustomLayerImpl(const CustomLayerOptions& of_layer) : RecurrentLayer(of_layer) {}
 };
 TORCH_MODULE(CustomLayer);
 using PrepackedCustomLayer = PrepackedLayer<CustomLayerImpl>;

@@ -2,7 +2,7 @@
 //     safetensors.torch.save_file(module.state_dict(), path)   in Python
 //     lltm::load_state_dict(module, path)                      in C++
 //
-// Supported dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8 and bool.
+// Supported dtypes: floating-point with 8 to 64 bits, integers, bool and complex64.
 #pragma once
 
 #include <lltm/export.h>
@@ -23,7 +23,7 @@ namespace lltm {
 ///
 /// The file may come from an untrusted source: sizes are compared with the file's length before a
 /// tensor is allocated. Throws c10::Error if the file cannot be read, and c10::ValueError if its
-/// format is wrong. The message names the file.
+/// format is wrong. The message names the file. Leaves out tensors of dtypes that PyTorch lacks.
 ///
 /// @param path the file
 /// @returns the tensors by name

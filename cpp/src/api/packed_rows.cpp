@@ -32,7 +32,7 @@ SymInt packed_batch(const char* where, const LayerInput& packed, at::TensorList 
 // index_select would not name the argument.
 void check_order(const char* where, const char* name, const Tensor& order, const SymInt& batch) {
   if (!order.defined()) return;
-  check_layout(where, name, order);
+  check_memory(where, name, order);
   check_shape(where, name, order, {batch});
   check_dtype(where, name, order, at::kLong);
   if (!is_unwrapped(order) || !order.is_cpu()) return;

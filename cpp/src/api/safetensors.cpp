@@ -43,24 +43,35 @@ struct Dtype {
   at::ScalarType type;
 };
 
-constexpr std::array<Dtype, 10> kDtypes = {{
+constexpr Dtype kDtypes[] = {
     {"F64", at::kDouble},
     {"F32", at::kFloat},
     {"F16", at::kHalf},
     {"BF16", at::kBFloat16},
+    {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E4M3FNUZ", at::kFloat8_e4m3fnuz},
+    {"F8_E5M2", at::kFloat8_e5m2},
+    {"F8_E5M2FNUZ", at::kFloat8_e5m2fnuz},
+    {"F8_E8M0", at::kFloat8_e8m0fnu},
+    {"C64", at::kComplexFloat},
     {"I64", at::kLong},
     {"I32", at::kInt},
     {"I16", at::kShort},
     {"I8", at::kChar},
+    {"U64", at::kUInt64},
+    {"U32", at::kUInt32},
+    {"U16", at::kUInt16},
     {"U8", at::kByte},
     {"BOOL", at::kBool},
-}};
+};
 
 constexpr const char* kMetadata = "__metadata__";
+constexpr std::string_view kFields[] = {"dtype", "shape", "data_offsets"};
 constexpr uint64_t kLengthBytes = sizeof(uint64_t);
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // same as in the reference implementation
 constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
 constexpr size_t kMaxDims = 64;  // maximum for PyTorch's operations
+constexpr int kMaxDepth = 100;
 
 std::string system_error() {
   return errno != 0 ? std::strerror(errno) : "unknown error";
@@ -84,186 +95,108 @@ struct Unreadable {
 
 struct Entry {
   std::string name;
-  std::string dtype_name;
-  std::vector<int64_t> shape;
-  std::vector<uint64_t> offsets;  // begin, end
-  at::ScalarType dtype = at::kFloat;
+  const Dtype* dtype;  // null if unknown
+  std::vector<uint64_t> shape;
+  uint64_t begin, end;
 
-  uint64_t bytes() const { return offsets[1] - offsets[0]; }
+  uint64_t bytes() const { return end - begin; }
   std::string text() const { return "tensor " + name_text(name); }
 };
 
-void find_dtype(Entry& entry) {
-  const auto found = std::ranges::find(kDtypes, entry.dtype_name, &Dtype::name);
-  if (found == kDtypes.end()) {
-    std::vector<std::string_view> known;
-    for (const Dtype& dtype : kDtypes) known.push_back(dtype.name);
-    const std::string expected = str("a dtype of ", c10::Join(", ", known), " for ", entry.text());
-    refuse(expected, name_text(entry.dtype_name));
-  }
-  entry.dtype = found->type;
-}
-
 void check_sizes(const Entry& entry) {
-  const std::vector<uint64_t>& offsets = entry.offsets;
-  if (offsets.size() != 2 || offsets[0] > offsets[1]) {
-    refuse("data_offsets [begin, end] of " + entry.text(), str("[", c10::Join(", ", offsets), "]"));
+  if (entry.begin > entry.end) {
+    const std::string got = str("[", entry.begin, ", ", entry.end, "]");
+    refuse("data_offsets [begin, end] of " + entry.text(), got);
   }
+  if (entry.dtype == nullptr) return;
   // PyTorch computes strides as if no dimension were 0; they must not overflow either.
-  uint64_t extent = c10::elementSize(entry.dtype);
+  uint64_t extent = c10::elementSize(entry.dtype->type);
   bool overflows = false;
-  for (const int64_t size : entry.shape) {
+  for (const uint64_t size : entry.shape) {
     overflows |= c10::mul_overflows(extent, std::max<uint64_t>(size, 1), &extent);
   }
-  const auto shape = [&] { return shape_text<int64_t>(entry.shape); };
+  const std::string shape = shape_text<uint64_t>(entry.shape);
   if (overflows || extent > kMaxBytes) {
-    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape());
+    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape);
   }
-  const bool empty = std::ranges::count(entry.shape, 0) > 0;
-  const uint64_t bytes = empty ? 0 : extent;
+  const uint64_t bytes = std::ranges::count(entry.shape, 0) > 0 ? 0 : extent;
   if (entry.bytes() != bytes) {
-    const std::string of = entry.text() + ", " + entry.dtype_name + " of shape " + shape();
-    refuse(str(bytes, " bytes of ", of), str("data_offsets of ", entry.bytes()));
+    refuse(
+        str(bytes, " bytes of ", entry.text(), ", ", entry.dtype->name, " of shape ", shape),
+        str("data_offsets of ", entry.bytes()));
   }
 }
 
-// Accepts only valid headers and stores only entries: length and nesting of the text do not matter.
-// Throws Malformed.
-class HeaderReader final : public nlohmann::json_sax<json> {
- public:
-  std::vector<Entry> entries() && { return std::move(entries_); }
-
-  bool null() override { unexpected("null"); }
-  bool boolean(bool) override { unexpected("a boolean"); }
-  bool number_integer(number_integer_t) override { unexpected("a negative number"); }
-  bool number_float(number_float_t, const string_t& text) override {
-    unexpected("the number " + name_text(text));
-  }
-  bool binary(binary_t&) override { unexpected("binary data"); }
-
-  bool number_unsigned(number_unsigned_t value) override {
-    if (place_ == Place::kShape) {
-      std::vector<int64_t>& shape = entries_.back().shape;
-      if (value > kMaxBytes) refuse("a shape below 2^63 of " + where(), str(value));
-      if (shape.size() == kMaxDims) {
-        refuse(str("at most ", kMaxDims, " dimensions of ", where()), "more");
+// Limits memory to a multiple of the text. Leaves out unknown fields of tensors.
+json parse_header(const std::string& text) {
+  using Event = json::parse_event_t;
+  std::set<std::string> names, fields;  // seen in the header and in its current value
+  std::string in;
+  size_t values = 0;  // since the last name
+  const auto keep = [&](int depth, Event event, const json& value) {
+    if (event == Event::key) {
+      values = 0;
+      const auto& key = value.get_ref<const std::string&>();
+      if (depth == 1) {
+        fields.clear();
+        in = key == kMetadata ? key : "tensor " + name_text(key);
       }
-      shape.push_back(static_cast<int64_t>(value));
-    } else if (place_ == Place::kOffsets) {
-      std::vector<uint64_t>& offsets = entries_.back().offsets;
-      if (offsets.size() == 2) refuse("two data_offsets of " + where(), "more");
-      offsets.push_back(value);
-    } else {
-      unexpected(str("the number ", value));
-    }
-    return true;
-  }
-
-  bool string(string_t& text) override {
-    if (place_ == Place::kTensor && field_ == "dtype") {
-      entries_.back().dtype_name = std::move(text);
-    } else if (place_ != Place::kMetadata) {
-      unexpected("the string " + name_text(text));
-    }
-    return true;
-  }
-
-  bool start_object(size_t) override {
-    if (place_ == Place::kStart) {
-      place_ = Place::kHeader;
-    } else if (place_ == Place::kHeader && name_ == kMetadata) {
-      place_ = Place::kMetadata;
-    } else if (place_ == Place::kHeader) {
-      place_ = Place::kTensor;
-      entries_.emplace_back().name = name_;
-    } else {
-      unexpected("an object");
-    }
-    fields_.clear();
-    return true;
-  }
-
-  bool key(string_t& key) override {
-    const bool outermost = place_ == Place::kHeader;
-    if (!(outermost ? names_ : fields_).insert(key).second) {
-      const std::string in = outermost ? "the header" : where();
-      refuse("different names in " + in, name_text(key) + " twice");
-    }
-    (outermost ? name_ : field_) = key;
-    if (place_ == Place::kTensor && key != "dtype" && key != "shape" && key != "data_offsets") {
-      refuse("dtype, shape and data_offsets in " + where(), name_text(key));
-    }
-    return true;
-  }
-
-  bool end_object() override {
-    if (place_ == Place::kTensor) {
-      for (const char* field : {"dtype", "shape", "data_offsets"}) {
-        if (fields_.count(field) == 0) refuse(str(field, " in ", where()), "none");
+      if (depth <= 2 && !(depth == 1 ? names : fields).insert(key).second) {
+        const std::string of = depth == 1 ? "the header" : in;
+        refuse("different names in " + of, name_text(key) + " twice");
       }
-      find_dtype(entries_.back());
-      check_sizes(entries_.back());
+      return depth != 2 || in == kMetadata || std::ranges::count(kFields, key) > 0;
     }
-    place_ = place_ == Place::kHeader ? Place::kEnd : Place::kHeader;
-    return true;
-  }
-
-  bool start_array(size_t) override {
-    if (place_ == Place::kTensor && field_ == "shape") {
-      place_ = Place::kShape;
-    } else if (place_ == Place::kTensor && field_ == "data_offsets") {
-      place_ = Place::kOffsets;
-    } else {
-      unexpected("an array");
+    const bool ends = event == Event::array_end || event == Event::object_end;
+    if (!ends && ++values > kMaxDims + 1) {
+      refuse(str("at most ", kMaxDims, " dimensions of ", in), "more");
     }
+    if (depth > kMaxDepth) refuse(str("at most ", kMaxDepth, " levels in ", in), "more");
     return true;
+  };
+  try {
+    return json::parse(text, keep);
+  } catch (const json::parse_error& error) {
+    refuse("a JSON header", str("invalid JSON at byte ", error.byte));
+  } catch (const json::exception&) {
+    refuse("a JSON header", "a number out of range");
   }
+}
 
-  bool end_array() override {
-    place_ = Place::kTensor;
-    return true;
-  }
+std::string text_of(const json& value) {
+  return value.is_number() ? value.dump() : str("a JSON ", value.type_name());
+}
 
-  // The parser's message may repeat 100 MB of the file.
-  bool parse_error(
-      size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    refuse("a JSON header", str("invalid JSON at byte ", position));
-  }
-
- private:
-  enum class Place { kStart, kHeader, kMetadata, kTensor, kShape, kOffsets, kEnd };
-
-  [[noreturn]] void unexpected(const std::string& got) const {
-    refuse(str(expected(), " in ", where()), got);
-  }
-
-  std::string where() const {
-    if (place_ == Place::kStart || place_ == Place::kEnd) return "the header";
-    return name_ == kMetadata ? kMetadata : "tensor " + name_text(name_);
-  }
-
-  const char* expected() const {
-    switch (place_) {
-      case Place::kShape:
-      case Place::kOffsets:
-        return "non-negative integers";
-      case Place::kMetadata:
-        return "strings";
-      case Place::kTensor:
-        if (field_ == "dtype") return "a string as dtype";
-        return field_ == "shape" ? "an array as shape" : "an array as data_offsets";
-      default:
-        return "an object";
+Entry read_entry(const std::string& name, const json& value) {
+  const std::string in = " in tensor " + name_text(name);
+  const auto expect = [&](bool right, const std::string& what, const json& got) {
+    if (!right) refuse(what + in, text_of(got));
+  };
+  expect(value.is_object(), "an object", value);
+  const auto field = [&](const std::string& key) -> const json& {
+    const auto found = value.find(key);
+    if (found == value.end()) refuse(key + in, "none");
+    return *found;
+  };
+  const auto numbers = [&](const std::string& key) {
+    const json& array = field(key);
+    expect(array.is_array(), "an array as " + key, array);
+    for (const json& number : array) {
+      expect(number.is_number_unsigned(), "non-negative integers", number);
     }
-  }
-
-  Place place_ = Place::kStart;
-  std::string name_;              // of the current value in the header
-  std::string field_;             // of the current value inside it
-  std::set<std::string> names_;   // seen in the header
-  std::set<std::string> fields_;  // seen in the current value
-  std::vector<Entry> entries_;
-};
+    return array.get<std::vector<uint64_t>>();
+  };
+  const json& dtype = field("dtype");
+  expect(dtype.is_string(), "a string as dtype", dtype);
+  const auto* const known =
+      std::ranges::find(kDtypes, dtype.get_ref<const std::string&>(), &Dtype::name);
+  const std::vector<uint64_t> offsets = numbers("data_offsets");
+  if (offsets.size() != 2) refuse("two data_offsets" + in, str(offsets.size()));
+  Entry entry = {
+      name, known == std::end(kDtypes) ? nullptr : known, numbers("shape"), offsets[0], offsets[1]};
+  check_sizes(entry);
+  return entry;
+}
 
 // ---- reading: the file ------------------------------------------------------
 
@@ -295,30 +228,38 @@ std::string read_header_text(std::ifstream& file, uint64_t file_bytes) {
   if (!file.read(header.data(), static_cast<std::streamsize>(header_bytes))) {
     throw Unreadable{"it is truncated"};
   }
-  // The parser skips other white space and treats a zero byte as the end.
-  const size_t closing = header.find_last_not_of(' ');
-  if (closing == std::string::npos || header.front() != '{' || header[closing] != '}' ||
-      header.find('\0') != std::string::npos) {
-    refuse("a safetensors file, with a header from { to } and spaces", "another header");
-  }
+  // The parser treats a zero byte as the end.
+  const size_t zero = header.find('\0');
+  if (zero != std::string::npos) refuse("a JSON header", str("a zero at byte ", zero));
   return header;
 }
 
 // In data order. Each data byte must belong to exactly one entry.
 std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes) {
   const std::string header = read_header_text(file, file_bytes);
-  HeaderReader reader;
-  json::sax_parse(header, &reader);
-  std::vector<Entry> entries = std::move(reader).entries();
-  std::ranges::sort(entries, {}, &Entry::offsets);
+  const json parsed = parse_header(header);
+  if (!parsed.is_object()) refuse("an object as header", text_of(parsed));
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : parsed.items()) {
+    if (name != kMetadata) {
+      entries.push_back(read_entry(name, value));
+    } else if (!value.is_null()) {
+      if (!value.is_object()) refuse(str("an object as ", kMetadata), text_of(value));
+      for (const json& text : value) {
+        if (!text.is_string()) refuse(str("strings in ", kMetadata), text_of(text));
+      }
+    }
+  }
+  std::ranges::sort(
+      entries, {}, [](const Entry& entry) { return std::pair(entry.begin, entry.end); });
   uint64_t position = 0;
   for (const Entry& entry : entries) {
-    if (entry.offsets[0] != position) {
+    if (entry.begin != position) {
       refuse(
           str("data_offsets of ", entry.text(), " from ", position, ", without gaps or overlaps"),
-          str(entry.offsets[0]));
+          str(entry.begin));
     }
-    position = entry.offsets[1];
+    position = entry.end;
   }
   const uint64_t data_bytes = file_bytes - kLengthBytes - header.size();
   if (position != data_bytes) {
@@ -327,10 +268,15 @@ std::vector<Entry> read_header(std::ifstream& file, uint64_t file_bytes) {
   return entries;
 }
 
+// Undefined if the dtype is unknown.
 Tensor read_tensor(std::ifstream& file, const Entry& entry) {
-  const bool boolean = entry.dtype == at::kBool;
-  const Tensor tensor =
-      at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(boolean ? at::kByte : entry.dtype));
+  if (entry.dtype == nullptr) {
+    file.seekg(static_cast<std::streamoff>(entry.bytes()), std::ios::cur);
+    return {};
+  }
+  const bool boolean = entry.dtype->type == at::kBool;
+  const std::vector<int64_t> shape(entry.shape.begin(), entry.shape.end());
+  const Tensor tensor = at::empty(shape, boolean ? at::kByte : entry.dtype->type);
   char* const data = static_cast<char*>(tensor.mutable_data_ptr());
   if (entry.bytes() > 0 && !file.read(data, static_cast<std::streamsize>(entry.bytes()))) {
     throw Unreadable{"it is truncated"};
@@ -351,12 +297,12 @@ Tensor read_tensor(std::ifstream& file, const Entry& entry) {
 constexpr const char* kSave = "save_safetensors";
 
 std::string_view dtype_name(const std::string& name, const Tensor& tensor) {
-  const auto found = std::ranges::find(kDtypes, tensor.scalar_type(), &Dtype::type);
+  const auto* const found = std::ranges::find(kDtypes, tensor.scalar_type(), &Dtype::type);
   TORCH_CHECK_TYPE(
-      found != kDtypes.end(),
+      found != std::end(kDtypes),
       expected(
           kSave,
-          str("tensor ", name_text(name), " of a floating-point, integer or bool dtype"),
+          str("tensor ", name_text(name), " of a dtype that the format has"),
           tensor.scalar_type()));
   return found->name;
 }
@@ -431,7 +377,13 @@ std::string name_text(std::string_view name) {
   return escaped;
 }
 
-std::map<std::string, Tensor> load_safetensors(const std::string& path) try {
+std::map<std::string, Tensor> load_safetensors(const std::string& path) {
+  std::map<std::string, Tensor> tensors = read_safetensors(path);
+  std::erase_if(tensors, [](const auto& named) { return !named.second.defined(); });
+  return tensors;
+}
+
+std::map<std::string, Tensor> read_safetensors(const std::string& path) try {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::is_regular_file(status)) {

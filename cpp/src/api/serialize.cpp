@@ -36,7 +36,7 @@ bool fits(const Tensor& saved, const Tensor& target) {
 }  // namespace
 
 void load_state_dict(torch::nn::Module& module, const std::string& path) {
-  const std::map<std::string, Tensor> saved = load_safetensors(path);
+  const std::map<std::string, Tensor> saved = read_safetensors(path);
   const std::map<std::string, Tensor> targets = state_dict(module);
   std::vector<std::string> differences;
   for (const auto& [name, target] : targets) {
@@ -45,6 +45,8 @@ void load_state_dict(torch::nn::Module& module, const std::string& path) {
         str("expected ", name_text(name), " of shape ", shape_text(target.sizes()));
     if (found == saved.end()) {
       differences.push_back(of + ", got nothing");
+    } else if (!found->second.defined()) {
+      differences.push_back(of + ", got a dtype that PyTorch lacks");
     } else if (target.is_meta()) {
       differences.push_back(
           str("expected ", name_text(name), " on a device with memory, got meta"));
@@ -53,7 +55,7 @@ void load_state_dict(torch::nn::Module& module, const std::string& path) {
     }
   }
   for (const auto& [name, tensor] : saved) {
-    if (targets.count(name) == 0) {
+    if (tensor.defined() && targets.count(name) == 0) {
       const std::string shape = shape_text(tensor.sizes());
       differences.push_back(str("expected no ", name_text(name), ", got shape ", shape));
     }

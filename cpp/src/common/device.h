@@ -31,4 +31,8 @@ const Device& find_device(c10::DeviceType type);
 // registered devices, with autograd and autocast.
 extern c10::DispatchKeySet unwrapped_keys;
 
+inline bool is_unwrapped(const at::Tensor& tensor) {
+  return !tensor.defined() || unwrapped_keys.has_all(tensor.key_set());
+}
+
 }  // namespace lltm

@@ -6,6 +6,8 @@
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
+#include "op/argument_checks.h"
+#include "op/aten_fallback.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
@@ -41,11 +43,11 @@ struct Cpu {
 
 std::vector<Tensor> unpack_saved(std::string_view name, const Tensor& given) {
   constexpr const char* kOp = "lltm::_unpack";
+  if (given.scalar_type() != at::kByte) return aten_fallback::unpack_concatenated(name, given);
   const CellInfo& cell = get_cell(kOp, name);
-  if (given.scalar_type() != at::kByte) {
-    return matrices_of_layer(cell, weights_of(cell, given, Tensor()));
-  }
+  check_memory("_unpack", "packed", given);
   check_prepacked(kOp, cell, given);
+  const WithoutAutocast without_autocast;
   const Tensor packed = aligned(given);
   const Weights weights = unpack(cell, packed);
   if (!has_form(packed, GemmFormat::kInt8)) return matrices_of_layer(cell, weights);
@@ -63,6 +65,7 @@ Tensor prepack_int8(
     const Tensor& rows_hh,
     const Tensor& scales_ih,
     const Tensor& scales_hh) {
+  check_prepack_int8(rows_ih, rows_hh, scales_ih, scales_hh);
   const auto weights = [](const Tensor& rows, const Tensor& scales) {
     return rows.to(at::kFloat) * scales.unsqueeze(-1);
   };

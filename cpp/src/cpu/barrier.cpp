@@ -1,6 +1,6 @@
 #include "cpu/barrier.h"
 
-#include "cpu/parallel.h"
+#include "cpu/concurrent_callers.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,7 +28,7 @@ int requested_spins() {
 int spins_of(int64_t threads) {
   constexpr int kFew = 100;
   static const int requested = requested_spins();
-  return threads > usable_cpus() ? std::min(requested, kFew) : requested;
+  return threads > 1 && threads > usable_cpus() ? std::min(requested, kFew) : requested;
 }
 
 }  // namespace lltm::cpu

@@ -14,7 +14,7 @@
 
 namespace lltm::cpu {
 
-// CPUs that this thread may use: its affinity, and the quota of its container.
+// CPUs that this thread may use: its affinity, and the quota of its container. Both may change.
 int64_t usable_cpus();
 
 // Whether this thread recently waited for a CPU for a quarter of the time. Then a call on a single
@@ -48,9 +48,10 @@ class Running {
   // The threads for a region. Those of crews do not change while other processes run: there, ATen's
   // operations run on one thread each, on which their rounding depends.
   int64_t share_of(int64_t threads, bool of_crews) const {
+    if (threads == 1) return 1;
     const int64_t regions = recent_regions(), cpus = usable_cpus();
     if (regions > 1) return std::clamp<int64_t>(cpus / regions, 1, threads);
-    const bool few = threads > 1 && threads <= std::min(kFewThreads, cpus);
+    const bool few = threads <= std::min(kFewThreads, cpus);
     return few && !of_crews && other_processes_run() ? 1 : threads;
   }
 

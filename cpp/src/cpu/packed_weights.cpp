@@ -442,7 +442,10 @@ Weights unpack_as(const CellInfo& cell, const Tensor& bytes) {
     }
     return true;
   });
-  if (header.heads() > 1) weights.hh = weights.hh.unflatten(0, {header.heads(), -1});
+  if (header.heads() > 1) {
+    const int64_t rows = weights.hh.size(0) / header.heads();
+    weights.hh = weights.hh.unflatten(0, {header.heads(), rows});
+  }
   return weights;
 }
 

@@ -2,6 +2,7 @@
 // operator or the module's class.
 #pragma once
 
+#include "common/device.h"
 #include "common/format.h"
 
 #include <ATen/autocast_mode.h>
@@ -53,13 +54,37 @@ C10_ALWAYS_INLINE void check_defined(
       tensor.defined(), expected(where, c10::str(name, " to be a tensor"), "an undefined tensor"));
 }
 
-C10_ALWAYS_INLINE void check_layout(const char* where, const char* name, const at::Tensor& tensor) {
+// The bytes of the storage up to the last element.
+inline int64_t needed_bytes(const at::Tensor& tensor) {
+  int64_t elements = tensor.storage_offset() + 1;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    elements += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  return tensor.numel() == 0 ? 0 : elements * tensor.element_size();
+}
+// True for tensors without memory: meta tensors, wrappers of transforms, Tensor subclasses.
+C10_ALWAYS_INLINE bool has_elements(const at::Tensor& tensor) {
+  if (!is_unwrapped(tensor)) return true;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const auto bytes = static_cast<int64_t>(impl.unsafe_storage().nbytes());
+  const auto of_contiguous = (impl.storage_offset() + impl.numel()) * tensor.element_size();
+  return (impl.is_contiguous() && of_contiguous <= bytes) || needed_bytes(tensor) <= bytes;
+}
+
+// Strides, and elements in the storage, which FSDP and others may resize.
+C10_ALWAYS_INLINE void check_memory(const char* where, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(  // a nested tensor may report the strided layout
       tensor.layout() == at::kStrided && !tensor.is_nested(),
       expected(
           where,
           c10::str(name, " of layout Strided"),
           tensor.is_nested() ? "a nested tensor" : c10::str(tensor.layout())));
+  TORCH_CHECK(
+      has_elements(tensor),
+      expected(
+          where,
+          c10::str(name, " with storage of at least ", needed_bytes(tensor), " bytes"),
+          tensor.storage().nbytes()));
 }
 
 // The owner of an expected dtype or device, or null.
@@ -122,7 +147,7 @@ inline bool autocasts(const at::Tensor& tensor) {
 
 inline void check_tensor(const char* where, const char* name, const at::Tensor& tensor) {
   check_defined(where, name, tensor);
-  check_layout(where, name, tensor);
+  check_memory(where, name, tensor);
 }
 
 // Checks a tensor for concatenation. at::cat would promote another dtype and, under autocast, also

@@ -54,13 +54,11 @@ struct Operands {
     }
     if (args.bias_hh.defined()) bias_h = widened(h_slots(args.bias_hh, cell));
   }
-  // Operands for recurrent steps only.
-  Operands(
-      const CellInfo& c,
-      const Tensor& weight,
-      const std::optional<Tensor>& bias,
-      const std::optional<Tensor>& p)
-      : cell(c), weight_h(weight), bias_h(or_undefined(bias)), parameters(or_undefined(p)) {}
+  explicit Operands(const LoopStep& step)
+      : cell(*step.cell),
+        weight_h(step.weight_h),
+        bias_h(step.bias_h),
+        parameters(step.parameters) {}
 
   const CellInfo& cell;
   Tensor weight_x, weight_h, bias_x, bias_h;
@@ -376,6 +374,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
 }
 
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
+  const WithoutAutocast without_autocast;
   SequenceBackwardArgs recomputed = args;
   recomputed.checkpoint_steps = 0;
   const SequenceResult results = sequence_forward({recomputed, /*save=*/true});
@@ -447,8 +446,10 @@ struct Mapped : Composite {
 }  // namespace
 
 std::vector<Tensor> unpack_concatenated(std::string_view name, const Tensor& concatenated) {
-  const CellInfo& cell = get_cell("lltm::_unpack", name);
-  return matrices_of_layer(cell, weights_of(cell, concatenated, Tensor()));
+  const CellName cell(name);
+  check_unpack(cell, concatenated);
+  const WithoutAutocast without_autocast;
+  return matrices_of_layer(*cell, weights_of(*cell, concatenated, Tensor()));
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
@@ -507,9 +508,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sequence_operands(
     const std::optional<Tensor>& weight_hh,
     const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh) {
-  const CellName cell(get_cell("lltm::_sequence_operands", name));
-  const Operands of(SequenceInputs{cell, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh});
+  const SequenceInputs args = {name, {}, {}, {}, weight_ih, weight_hh, bias_ih, bias_hh};
+  check_sequence_operands(args);
+  const Operands of(args);
   return {of.weight_x, of.weight_h, of.bias_x, of.bias_h, of.parameters};
+}
+
+StepIO io_of(const LoopStep& step) {
+  return StepIO(*step.cell, step.reset, step.recurrent_mask);
 }
 
 StepResult sequence_step(
@@ -522,14 +528,15 @@ StepResult sequence_step(
     const std::optional<Tensor>& parameters,
     const std::optional<Tensor>& reset,
     const std::optional<Tensor>& recurrent_mask) {
-  const CellInfo& cell = get_cell("lltm::_sequence_step", name);
-  return forward_of_step(
-      {cell, weight_h, bias_h, parameters},
-      z_x,
-      h,
-      c,
-      StepIO(cell, or_undefined(reset), or_undefined(recurrent_mask)),
-      /*save=*/true);
+  const LoopStep step = {
+      name,
+      weight_h,
+      or_undefined(bias_h),
+      or_undefined(parameters),
+      or_undefined(reset),
+      or_undefined(recurrent_mask)};
+  check_sequence_step(step, z_x, h, c);
+  return forward_of_step(Operands(step), z_x, h, c, io_of(step), /*save=*/true);
 }
 
 std::tuple<Tensor, Tensor, Tensor> sequence_step_backward(
@@ -541,13 +548,15 @@ std::tuple<Tensor, Tensor, Tensor> sequence_step_backward(
     const std::optional<Tensor>& parameters,
     const std::optional<Tensor>& reset,
     const std::optional<Tensor>& recurrent_mask) {
-  const CellInfo& cell = get_cell("lltm::_sequence_step_backward", name);
-  return backward_of_step(
-      {cell, weight_h, std::nullopt, parameters},
-      activations,
-      dh,
-      dc,
-      StepIO(cell, or_undefined(reset), or_undefined(recurrent_mask)));
+  const LoopStep step = {
+      name,
+      weight_h,
+      /*bias_h=*/kUndefined,
+      or_undefined(parameters),
+      or_undefined(reset),
+      or_undefined(recurrent_mask)};
+  check_sequence_step_backward(step, activations, dh, dc);
+  return backward_of_step(Operands(step), activations, dh, dc, io_of(step));
 }
 
 Gradients sequence_gradients(
@@ -569,7 +578,7 @@ Gradients sequence_gradients(
     const Tensor& dc,
     const OutputMask& output_mask) {
   SequenceBackwardArgs args = {
-      {get_cell("lltm::_sequence_gradients", name),
+      {name,
        input,
        h_0,
        c_0,
@@ -585,6 +594,7 @@ Gradients sequence_gradients(
       output,
       saved};
   args.output_mask = output_mask;
+  check_sequence_gradients(args, dz, dh, dc);
   want_gradients_of_passed(args);
   return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {
     return gradients_of(a, Operands(a), flat_rows(dz), dh, dc, input.scalar_type());

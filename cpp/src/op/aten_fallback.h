@@ -5,6 +5,9 @@
 #include "common/operator_args.h"
 #include "op/run_program.h"
 
+#include <string_view>
+#include <vector>
+
 namespace lltm::aten_fallback {
 
 SequenceResult sequence_forward(const SequenceArgs& args);
@@ -17,6 +20,9 @@ Gradients backward_by_stages(const SequenceBackwardArgs& args, const StageKernel
 // Recomputes the activations, so that autograd can differentiate them: saved activations are
 // constants. Unlike checkpointed.h, this keeps all activations and writes nothing in place.
 Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args);
+
+// The operator _unpack for a concatenated matrix, which it checks.
+std::vector<at::Tensor> unpack_concatenated(std::string_view cell, const at::Tensor& concatenated);
 
 // Reports that a call on a GPU runs here: each call in the schedule log, and if `warns`, each cell
 // and reason in a warning.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "op/argument_checks.h"
 #include "op/operators.h"
 
 #include <ATen/autocast_mode.h>
@@ -19,7 +20,7 @@ class Autocast {
   // Floating-point tensors of the device, except float64.
   template <typename Flat>
   TensorArgument<Flat> operator()(const TensorArgument<Flat>& tensor) const {
-    if (!tensor.defined()) return tensor;
+    if (!tensor.defined() || !has_elements(tensor)) return tensor;  // the operator reports it
     return at::autocast::cached_cast(dtype_, *tensor, device_);
   }
   template <typename Option>

@@ -243,11 +243,14 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     const bool side_by_side = !differentiated && interceptors.at_most_autograd();
     std::array<Gradients, calls> gradients;
     for_each_call(args, side_by_side, [&](size_t k) {
-      if (differentiated) check_is_differentiable(*args[k].cell);
-      gradients[k] =
-          differentiated
-              ? with_grad_of_h(backward_args(k), aten_fallback::sequence_backward_recomputed)
-              : op::backward(backward_args(k));
+      const auto call = backward_args(k);
+      if (!differentiated) {
+        gradients[k] = op::backward(call);
+        return;
+      }
+      check_is_differentiable(*call.cell);
+      check(call);
+      gradients[k] = with_grad_of_h(call, aten_fallback::sequence_backward_recomputed);
     });
     variable_list all;
     all.reserve(passed + 1);

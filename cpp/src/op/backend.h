@@ -16,6 +16,8 @@
 #include "op/checkpointed.h"
 #include "op/operators.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 namespace lltm {
 
 struct NoDeviceGuard {
@@ -32,6 +34,11 @@ void want_gradients_of_passed(Args& args) {
   bias_hh = bias_hh && args.bias_hh.defined();
 }
 
+// The ATen operations of a backend have the dtypes of its arguments.
+struct WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
+
 template <typename Backend>
 struct CheckedBackend {
   using DeviceGuard = typename Backend::DeviceGuard;
@@ -39,6 +46,7 @@ struct CheckedBackend {
   template <typename Args>
   static SequenceResult run(const Args& args) {
     check(args);
+    const WithoutAutocast without_autocast;
     const DeviceGuard guard(args.input->device());
     return with_user_c(args, Backend::forward);
   }
@@ -58,6 +66,7 @@ struct CheckedBackend {
   static Gradients backward(Args args) {
     check(args);
     want_gradients_of_passed(args);
+    const WithoutAutocast without_autocast;
     const DeviceGuard guard(args.input->device());
     return with_grad_of_h(args, [](const SequenceBackwardArgs& a) {
       if (a.checkpoint_steps == 0) return Backend::backward(a);
@@ -76,6 +85,7 @@ struct CheckedBackend {
       std::optional<at::ScalarType> dtype) {
     const CellName name(cell);
     check_prepack(name, weight_ih, or_undefined(weight_hh), dtype);
+    const WithoutAutocast without_autocast;
     const DeviceGuard guard(weight_ih.device());
     return Backend::prepack(*name, weight_ih, or_undefined(weight_hh), dtype);
   }

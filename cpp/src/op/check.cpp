@@ -138,6 +138,7 @@ class Sizes {
 // weight_hh, or a view with the shape that weights with heads have as a single matrix.
 Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh) {
   if (!has_heads(weight_hh)) return weight_hh;
+  check_memory(op, "weight_hh", weight_hh);
   const SymInt heads = weight_hh.sym_size(0), units = weight_hh.sym_size(2);
   const int gates = cell.h.count();
   TORCH_CHECK_VALUE(
@@ -158,7 +159,9 @@ Tensor dense_form(const char* op, const CellInfo& cell, const Tensor& weight_hh)
 // The tensors of a call. The weights come first: calls of a module differ in the other arguments.
 class Arguments {
  public:
-  Arguments(const char* op, const CellName& name) : op_(op), cell_(cell_of(op, name)) {}
+  // For external loops, dtypes may differ: states and pre-activations have the compute dtype.
+  Arguments(const char* op, const CellName& name, bool one_dtype = true)
+      : op_(op), cell_(cell_of(op, name)), one_dtype_(one_dtype) {}
   Arguments(const Arguments&) = delete;  // refers to its member
   Arguments& operator=(const Arguments&) = delete;
 
@@ -193,26 +196,32 @@ class Arguments {
   }
   // A custom cell's parameters are appended to bias_ih.
   void add_biases(const SequenceInputs& args) {
-    const int rows = cell_.x.count() + cell_.parameters;
-    add(args.bias_ih, "bias_ih", {{kHidden, rows}}, /*optional=*/cell_.parameters == 0);
+    add_parameters(args.bias_ih, "bias_ih", cell_.x.count() + cell_.parameters);
     add(args.bias_hh, "bias_hh", {{kHidden, cell_.h.count()}}, /*optional=*/true);
   }
 
-  // Checks for strided tensors with the first argument's device and dtype, and for consistent
-  // shapes. An error names the first argument that disagrees with the arguments before it. `derive`
+  void add_parameters(const Tensor& tensor, const char* name, int blocks) {
+    add(tensor, name, {{kHidden, blocks}}, /*optional=*/cell_.parameters == 0);
+  }
+
+  // Checks for tensors with elements, the first argument's device and dtype, and consistent shapes.
+  // An error names the first argument that disagrees with the arguments before it. `derive`
   // sets sizes that no argument states, and is called after each argument.
   template <typename Derive>
   Sizes check(const Derive& derive) const {
-    const auto& [first, first_name, first_shape] = all_.front();
-    TORCH_CHECK_TYPE(
-        is_supported(first.scalar_type()),
-        expected(
-            op_,
-            str(first_name, " of dtype float64, float32, bfloat16 or float16"),
-            dtype_text(first.scalar_type())));
+    const Tensor& first = all_.front().tensor;
     for (const auto& [tensor, name, shape] : all_) {
-      check_layout(op_, name, tensor);
-      check_dtype(op_, name, tensor, first.scalar_type());
+      check_memory(op_, name, tensor);
+      if (one_dtype_ && &tensor != &first) {
+        check_dtype(op_, name, tensor, first.scalar_type());
+      } else {
+        TORCH_CHECK_TYPE(
+            is_supported(tensor.scalar_type()),
+            expected(
+                op_,
+                str(name, " of dtype float64, float32, bfloat16 or float16"),
+                dtype_text(tensor.scalar_type())));
+      }
       check_device(op_, name, tensor, first.device());
     }
     Sizes sizes;
@@ -276,14 +285,11 @@ class Arguments {
 
   const char* op_;
   const CellInfo& cell_;
+  const bool one_dtype_;
   Tensor dense_;
   c10::SmallVector<Argument, 14> all_;
 };
 
-template <typename Args>
-bool is_prepacked(const Args& args) {
-  return !kIsStep<Args> && args.prepacked();
-}
 // A row of `columns` for each row of the input.
 template <typename Args>
 Shape rows_of(const Args& args, const Size& columns) {
@@ -293,9 +299,8 @@ Shape rows_of(const Args& args, const Size& columns) {
 }
 
 template <typename Args>
-void add_inputs(Arguments& arguments, const Args& args) {
+void add_inputs(Arguments& arguments, const Args& args, bool prepacked = false) {
   constexpr bool step = kIsStep<Args>;
-  const bool prepacked = is_prepacked(args);
   if (!prepacked) arguments.add_weights(args.weight_ih, args.weight_hh);
   arguments.add(args.input, "input", rows_of(args, {kInput}));
   arguments.add(args.h_0, step ? "h" : "h_0", kState);
@@ -332,6 +337,7 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
   const c10::Device device = args.input->device();
   TORCH_CHECK_NOT_IMPLEMENTED(
       !args.save, expected(op, "unpacked weight_ih to compute gradients", "prepacked weights"));
+  check_memory(op, "weight_ih", args.weight_ih);
   check_device(op, "weight_ih", args.weight_ih, device);
   TORCH_CHECK(
       device.is_cpu() || device.is_meta(),
@@ -346,12 +352,30 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
 template <typename Args>
 void check_forward(const char* op, const Args& args) {
   Arguments arguments(op, args.cell);
-  add_inputs(arguments, args);
-  if (is_prepacked(args)) check_takes_prepacked(op, args);
+  const bool prepacked = !kIsStep<Args> && args.prepacked();
+  add_inputs(arguments, args, prepacked);
+  if (prepacked) check_takes_prepacked(op, args);
   check_sizes(op, arguments, args);
   if (kIsStep<Args>) return;
   check_reset(op, args.input, args.reset);
   check_checkpoint_steps(op, args.checkpoint_steps);
+}
+
+template <typename Args>
+Shape shape_of_output(const CellInfo& cell, const Args& args) {
+  return rows_of(args, {kHidden, cell.output_columns()});
+}
+template <typename Args>
+void add_saved(Arguments& arguments, const Args& args) {
+  constexpr bool step = kIsStep<Args>;
+  const CellInfo& cell = arguments.cell();
+  if (!step) arguments.add(args.output, "output", shape_of_output(cell, args));
+  const Shape activations = {{step ? kBatch : kRows}, {kHidden, cell.saved}};
+  const Shape checkpoints = {{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}};
+  arguments.add(
+      args.saved,
+      step ? "activations" : "saved",
+      args.checkpoint_steps > 0 ? checkpoints : activations);
 }
 
 template <typename Args>
@@ -360,15 +384,8 @@ void check_backward(const char* op, const Args& args) {
   check_checkpoint_steps(op, args.checkpoint_steps);
   Arguments arguments(op, args.cell);
   add_inputs(arguments, args);
-  const CellInfo& cell = arguments.cell();
-  const Shape output = rows_of(args, {kHidden, cell.output_columns()});
-  if (!step) arguments.add(args.output, "output", output);
-  const Shape activations = {{step ? kBatch : kRows}, {kHidden, cell.saved}};
-  const Shape checkpoints = {{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}};
-  arguments.add(
-      args.saved,
-      step ? "activations" : "saved",
-      args.checkpoint_steps > 0 ? checkpoints : activations);
+  add_saved(arguments, args);
+  const Shape output = shape_of_output(arguments.cell(), args);
   if (!step) arguments.add(args.grad_output, "grad_output", output, /*optional=*/true);
   arguments.add(args.grad_h_n, step ? "grad_h" : "grad_h_n", kState, /*optional=*/true);
   arguments.add_grad_c(args.grad_c_n, step ? "grad_c" : "grad_c_n");
@@ -386,7 +403,7 @@ void check_batch_sizes(
     const at::Device& device) {
   check_dtype(where, "batch_sizes", batch_sizes, at::kLong);
   if (!device.is_meta()) check_device(where, "batch_sizes", batch_sizes, at::kCPU);
-  check_layout(where, "batch_sizes", batch_sizes);
+  check_memory(where, "batch_sizes", batch_sizes);
   TORCH_CHECK_VALUE(
       batch_sizes.dim() == 1,
       expected(where, "batch_sizes of shape (T,)", shape_text(batch_sizes.sym_sizes())));
@@ -424,7 +441,7 @@ void check_reset(const char* where, const Tensor& input, const Tensor& reset) {
   if (!reset.defined()) return;
   check_dtype(where, "reset", reset, at::kBool);
   check_device(where, "reset", reset, input.device());
-  check_layout(where, "reset", reset);
+  check_memory(where, "reset", reset);
   check_shape(where, "reset", reset, input.sym_sizes().slice(0, input.dim() - 1));
 }
 
@@ -453,6 +470,104 @@ void check_prepack(
   TORCH_CHECK_TYPE(
       !dtype.has_value() || dtype == at::kQInt8,
       expected("prepack", "dtype to be qint8 or None", dtype_text(*dtype)));
+}
+
+void check_prepack_int8(
+    const Tensor& rows_ih,
+    const Tensor& rows_hh,
+    const Tensor& scales_ih,
+    const Tensor& scales_hh) {
+  constexpr const char* kOp = "_prepack_int8";
+  const auto check =
+      [&](const char* of_rows, const Tensor& rows, const char* name, const Tensor& scales) {
+        check_memory(kOp, of_rows, rows);
+        check_dtype(kOp, of_rows, rows, at::kChar);
+        TORCH_CHECK_VALUE(
+            rows.dim() >= 2, expected(kOp, str(of_rows, " of at least 2 dimensions"), rows.dim()));
+        check_memory(kOp, name, scales);
+        check_dtype(kOp, name, scales, at::kFloat);
+        check_device(kOp, name, scales, rows.device());
+        check_shape(kOp, name, scales, rows.sym_sizes().slice(0, rows.dim() - 1));
+      };
+  check("rows_ih", rows_ih, "scales_ih", scales_ih);
+  check("rows_hh", rows_hh, "scales_hh", scales_hh);
+}
+
+void check_unpack(const CellName& name, const Tensor& concatenated) {
+  Arguments arguments("_unpack", name);
+  arguments.add_weights(concatenated, {});
+  arguments.add_weight_ih_without_rows(concatenated, {});
+  arguments.check();
+}
+
+void check_sequence_operands(const SequenceInputs& args) {
+  Arguments arguments("_sequence_operands", args.cell);
+  arguments.add_weights(args.weight_ih, args.weight_hh);
+  arguments.add_weight_ih_without_rows(args.weight_ih, args.weight_hh);
+  arguments.add_biases(args);
+  arguments.check();
+}
+
+namespace {
+
+// A row of `values` for each row of h. c begins with h if the cell reads h.
+void check_loop_step(
+    Arguments& arguments,
+    const char* op,
+    const LoopStep& step,
+    std::pair<const char*, const Tensor&> values,
+    int columns,
+    std::pair<const char*, const Tensor&> h,
+    std::pair<const char*, const Tensor&> c) {
+  const CellInfo& cell = arguments.cell();
+  arguments.add(step.weight_h, "weight_h", {{kHidden, cell.h.count()}, {kHidden}});
+  arguments.add(values.second, values.first, {{kBatch}, {kHidden, columns}});
+  arguments.add(h.second, h.first, kState);
+  arguments.add(c.second, c.first, {{kBatch}, {kHidden, cell.state_columns()}});
+  arguments.add(step.bias_h, "bias_h", {{kHidden, cell.h.count()}}, /*optional=*/true);
+  arguments.add_parameters(step.parameters, "parameters", cell.parameters);
+  arguments.add(step.recurrent_mask, "recurrent_mask", kState, /*optional=*/true);
+  arguments.check();
+  check_reset(op, h.second, step.reset);
+}
+
+}  // namespace
+
+void check_sequence_step(
+    const LoopStep& step, const Tensor& z_x, const Tensor& h, const Tensor& c) {
+  constexpr const char* kOp = "_sequence_step";
+  Arguments arguments(kOp, step.cell, /*one_dtype=*/false);
+  const CellInfo& cell = arguments.cell();
+  check_loop_step(
+      arguments, kOp, step, {"z_x", z_x}, cell.x.count() + cell.given, {"h", h}, {"c", c});
+}
+
+void check_sequence_step_backward(
+    const LoopStep& step, const Tensor& activations, const Tensor& dh, const Tensor& dc) {
+  constexpr const char* kOp = "_sequence_step_backward";
+  Arguments arguments(kOp, step.cell, /*one_dtype=*/false);
+  check_loop_step(
+      arguments,
+      kOp,
+      step,
+      {"activations", activations},
+      arguments.cell().saved,
+      {"dh", dh},
+      {"dc", dc});
+}
+
+void check_sequence_gradients(
+    const SequenceBackwardArgs& args, const Tensor& dz, const Tensor& dh, const Tensor& dc) {
+  constexpr const char* kOp = "_sequence_gradients";
+  Arguments arguments(kOp, args.cell, /*one_dtype=*/false);
+  const CellInfo& cell = arguments.cell();
+  add_inputs(arguments, args);
+  add_saved(arguments, args);
+  arguments.add(dz, "dz", rows_of(args, {kHidden, cell.grad_columns()}));
+  arguments.add(dh, "dh", kState);
+  arguments.add(dc, "dc", {{kBatch}, {kHidden, cell.state_columns()}});
+  check_sizes(kOp, arguments, args);
+  check_reset(kOp, args.input, args.reset);
 }
 
 void check_pair_forward(

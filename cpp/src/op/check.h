@@ -32,6 +32,34 @@ void check_prepack(
     const at::Tensor& weight_hh,
     std::optional<at::ScalarType> dtype);
 
+void check_prepack_int8(
+    const at::Tensor& rows_ih,
+    const at::Tensor& rows_hh,
+    const at::Tensor& scales_ih,
+    const at::Tensor& scales_hh);
+
+void check_unpack(const CellName& cell, const at::Tensor& concatenated);
+
+// Checks for the operators of external loops. Of the arguments, the first has only the weights and
+// biases.
+void check_sequence_operands(const SequenceInputs& args);
+struct LoopStep {
+  CellName cell;
+  const at::Tensor &weight_h, &bias_h, &parameters, &reset, &recurrent_mask;
+};
+void check_sequence_step(
+    const LoopStep& step, const at::Tensor& z_x, const at::Tensor& h, const at::Tensor& c);
+void check_sequence_step_backward(
+    const LoopStep& step,
+    const at::Tensor& activations,
+    const at::Tensor& dh,
+    const at::Tensor& dc);
+void check_sequence_gradients(
+    const SequenceBackwardArgs& args,
+    const at::Tensor& dz,
+    const at::Tensor& dh,
+    const at::Tensor& dc);
+
 // Checks for pair.h. `states` are grad_h, grad_cell, new_cell, input_gate, output_gate and
 // candidate_cell, (B, H) each.
 void check_pair_forward(

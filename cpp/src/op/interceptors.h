@@ -12,10 +12,6 @@
 
 namespace lltm {
 
-inline bool is_unwrapped(const at::Tensor& tensor) {
-  return !tensor.defined() || unwrapped_keys.has_all(tensor.key_set());
-}
-
 class Interceptors {
  public:
   // Checks this thread's state; add() checks the call's tensors.

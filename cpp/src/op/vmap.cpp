@@ -5,6 +5,7 @@
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "common/states.h"
+#include "op/argument_checks.h"
 #include "op/aten_fallback.h"
 #include "op/autocast.h"
 #include "op/check.h"
@@ -74,6 +75,7 @@ class Samples {
 
  private:
   Tensor fold(const Tensor& value, std::optional<int64_t> dim) const {
+    if (!has_elements(value)) return value;  // the operator reports it
     if (dim.has_value()) return value.movedim(*dim, dim_).flatten(-3, -2);
     std::vector<SymInt> sizes(value.dim() + 1, -1);
     sizes[sizes.size() + dim_] = count_;

@@ -1,4 +1,4 @@
-#include "cpu/parallel.h"
+#include "cpu/concurrent_callers.h"
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,8 @@ int64_t quota_cpus() {
 
 using Clock = std::chrono::steady_clock;
 
-// Between two readings of schedstat, which takes microseconds to read.
+// Between two readings: of affinity and schedstat, which take up to 4 microseconds, and of the
+// quota, which takes 12.
 constexpr std::chrono::milliseconds kShort(20), kLong(2000);
 
 // How long this thread has waited for a CPU in its life, or 0 if the system does not say.
@@ -70,9 +71,15 @@ bool other_processes_run() {
 [[maybe_unused]] const int kAtFork = pthread_atfork(nullptr, nullptr, Running::reset);
 
 int64_t usable_cpus() {
-  static const int64_t quota = quota_cpus();
-  thread_local const int64_t cpus = omp_get_num_procs();
-  return std::min(cpus, quota);
+  struct Reading {
+    int64_t cpus;
+    Clock::time_point until;
+  };
+  thread_local Reading affinity = {}, quota = {};
+  const auto now = Clock::now();
+  if (now >= affinity.until) affinity = {omp_get_num_procs(), now + kShort};
+  if (now >= quota.until) quota = {quota_cpus(), now + kLong};
+  return std::min(affinity.cpus, quota.cpus);
 }
 
 }  // namespace lltm::cpu
