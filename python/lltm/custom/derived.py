@@ -207,6 +207,10 @@ class Tape(TorchDispatchMode):
                 if _is_integer(x):
                     self.refuse(f"no integers, got a tensor of {x.dtype},")
                 return name
+            if x.requires_grad:
+                self.fail(
+                    "expected learned tensors in parameters=, got a tensor that requires grad"
+                )
             if x.numel() != 1 or x.is_complex():
                 got = f"{[*x.shape]}, {x.dtype}"
                 self.fail(f"expected outside tensors with a single real value, got {got}")

@@ -6,6 +6,7 @@ cpp/src/cell/program_text.h has the grammar.
 from __future__ import annotations
 
 import inspect
+import keyword
 import math
 import numbers
 import sys
@@ -252,6 +253,9 @@ def declared(
     expect(bool(signature), where, expected, f"{function!r} without named arguments")
     if signature[1:] and signature[-1].kind is inspect.Parameter.VAR_KEYWORD:
         others = [name for name in parameters if name not in {a.name for a in signature}]
+        for x in others:
+            right = is_name(x) and not keyword.iskeyword(x)
+            expect(right, where, "parameter names that are Python identifiers", repr(x))
         signature[-1:] = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in others]
     z, *arguments = signature
     for argument in signature:
