@@ -1,6 +1,6 @@
 // load [LIBRARY...]: opens liblltm with dlopen, resolves all symbols and prints the last library's
-// version. Without arguments, prints the version of the liblltm that it was linked with, which it does
-// not call.
+// version. Without arguments, prints the version of the liblltm that it was linked with, which it
+// does not call.
 #include <dlfcn.h>
 
 #include <cstdio>
