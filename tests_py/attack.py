@@ -24,7 +24,7 @@ from torch import Tensor
 import lltm
 
 ops = torch.ops.lltm
-T, B, I, H = 5, 4, 3, 6
+T, B, I, H = 5, 4, 3, 6  # noqa: E741
 Call = dict[str, Any]  # arguments by name
 
 CUSTOM = ("peephole_lstm", "layernorm_lstm", "multiplicative_lstm", "slstm", "rsynaptic", "mingru")
@@ -48,7 +48,7 @@ def weights_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) ->
 
 def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> Iterator[Any]:
     """(operator, valid arguments) of the operators with a cell."""
-    _, _, states, reads_h, parameters, saved, outputs = ops._cell(cell)
+    _, _, states, reads_h, parameters, _, outputs = ops._cell(cell)
     weights = weights_of(cell, heads, dtype)
 
     def made(*shape: int) -> Tensor:
@@ -74,7 +74,7 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
         grads = (output, h_n, c_n if states else None, mask)
         yield "sequence_backward", (*call, output, kept, *grads)
     yield "_sequence_operands", (cell, *weights)
-    weight_x, weight_h, bias_x, bias_h, p = ops._sequence_operands(cell, *weights)
+    weight_x, weight_h, _, bias_h, p = ops._sequence_operands(cell, *weights)
     own = p if parameters else None
     z = made(B, weight_x.shape[0]).to(weight_h.dtype)
     wide = (made(B, H).to(z), made(B, columns).to(z))
@@ -105,7 +105,7 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
 def calls_of_modules() -> Iterator[Any]:
     x, order = torch.randn(T, B, I), torch.tensor([2, 0, 1, 3])
     packed = (torch.randn(8, I), torch.tensor([4, 3, 1]), order, order.argsort())
-    for layer in (
+    layers: tuple[Any, ...] = (
         lltm.LLTM(I, H),
         lltm.LSTM(I, H, num_layers=2, bidirectional=True),
         lltm.LSTM(I, H, proj_size=2),
@@ -113,8 +113,9 @@ def calls_of_modules() -> Iterator[Any]:
         lltm.GRU(I, H, bidirectional=True, bias=False),
         lltm.cells.peephole_lstm.Layer(I, H, num_layers=2),
         lltm.cells.slstm.Layer(I, H),
-    ):
-        layer: Any = layer.requires_grad_(False)
+    )
+    for layer in layers:
+        layer.requires_grad_(False)
         parameters = list(layer.parameters())
         sizes = (layer.input_size, layer.hidden_size, layer.num_layers, False, layer.bidirectional)
         rest = (0.0, 0.0, 0)
@@ -129,8 +130,9 @@ def calls_of_modules() -> Iterator[Any]:
         buffers = [folded._buffers[name] for name in folded._names]
         buffers = [buffer for buffer in buffers if buffer is not None]
         yield "layer", (cell, x, states, buffers, *common[2:], True, None, None, None, None)
-    for step in (lltm.LLTMCell(I, H), lltm.GRUCell(I, H), lltm.cells.slstm.Cell(I, H)):
-        step: Any = step.requires_grad_(False)
+    steps: tuple[Any, ...] = (lltm.LLTMCell(I, H), lltm.GRUCell(I, H), lltm.cells.slstm.Cell(I, H))
+    for step in steps:
+        step.requires_grad_(False)
         state = step(x[0])
         states = list(state) if isinstance(state, tuple) else [state]
         yield "layer_step", (step._CELL, x[0], states, list(step.parameters()), I, H)
@@ -226,8 +228,8 @@ def other_values(rng: random.Random, tensor: Tensor) -> Tensor:
     return copy
 
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8)
-DTYPES += (torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2)
+REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2)
+DTYPES = (*REAL, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64)
 
 
 def changed_tensor(rng: random.Random, tensor: Tensor) -> tuple[str, Any]:
@@ -303,7 +305,7 @@ def check_storage_of_each(rng: random.Random, op: str, valid: Call) -> None:
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error)
             named = r"\w+" if isinstance(value, list) or op == "_unpack" else name
-            expected = rf"lltm::[\w.]+: expected {named} with storage of at least \d+ bytes, got \d+"
+            expected = rf"lltm::[\w.]+: expected {named} with storage of at least \d+ bytes, got "
             assert re.match(expected, text), f"{op}: {name}: {text[:300]}"
 
 
@@ -328,7 +330,7 @@ def attack(seed: int, count: int, only: list[str]) -> None:
             kind, arguments[name] = changed(rng, valid[name])
             kinds.append((kind, name))
         if log:
-            with open(log, "w") as file:
+            with open(log, "w", encoding="utf-8") as file:
                 print(k, op, kinds, {n: shown(v) for n, v in arguments.items()}, file=file)
         try:
             getattr(ops, op)(**arguments)

@@ -93,14 +93,16 @@ def cannot_run(capability: str) -> str:
 
 def cpu_flags() -> set[str]:
     file = Path("/proc/cpuinfo")
-    found = re.search(r"^flags\s*:(.*)", file.read_text() if file.exists() else "", re.MULTILINE)
+    found = re.search(
+        r"^flags\s*:(.*)", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE
+    )
     return set(found[1].split()) if found else set()
 
 
 def usable_cpus() -> int:
     """The affinity and the quota of the container."""
     file = Path("/sys/fs/cgroup/cpu.max")
-    quota, period = file.read_text().split() if file.exists() else ("max", "")
+    quota, period = file.read_text(encoding="utf-8").split() if file.exists() else ("max", "")
     cpus = len(os.sched_getaffinity(0))
     return cpus if quota == "max" else min(cpus, round(int(quota) / int(period)))
 

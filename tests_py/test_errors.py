@@ -664,10 +664,11 @@ def test_the_low_level_pair_rejects_other_types() -> None:
         lltm._C.forward(X1, CELL["weight_ih"], CELL["bias_ih"], H1, "c")  # type: ignore[arg-type]
 
 
-def freed(tensor: Tensor) -> Tensor:
+def freed(tensor: Any) -> Tensor:
     """Frees the storage, as FSDP does."""
-    tensor.untyped_storage().resize_(0)
-    return tensor
+    made: Tensor = tensor
+    made.untyped_storage().resize_(0)
+    return made
 
 
 def of_projection() -> Any:
@@ -677,7 +678,7 @@ def of_projection() -> Any:
 
 
 def after_forward(twice: bool) -> None:
-    layer = lltm.LSTM(3, 5)
+    layer: Any = lltm.LSTM(3, 5)
     y = layer(X)[0].square().sum()
     if twice:
         y = torch.autograd.grad(y, layer.weight_hh_l0, create_graph=True)[0].square().sum()
