@@ -66,6 +66,7 @@ std::vector<Tensor> run_step(
     int64_t input_size,
     int64_t hidden_size) {
   const char* const where = cell.modules.step_class;
+  check_size(where, "hidden_size", hidden_size, kLargestSize);
   check_tensor(where, "input", input);
   TORCH_CHECK_VALUE(
       (input.dim() == 1 || input.dim() == 2) && input.sym_size(-1) == input_size,

@@ -66,6 +66,7 @@ inline int64_t needed_bytes(const at::Tensor& tensor) {
 C10_ALWAYS_INLINE bool has_elements(const at::Tensor& tensor) {
   if (!is_unwrapped(tensor)) return true;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (!impl.unsafe_storage()) return true;
   const auto bytes = static_cast<int64_t>(impl.unsafe_storage().nbytes());
   const auto of_contiguous = (impl.storage_offset() + impl.numel()) * tensor.element_size();
   return (impl.is_contiguous() && of_contiguous <= bytes) || needed_bytes(tensor) <= bytes;

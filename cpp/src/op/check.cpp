@@ -194,6 +194,9 @@ class Arguments {
     const bool concatenated = !weight_hh.defined();
     if (!has_rows(concatenated)) add_weight_ih(weight_ih, concatenated);
   }
+  Shape concatenated_shape() const {
+    return {{kHidden, cell_.concatenated_blocks()}, {kInput, 1, /*plus_hidden=*/1 - cell_.given}};
+  }
   // A custom cell's parameters are appended to bias_ih.
   void add_biases(const SequenceInputs& args) {
     add_parameters(args.bias_ih, "bias_ih", cell_.x.count() + cell_.parameters);
@@ -274,9 +277,6 @@ class Arguments {
   // False if all gates that depend on x are given.
   bool has_rows(bool concatenated) const {
     return (concatenated ? cell_.concatenated_blocks() : cell_.x.count()) > 0;
-  }
-  Shape concatenated_shape() const {
-    return {{kHidden, cell_.concatenated_blocks()}, {kInput, 1, /*plus_hidden=*/1 - cell_.given}};
   }
   void add_weight_ih(const Tensor& weight_ih, bool concatenated) {
     const Shape shape = {{kHidden, cell_.x.count()}, {kInput, 1, /*plus_hidden=*/-cell_.given}};
@@ -480,11 +480,11 @@ void check_prepack_int8(
   constexpr const char* kOp = "_prepack_int8";
   const auto check =
       [&](const char* of_rows, const Tensor& rows, const char* name, const Tensor& scales) {
-        check_memory(kOp, of_rows, rows);
+        check_tensor(kOp, of_rows, rows);
         check_dtype(kOp, of_rows, rows, at::kChar);
         TORCH_CHECK_VALUE(
             rows.dim() >= 2, expected(kOp, str(of_rows, " of at least 2 dimensions"), rows.dim()));
-        check_memory(kOp, name, scales);
+        check_tensor(kOp, name, scales);
         check_dtype(kOp, name, scales, at::kFloat);
         check_device(kOp, name, scales, rows.device());
         check_shape(kOp, name, scales, rows.sym_sizes().slice(0, rows.dim() - 1));
@@ -495,8 +495,7 @@ void check_prepack_int8(
 
 void check_unpack(const CellName& name, const Tensor& concatenated) {
   Arguments arguments("_unpack", name);
-  arguments.add_weights(concatenated, {});
-  arguments.add_weight_ih_without_rows(concatenated, {});
+  arguments.add(concatenated, "packed", arguments.concatenated_shape());
   arguments.check();
 }
 
