@@ -74,6 +74,8 @@ class Prepacked(Recurrent):
         vars(self)["_names"] = tuple(names)
         named = ((name, getattr(layer, name)) for name in layer._names)
         given = {name: tensor.detach() for name, tensor in named if tensor is not None}
+        for name, tensor in given.items():
+            _check.memory("prepack", name, tensor)
         self._pack({n: t.clone() if n in self._buffers else t for n, t in given.items()}, weights)
 
     def _directions(self) -> Iterator[tuple[str, str, Sequence[str]]]:
@@ -99,7 +101,6 @@ class Prepacked(Recurrent):
                 stems = (*self._MATRICES, "weight_hr")
                 for stem, weight, shape in zip(stems, (*matrices, weight_hr), shapes, strict=True):
                     _check.shape("prepack", stem + suffix, weight, shape)
-                    _check.memory("prepack", stem + suffix, weight)
                 with torch.autocast("cpu", enabled=False):
                     matrices = [torch.cat(matrices, 1), matrices[1] @ weight_hr]
             _check.optional_dtype("prepack", "dtype", weights)
