@@ -45,7 +45,7 @@ def test_layers_that_concatenate_tensors(
 def test_backward_in_a_region_has_the_dtypes_of_forward(
     create_graph: bool, given: torch.dtype, dtype: torch.dtype
 ) -> None:
-    options: dict[str, bool] = {"retain_graph": True, "create_graph": create_graph}
+    options: Any = {"retain_graph": True, "create_graph": create_graph}
     for layer in (lltm.LLTM(4, 8, dtype=given), lltm.GRU(4, 8, dtype=given)):
         y = layer(torch.randn(9, 40, 4, dtype=given))[0].float().mean()
         expected = torch.autograd.grad(y, list(layer.parameters()), **options)
