@@ -114,14 +114,15 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# The routes of C++ users, without a unity build. Clang only checks the syntax of all files; the two
-# headers that the build generates come first.
+# The routes of C++ users, without a unity build. Clang only checks the syntax of all files, of which
+# some include a generated header.
 check-compile: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset default $(CMAKE_ARGS)
 	ctest --preset slow --tests-regex '^build\.(prefix|subproject)' --parallel 1
 	cmake --preset sanitize -B build/syntax -DCMAKE_UNITY_BUILD=OFF -DLLTM_PYTHON=ON
-	cmake --build build/syntax --target tests_cpp/custom_definitions.h
+	cmake --build build/syntax --target lltm_print_definitions
+	build/syntax/tests_cpp/lltm_print_definitions > build/syntax/tests_cpp/custom_definitions.h
 	.ci/syntax build/syntax/compile_commands.json
 
 # Also tests the CUDA backend on the CPU. The kernels are compiled with all checks.
