@@ -243,8 +243,9 @@ def test_with_a_projection_it_is_as_accurate_as_torch_nn_s(dtype: torch.dtype) -
         [float((y - z).norm() / z.norm()) for y, z in zip(found, expected, strict=True)]
         for found in (results_and_gradients(module, x.clone()) for module in (ours, theirs))
     ]
+    rounding = torch.finfo(dtype).eps / 2  # of exact results
     for of_ours, of_theirs in zip(*errors, strict=True):
-        assert of_ours <= 2 * of_theirs
+        assert of_ours <= 2 * max(of_theirs, rounding)
 
 
 def test_errors_of_a_projection_are_named() -> None:
