@@ -4,6 +4,8 @@
 #include "cuda_on_host.h"
 #include "custom_definitions.h"
 
+#include <c10/util/Exception.h>
+
 #include <type_traits>
 
 namespace lltm::cuda {

@@ -255,7 +255,8 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_P(CudaAccess, ValuesAndGradientsMatchOracle) {
-  const auto& [access, dtype] = GetParam();
+  const Access& access = std::get<0>(GetParam());
+  const at::ScalarType dtype = std::get<1>(GetParam());
   const PersistentSetting setting(access.persistent);
   const auto layout = std::find_if(layouts().begin(), layouts().end(), [&](const Layout& known) {
     return access.layout == std::string_view(known.name);

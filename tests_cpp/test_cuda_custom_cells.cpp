@@ -177,7 +177,8 @@ TEST_P(CudaCustomCells, HeadsMatchTheAtenFallback) {
     int64_t hidden, heads;
   };
   // Heads of a slice, of two, and of half a slice.
-  for (const auto [hidden, heads] : {Case{48, 3}, Case{64, 2}, Case{24, 3}}) {
+  for (const Case& of : {Case{48, 3}, Case{64, 2}, Case{24, 3}}) {
+    const int64_t hidden = of.hidden, heads = of.heads;
     SCOPED_TRACE(heads);
     const auto with_heads = [=, this](const Problem& problem) -> Problem {
       return [=, this](uint64_t seed) {
