@@ -40,7 +40,7 @@ Pair random_pair(const char* cell) {
   const auto call = [&](uint64_t seed, bool bias) {
     return requiring_grad(sequence_problem({4, 3, 5, 6}, at::kDouble, seed, bias, cell));
   };
-  Pair calls = {call(1, true), call(2, false)};
+  Pair calls = {{call(1, true), call(2, false)}};
   calls[1].reverse = true;
   return calls;
 }
