@@ -276,8 +276,7 @@ endfunction()
 # A parent's flags change no result, and do not flush subnormal numbers in every program that loads
 # the library.
 function(test_build_fast_math)
-  set(flags -DCMAKE_CXX_FLAGS=-Ofast "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
-    -DLLTM_CPU_KERNELS=native)
+  set(flags -DCMAKE_CXX_FLAGS=-Ofast -DLLTM_CPU_KERNELS=native)
   configure_subproject(-DCMAKE_UNITY_BUILD=ON ${flags})
   run(${CMAKE_COMMAND} --build build --parallel 2 --target numbers)
   run("${work}/build/numbers")
@@ -286,7 +285,8 @@ function(test_build_fast_math)
   if(constructor)
     message(FATAL_ERROR "${library} contains ${constructor} of crtfastmath.o")
   endif()
-  configure(-S "${LLTM_SOURCE}" -B kernels -DLLTM_KERNELS_ONLY=ON -DCMAKE_BUILD_TYPE=Debug ${flags})
+  configure(-S "${LLTM_SOURCE}" -B kernels -DLLTM_KERNELS_ONLY=ON
+    -DCMAKE_BUILD_TYPE=Debug ${flags})
   run(${CMAKE_COMMAND} --build kernels --parallel 2)
   run(${CMAKE_CTEST_COMMAND} --test-dir kernels --label-exclude slow --output-on-failure)
 endfunction()
