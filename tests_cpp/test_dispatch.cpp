@@ -81,8 +81,8 @@ TEST(Dispatch, ADeviceWithoutKernelsWarnsOnce) {
   EXPECT_NE(warnings.texts[0].find("(this build has no kernels for the"), std::string::npos);
 }
 
-// Only C++ can pass one. By function and by operator, as TorchScript calls it.
-TEST(Dispatch, UndefinedTensorsAreNamed) {
+// By function and by operator, as TorchScript calls it.
+TEST(Dispatch, TensorsWithoutElementsAreNamed) {
   using Member = at::Tensor Arguments::*;
   for (const auto& [member, name] :
        {std::pair<Member, std::string>{&Arguments::input, "input"},
@@ -91,11 +91,18 @@ TEST(Dispatch, UndefinedTensorsAreNamed) {
         {&Arguments::weights, "weight_ih"}}) {
     const Arguments right = cell_problem({1, 4, 3, 5}, at::kFloat, 1);
     for (Arguments a : {right, requiring_grad(right)}) {
-      a.*member = at::Tensor();
-      const std::string text =
-          "lltm::step: expected " + name + " to be a tensor, got an undefined tensor";
-      expect_error([&] { cell(a); }, kTypeError, text);
-      expect_error([&] { call("lltm::step", step_stack(a)); }, kTypeError, text);
+      const auto expect =
+          [&](const at::Tensor& tensor, const std::type_info& error, const std::string& text) {
+            a.*member = tensor;
+            const std::string expected = "lltm::step: expected " + name + text;
+            expect_error([&] { cell(a); }, error, expected);
+            expect_error([&] { call("lltm::step", step_stack(a)); }, error, expected);
+          };
+      const at::Tensor freed = (a.*member).detach().clone();
+      const std::string bytes = std::to_string(freed.nbytes());
+      freed.storage().set_nbytes(0);
+      expect(freed, kRuntimeError, " with storage of at least " + bytes + " bytes, got 0");
+      expect({}, kTypeError, " to be a tensor, got an undefined tensor");
     }
   }
 }

@@ -221,8 +221,8 @@ TEST_F(Serialize, ReadsEveryFormOfAHeader) {
   for (const std::string& header :
        {"{" + b + a + "}",
         "\n\t {" + b + a + "}\t\r\n ",
-        "{" + b + R"(,"strides":[[1],{"x":null}],"":[)" + repeated(60, "[") + repeated(60, "]") +
-            "]" + a + "}",
+        "{" + b + R"(,"strides":[[1],{"x":null}],"":[)" + repeated(100, "[1,") + "1" +
+            repeated(100, "]") + "]" + a + "}",
         R"({"__metadata__":null,)" + b + a + "}",
         R"({"__metadata__":{"key":"dtype","dtype":""},)" + b + a + "}"}) {
     SCOPED_TRACE(header);
@@ -396,9 +396,9 @@ const MalformedFile kMalformedFiles[] = {
     {"DeepArrays", one_tensor(repeated(1'000'000, "[")),
      "expected at most 64 dimensions of tensor \"x\", got more"},
     {"DeepObjects", one_tensor(repeated(100'000, "{\"shape\":")),
-     "expected at most 100 levels in tensor \"x\", got more"},
+     "expected at most 128 levels in tensor \"x\", got more"},
     {"DeepUnknownField", one_tensor(repeated(100'000, "{\"x\":")),
-     "expected at most 100 levels in tensor \"x\", got more"},
+     "expected at most 128 levels in tensor \"x\", got more"},
     {"DeepShape", of_shape("[[1]]"), kNotASize + "a JSON array"},
 
     {"TensorOfANumber", one_tensor("1"), kNotATensor + "1"},

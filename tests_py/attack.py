@@ -2,16 +2,14 @@
 
     python tests_py/attack.py SEED COUNT [operator ...]
 
-A call must return or raise an error. Wrong shapes and storages must have lltm's errors. Prints the
-call before it is made, if LLTM_ATTACK_LOG names a file.
+A call must return or raise an error, with wrong shapes and storages one of lltm's. Prints each call
+before it is made.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
-import os
 import random
 import re
 import sys
@@ -24,7 +22,7 @@ from torch import Tensor
 import lltm
 
 ops = torch.ops.lltm
-T, B, I, H = 5, 4, 3, 6
+T, B, I, H = 5, 4, 3, 6  # noqa: E741
 Call = dict[str, Any]  # arguments by name
 
 CUSTOM = ("peephole_lstm", "layernorm_lstm", "multiplicative_lstm", "slstm", "rsynaptic", "mingru")
@@ -48,7 +46,7 @@ def weights_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) ->
 
 def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> Iterator[Any]:
     """(operator, valid arguments) of the operators with a cell."""
-    _, _, states, reads_h, parameters, saved, outputs = ops._cell(cell)
+    _, _, states, reads_h, parameters, _, outputs = ops._cell(cell)
     weights = weights_of(cell, heads, dtype)
 
     def made(*shape: int) -> Tensor:
@@ -74,7 +72,7 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
         grads = (output, h_n, c_n if states else None, mask)
         yield "sequence_backward", (*call, output, kept, *grads)
     yield "_sequence_operands", (cell, *weights)
-    weight_x, weight_h, bias_x, bias_h, p = ops._sequence_operands(cell, *weights)
+    weight_x, weight_h, _, bias_h, p = ops._sequence_operands(cell, *weights)
     own = p if parameters else None
     z = made(B, weight_x.shape[0]).to(weight_h.dtype)
     wide = (made(B, H).to(z), made(B, columns).to(z))
@@ -92,7 +90,7 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
     yield "sequence", (*sequence[:4], prepacked, None, *weights[2:], None, False, reset, 0, None)
     yield "_cell", (cell,)
     yield "_instructions", (cell,)
-    if not ops._operations() or heads > 1 or dtype != torch.float32:
+    if heads > 1 or dtype != torch.float32:
         return
     with contextlib.suppress(ValueError):  # a cell that is not bounded
         quantized = ops.prepack(cell, *weights[:2], dtype=torch.qint8)
@@ -138,8 +136,8 @@ def calls_of_modules() -> Iterator[Any]:
 
 
 def calls_without_cell() -> Iterator[Any]:
-    weights, _, bias, _ = torch.randn(3 * H, H + I), None, torch.randn(3 * H), None
-    pair = (torch.randn(B, I), weights, bias, torch.randn(B, H), torch.randn(B, H))
+    weights = torch.randn(3 * H, H + I)
+    pair = (torch.randn(B, I), weights, torch.randn(3 * H), torch.randn(B, H), torch.randn(B, H))
     yield "_pair_forward", pair
     h, *saved = ops._pair_forward(*pair)
     yield "_pair_backward", (h, h, *saved, weights)
@@ -281,12 +279,6 @@ def changed(rng: random.Random, value: Any) -> tuple[str, Any]:
     return "option", rng.choice((None, torch.zeros(3), torch.tensor([2, 1]), 1, True, torch.qint8))
 
 
-def shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype}{tuple(value.shape)}"
-    return str([shown(v) for v in value]) if isinstance(value, list) else repr(value)[:60]
-
-
 def check_storage_of_each(rng: random.Random, op: str, valid: Call) -> None:
     """The storage of one tensor is too small."""
     for name, value in valid.items():
@@ -303,7 +295,7 @@ def check_storage_of_each(rng: random.Random, op: str, valid: Call) -> None:
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error)
             named = r"\w+" if isinstance(value, list) or op == "_unpack" else name
-            expected = rf"lltm::[\w.]+: expected {named} with storage of at least \d+ bytes, got \d+"
+            expected = rf"lltm::[\w.]+: expected {named} with storage of at least \d+ bytes"
             assert re.match(expected, text), f"{op}: {name}: {text[:300]}"
 
 
@@ -318,30 +310,20 @@ def attack(seed: int, count: int, only: list[str]) -> None:
              if name.startswith("lltm::")}  # fmt: skip
     assert {op for op, _ in calls} == known, {op for op, _ in calls} ^ known
     calls = [call for call in calls if not only or call[0] in only]
-    log = os.environ.get("LLTM_ATTACK_LOG")
-    raised: collections.Counter[str] = collections.Counter()
-    for k in range(count):
+    for _ in range(count):
         op, valid = rng.choice(calls)
         arguments = dict(valid)
         kinds = []
         for name in rng.sample(list(valid), min(len(valid), rng.choice((1, 1, 2)))):
             kind, arguments[name] = changed(rng, valid[name])
             kinds.append((kind, name))
-        if log:
-            with open(log, "w") as file:
-                print(k, op, kinds, {n: shown(v) for n, v in arguments.items()}, file=file)
+        print(op, valid.get("cell", "")[:60].encode(), kinds, flush=True)
         try:
             getattr(ops, op)(**arguments)
-            kind, text = "returned", ""
         except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
-            text = str(error)
-            kind = "lltm" if text.startswith("lltm") else type(error).__name__
-        raised[kind] += 1
-        if len(kinds) == 1:
-            (wrong, name), call = kinds[0], {n: shown(v) for n, v in arguments.items()}
-            if wrong == "shape" and kind not in ("returned", "lltm"):
-                raise AssertionError(f"{k}: {op}({call}): {name}: {text[:300]}")
-    print(dict(raised))
+            wrong_shape = len(kinds) == 1 and kinds[0][0] == "shape"
+            if wrong_shape and not str(error).startswith("lltm::"):
+                raise
 
 
 if __name__ == "__main__":

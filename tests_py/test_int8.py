@@ -333,7 +333,7 @@ def test_saved_weights_of_other_shapes_are_rejected() -> None:
         (rows_ih[None], rows_hh, scales_ih, scales_hh),
         (rows_ih, rows_hh, scales_ih.double(), scales_hh),
     ):
-        with pytest.raises((ValueError, TypeError), match="^lltm::_?prepack(_int8)?: expected"):
+        with pytest.raises((ValueError, TypeError), match=r"^lltm::_?prepack(_int8)?: expected"):
             torch.ops.lltm._prepack_int8("lltm", *damaged)
 
 

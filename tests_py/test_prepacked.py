@@ -165,7 +165,10 @@ def test_conversions_are_rejected(convert: Any, error: type[Exception], text: st
         *(partial(cifg.Layer, heads=3, dtype=dtype) for dtype in DTYPES),
         # No gate reads h. Heads of 32 units are packed.
         partial(lltm.cells.mingru.Layer, heads=3),
-        lambda **options: lltm.cells.mingru.Layer(**{**options, "hidden_size": 96}, heads=3),
+        pytest.param(
+            lambda **options: lltm.cells.mingru.Layer(**{**options, "hidden_size": 96}, heads=3),
+            id="mingru, packed heads",
+        ),
     ],
     ids=str,
 )

@@ -71,7 +71,7 @@ constexpr uint64_t kLengthBytes = sizeof(uint64_t);
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // same as in the reference implementation
 constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
 constexpr size_t kMaxDims = 64;  // maximum for PyTorch's operations
-constexpr int kMaxDepth = 100;
+constexpr int kMaxDepth = 128;   // same as in the reference implementation
 
 std::string system_error() {
   return errno != 0 ? std::strerror(errno) : "unknown error";
@@ -93,6 +93,10 @@ struct Unreadable {
 
 // ---- reading: the header ----------------------------------------------------
 
+std::string tensor_text(const std::string& name) {
+  return "tensor " + name_text(name);
+}
+
 struct Entry {
   std::string name;
   const Dtype* dtype;  // null if unknown
@@ -100,7 +104,7 @@ struct Entry {
   uint64_t begin, end;
 
   uint64_t bytes() const { return end - begin; }
-  std::string text() const { return "tensor " + name_text(name); }
+  std::string text() const { return tensor_text(name); }
 };
 
 void check_sizes(const Entry& entry) {
@@ -115,14 +119,14 @@ void check_sizes(const Entry& entry) {
   for (const uint64_t size : entry.shape) {
     overflows |= c10::mul_overflows(extent, std::max<uint64_t>(size, 1), &extent);
   }
-  const std::string shape = shape_text<uint64_t>(entry.shape);
+  const auto shape = [&] { return shape_text<uint64_t>(entry.shape); };
   if (overflows || extent > kMaxBytes) {
-    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape);
+    refuse("a shape of less than 2^63 bytes of " + entry.text(), shape());
   }
   const uint64_t bytes = std::ranges::count(entry.shape, 0) > 0 ? 0 : extent;
   if (entry.bytes() != bytes) {
     refuse(
-        str(bytes, " bytes of ", entry.text(), ", ", entry.dtype->name, " of shape ", shape),
+        str(bytes, " bytes of ", entry.text(), ", ", entry.dtype->name, " of shape ", shape()),
         str("data_offsets of ", entry.bytes()));
   }
 }
@@ -131,27 +135,32 @@ void check_sizes(const Entry& entry) {
 json parse_header(const std::string& text) {
   using Event = json::parse_event_t;
   std::set<std::string> names, fields;  // seen in the header and in its current value
-  std::string in;
+  std::string name;                     // of the current value
+  const auto in = [&] { return name == kMetadata ? name : tensor_text(name); };
   size_t values = 0;  // since the last name
+  bool skips = false;
   const auto keep = [&](int depth, Event event, const json& value) {
     if (event == Event::key) {
       values = 0;
       const auto& key = value.get_ref<const std::string&>();
       if (depth == 1) {
         fields.clear();
-        in = key == kMetadata ? key : "tensor " + name_text(key);
+        name = key;
       }
       if (depth <= 2 && !(depth == 1 ? names : fields).insert(key).second) {
-        const std::string of = depth == 1 ? "the header" : in;
+        const std::string of = depth == 1 ? "the header" : in();
         refuse("different names in " + of, name_text(key) + " twice");
       }
-      return depth != 2 || in == kMetadata || std::ranges::count(kFields, key) > 0;
+      if (depth <= 2) {
+        skips = depth == 2 && name != kMetadata && std::ranges::count(kFields, key) == 0;
+      }
+      return !skips;
     }
     const bool ends = event == Event::array_end || event == Event::object_end;
-    if (!ends && ++values > kMaxDims + 1) {
-      refuse(str("at most ", kMaxDims, " dimensions of ", in), "more");
+    if (!ends && !skips && ++values > kMaxDims + 1) {
+      refuse(str("at most ", kMaxDims, " dimensions of ", in()), "more");
     }
-    if (depth > kMaxDepth) refuse(str("at most ", kMaxDepth, " levels in ", in), "more");
+    if (depth > kMaxDepth) refuse(str("at most ", kMaxDepth, " levels in ", in()), "more");
     return true;
   };
   try {
@@ -168,14 +177,14 @@ std::string text_of(const json& value) {
 }
 
 Entry read_entry(const std::string& name, const json& value) {
-  const std::string in = " in tensor " + name_text(name);
+  const auto in = [&] { return " in " + tensor_text(name); };
   const auto expect = [&](bool right, const std::string& what, const json& got) {
-    if (!right) refuse(what + in, text_of(got));
+    if (!right) refuse(what + in(), text_of(got));
   };
   expect(value.is_object(), "an object", value);
   const auto field = [&](const std::string& key) -> const json& {
     const auto found = value.find(key);
-    if (found == value.end()) refuse(key + in, "none");
+    if (found == value.end()) refuse(key + in(), "none");
     return *found;
   };
   const auto numbers = [&](const std::string& key) {
@@ -191,7 +200,7 @@ Entry read_entry(const std::string& name, const json& value) {
   const auto* const known =
       std::ranges::find(kDtypes, dtype.get_ref<const std::string&>(), &Dtype::name);
   const std::vector<uint64_t> offsets = numbers("data_offsets");
-  if (offsets.size() != 2) refuse("two data_offsets" + in, str(offsets.size()));
+  if (offsets.size() != 2) refuse("two data_offsets" + in(), str(offsets.size()));
   Entry entry = {
       name, known == std::end(kDtypes) ? nullptr : known, numbers("shape"), offsets[0], offsets[1]};
   check_sizes(entry);
