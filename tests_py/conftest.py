@@ -20,11 +20,13 @@ import torch
 
 import lltm
 
-# Inductor's cache key is the graph, without the operator schemas.
+# Inductor's cache key is the graph, without the operator schemas and the vector width: code for
+# AVX2, compiled for AVX-512, writes beyond its buffers.
 LIBRARY = Path(lltm.__file__).parent / "lib" / "liblltm.so"
 if LIBRARY.exists():
     digest = hashlib.sha256(LIBRARY.read_bytes()).hexdigest()[:16]
-    cache = Path(tempfile.gettempdir()) / f"lltm_inductor_{os.getuid()}_{digest}"
+    name = f"lltm_inductor_{os.getuid()}_{torch.backends.cpu.get_cpu_capability()}_{digest}"
+    cache = Path(tempfile.gettempdir()) / name
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 SEED = int(os.environ.get("LLTM_TEST_SEED", "0"))
