@@ -103,7 +103,7 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
 def calls_of_modules() -> Iterator[Any]:
     x, order = torch.randn(T, B, I), torch.tensor([2, 0, 1, 3])
     packed = (torch.randn(8, I), torch.tensor([4, 3, 1]), order, order.argsort())
-    for layer in (
+    layers: tuple[Any, ...] = (
         lltm.LLTM(I, H),
         lltm.LSTM(I, H, num_layers=2, bidirectional=True),
         lltm.LSTM(I, H, proj_size=2),
@@ -111,8 +111,9 @@ def calls_of_modules() -> Iterator[Any]:
         lltm.GRU(I, H, bidirectional=True, bias=False),
         lltm.cells.peephole_lstm.Layer(I, H, num_layers=2),
         lltm.cells.slstm.Layer(I, H),
-    ):
-        layer: Any = layer.requires_grad_(False)
+    )
+    for layer in layers:
+        layer.requires_grad_(False)
         parameters = list(layer.parameters())
         sizes = (layer.input_size, layer.hidden_size, layer.num_layers, False, layer.bidirectional)
         rest = (0.0, 0.0, 0)
@@ -127,8 +128,9 @@ def calls_of_modules() -> Iterator[Any]:
         buffers = [folded._buffers[name] for name in folded._names]
         buffers = [buffer for buffer in buffers if buffer is not None]
         yield "layer", (cell, x, states, buffers, *common[2:], True, None, None, None, None)
-    for step in (lltm.LLTMCell(I, H), lltm.GRUCell(I, H), lltm.cells.slstm.Cell(I, H)):
-        step: Any = step.requires_grad_(False)
+    steps: tuple[Any, ...] = (lltm.LLTMCell(I, H), lltm.GRUCell(I, H), lltm.cells.slstm.Cell(I, H))
+    for step in steps:
+        step.requires_grad_(False)
         state = step(x[0])
         states = list(state) if isinstance(state, tuple) else [state]
         yield "layer_step", (step._CELL, x[0], states, list(step.parameters()), I, H)
@@ -224,8 +226,8 @@ def other_values(rng: random.Random, tensor: Tensor) -> Tensor:
     return copy
 
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8)
-DTYPES += (torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2)
+REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2)
+DTYPES = (*REAL, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64)
 
 
 def changed_tensor(rng: random.Random, tensor: Tensor) -> tuple[str, Any]:
