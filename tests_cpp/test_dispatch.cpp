@@ -84,11 +84,13 @@ TEST(Dispatch, ADeviceWithoutKernelsWarnsOnce) {
 // By function and by operator, as TorchScript calls it.
 TEST(Dispatch, TensorsWithoutElementsAreNamed) {
   using Member = at::Tensor Arguments::*;
-  for (const auto& [member, name] :
+  for (const auto& named :
        {std::pair<Member, std::string>{&Arguments::input, "input"},
         {&Arguments::h, "h"},
         {&Arguments::c, "c"},
         {&Arguments::weights, "weight_ih"}}) {
+    const Member member = named.first;
+    const std::string name = named.second;
     const Arguments right = cell_problem({1, 4, 3, 5}, at::kFloat, 1);
     for (Arguments a : {right, requiring_grad(right)}) {
       const auto expect =
