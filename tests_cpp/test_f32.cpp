@@ -6,8 +6,6 @@
 namespace lltm::cpu {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 const std::vector<float>& stored(const Kernels& /*kernels*/, TestMatrix<>& values, float /*type*/) {
   return values.data;
 }
