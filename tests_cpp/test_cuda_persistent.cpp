@@ -623,7 +623,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
   const auto cell = std::get<0>(GetParam());
-  const auto hidden = std::get<1>(GetParam()), tiles = std::get<2>(GetParam());
+  const int64_t hidden = std::get<1>(GetParam());
+  const int tiles = std::get<2>(GetParam());
   const PersistentSetting persistent(true);
   const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
   const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
