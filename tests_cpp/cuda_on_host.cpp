@@ -294,28 +294,41 @@ void interpret(const CellInfo& cell, const BackwardArgs<T, D>& args) {
 }
 
 // See print_stage.
-template <typename T>
+template <typename T, typename D>
 void interpret(const KernelForm& form, const StageArgs<>& args, int64_t n) {
-  using V = compute_t<T>;
+  const CellInfo& cell = *form.cell;
   const Program& program = form.stage->program;
   const Port* const ports = form.stage->ports;
   const Position at = position(n, args.hidden);
+  const auto visit = [&](int k, const auto& body) {
+    const ValueType type = value_type(ports[k].place, form.backward);
+    if (type == ValueType::kTensor) return body(static_cast<T*>(nullptr));
+    if (type == ValueType::kState) return body(static_cast<D*>(nullptr));
+    body(static_cast<compute_t<T>*>(nullptr));
+  };
   std::vector<double> in;
   for (int k = 0; k < program.inputs; ++k) {
-    const bool narrow = is_narrow(ports[k].place, form.backward);
-    in.push_back(
-        narrow ? static_cast<double>(load<T>(args.ports[k], at)) : load<V>(args.ports[k], at));
+    const auto [place, index] = ports[k];
+    compute_t<T> sum = 0;
+    visit(k, [&, k = k]<typename E>(E*) { sum = load<E>(args.ports[k], at); });
+    const auto add = [&](bool wanted, const StagePort& port, const int* blocks) {
+      if (wanted) sum += load<T>(port, in_block(at, args.hidden, blocks[ports[k].index]));
+    };
+    add(place == Place::kGate && cell.x.contains(index), args.bias_ih, cell.x_blocks);
+    add(place == Place::kGate && cell.h.contains(index), args.bias_hh, cell.h_blocks);
+    if (place == Place::kH) sum += load<D>(args.h_of_gemm, at);
+    if (place == Place::kH && cell.reads_h) sum += load<D>(args.h_of_state, at);
+    in.push_back(sum);
   }
+  int k = program.inputs;
   for (const double value : lltm_test::run_program(program, in)) {
-    const auto k = in.size();
-    const auto rounded = static_cast<T>(value);
-    if (is_narrow(ports[k].place, form.backward)) {
-      store(args.ports[k], at, rounded);
-    } else {
-      const bool is_operand = ports[k].place == Place::kOperand;
-      store(args.ports[k], at, is_operand ? static_cast<V>(rounded) : static_cast<V>(value));
+    const auto rounded = static_cast<compute_t<T>>(value);
+    visit(k, [&]<typename E>(E*) { store<E>(args.ports[k], at, rounded); });
+    if (ports[k].place == Place::kH) {
+      store<T>(args.h_of_gemm, at, rounded);
+      if (cell.reads_h) store<T>(args.h_of_state, at, rounded);
     }
-    in.push_back(value);
+    ++k;
   }
 }
 
@@ -367,10 +380,9 @@ void launch_backward_on_host(const CellInfo& cell, void** parameters) {
       []<typename Cell>(Cell, auto width, auto&... of) { backward_at<Cell, width>(of...); });
 }
 
-template <typename T>
+template <typename T, typename D>
 void launch_stage_on_host(const KernelForm& form, void** parameters) {
   TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
-  ++lltm_test::stage_launches;
   const auto& args = *static_cast<const StageArgs<>*>(parameters[0]);
   const auto for_each = [&](const auto& body) {
     for_each_thread(*static_cast<const int64_t*>(parameters[2]), body);
@@ -380,10 +392,10 @@ void launch_stage_on_host(const KernelForm& form, void** parameters) {
     const Pass& pass = form.backward ? programs.backward : programs.forward;
     const auto number = form.stage - pass.stages + (form.backward ? 100 : 0);
     lltm_test::visit_stage(number, [&]<typename Of>(Of) {
-      for_each([&](int64_t n) { stage_at<Of, 1>(args, T(), n); });
+      for_each([&](int64_t n) { stage_at<Of, 1>(args, StageTypes<T, D>(), n); });
     });
   } else {
-    for_each([&](int64_t n) { interpret<T>(form, args, n); });
+    for_each([&](int64_t n) { interpret<T, D>(form, args, n); });
   }
   if (lltm_test::fault != lltm_test::Fault::wrong) return;
   static_cast<T*>(args.ports[form.stage->program.inputs].data)[0] = static_cast<T>(3.0F);
@@ -412,9 +424,12 @@ int local_bytes(const KernelForm& form, std::int64_t) {
 bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream) {
   lltm_test::launched_forms.insert(form);
   if (form.is_persistent()) return lltm_test::launch_persistent_on_host(form, grid, parameters);
+  ++lltm_test::step_launches;
   lltm_test::visit_type(form.tensor, [&]<typename T>(T*) {
-    if (form.stage != nullptr) {
-      launch_stage_on_host<T>(form, parameters);
+    if (form.stage != nullptr && form.state == form.tensor) {
+      launch_stage_on_host<T, T>(form, parameters);
+    } else if (form.stage != nullptr) {
+      launch_stage_on_host<T, compute_t<T>>(form, parameters);
     } else if (!form.backward) {
       launch_forward_on_host<T>(*form.cell, parameters);
     } else if (form.state == form.tensor) {
@@ -433,7 +448,7 @@ int64_t lltm_test::device_operations(const std::function<void()>& body) {
   static bool within;  // an operation that counts
   struct Counted : at::ObserverContext {};
   const auto others = [] {
-    return gemm_calls + persistent_launches + stage_launches + std::ssize(filled);
+    return gemm_calls + persistent_launches + step_launches + std::ssize(filled);
   };
   aten = -others();
   const auto begin = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {

@@ -21,8 +21,8 @@ inline bool capturing = true;
 inline void* stream = nullptr;  // the current stream
 // tf32: GEMMs or kernels use TF32 even if PyTorch forbids it.
 enum class Fault { none, wrong, fails, tf32 };
-// Of kernels per stage.
-inline int64_t stage_launches = 0;
+// Of element-wise kernels.
+inline int64_t step_launches = 0;
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
 inline int faulty_tiles = 0;  // limits persistent_fault, unless 0
 // torch.backends.cuda.matmul.allow_tf32.

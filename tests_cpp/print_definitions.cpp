@@ -24,7 +24,7 @@ int main() {
     for (int k = 0; k < pass.count; ++k) {
       const int number = k + (backward ? 100 : 0);
       const std::string name = "Stage_" + std::to_string(number);
-      std::cout << lltm::cuda::print_stage(pass.stages[k], backward, name) << '\n';
+      std::cout << lltm::cuda::print_stage(staged, pass.stages[k], backward, name) << '\n';
       stages +=
           "    case " + std::to_string(number) + ":\n      return body(lltm::" + name + "{});\n";
     }

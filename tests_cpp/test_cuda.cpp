@@ -49,7 +49,7 @@ Function without_parameter_gradients(const Function& function) {
 }
 
 // With tens of thousands of rows, the summation order determines the accuracy of weight gradients
-// (cuda/gemm/split_k.cpp).
+// (cuda/gemm/gemm.cpp).
 void check_many_rows(const Function& ours, const Function& eager, const Problem& problem) {
   check(on_cuda(ours), on_cuda(eager), problem, kRandom, /*problems=*/1);
 }

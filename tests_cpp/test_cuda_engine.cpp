@@ -82,8 +82,7 @@ class CudaEngine : public FormTest {
   // Output, h_n, c_n and activations; a step has no output.
   Tensors forward(const Arguments& a) const {
     const lltm::SequenceArgs args = {engine_inputs(a), /*save=*/true};
-    return as_list(
-        form_.step ? lltm::cuda::step_forward(args) : lltm::cuda::sequence_forward(args));
+    return as_list(lltm::cuda::sequence_forward(args));
   }
   Tensors backward(
       const Arguments& a,
@@ -92,8 +91,7 @@ class CudaEngine : public FormTest {
       const lltm::OutputMask& mask) const {
     lltm::SequenceBackwardArgs args = {
         engine_inputs(a), results[0], results[3], {}, grads[1], grads[2], mask};
-    if (form_.step) return as_list(lltm::cuda::step_backward(args));
-    args.grad_output = grads[0];
+    if (!form_.step) args.grad_output = grads[0];
     return as_list(lltm::cuda::sequence_backward(args));
   }
 };

@@ -1,8 +1,8 @@
 // Compiles gemm.cpp with cuda_on_host.h. Sums of small integers are exact in every dtype.
+#include "aten/split_k.h"
 #include "cell/lltm.h"
 #include "cuda/engine/engine.h"
 #include "cuda/gemm/gemm.h"
-#include "cuda/gemm/split_k.h"
 #include "cuda_on_host.h"
 #include "testing.h"
 
@@ -16,10 +16,10 @@
 namespace lltm_test {
 namespace {
 
+using lltm::operand;
+using lltm::result;
+using lltm::transposed;
 using lltm::cuda::Gemm;
-using lltm::cuda::operand;
-using lltm::cuda::result;
-using lltm::cuda::transposed;
 
 at::Tensor integers(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) {
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -37,23 +37,23 @@ TEST(CudaOperands, ASingleRowOrColumnHasTheRowLengthAsLeadingDimension) {
   const at::Tensor row = memory.as_strided({1, 5}, {far, 1});
   const at::Tensor column = memory.as_strided({5, 1}, {1, far});
   for (const at::Tensor& tensor : {row, column}) {
-    ASSERT_TRUE(lltm::cuda::as_operand(tensor).is_same(tensor));
-    const lltm::cuda::GemmOperand operand = lltm::cuda::operand(tensor);
+    ASSERT_TRUE(lltm::as_operand(tensor).is_same(tensor));
+    const lltm::GemmOperand operand = lltm::operand(tensor);
     EXPECT_EQ(operand.data, memory.const_data_ptr());
     EXPECT_EQ(operand.rows, tensor.size(0));
     EXPECT_EQ(operand.cols, tensor.size(1));
     EXPECT_EQ(operand.ld, tensor.size(1));
     EXPECT_FALSE(operand.transposed);
-    EXPECT_EQ(lltm::cuda::transposed(operand).ld, operand.ld);
+    EXPECT_EQ(lltm::transposed(operand).ld, operand.ld);
   }
-  EXPECT_EQ(lltm::cuda::result(row).ld, 5);
-  EXPECT_EQ(lltm::cuda::result(memory.as_strided({0, 5}, {far, 1})).ld, 5);
+  EXPECT_EQ(lltm::result(row).ld, 5);
+  EXPECT_EQ(lltm::result(memory.as_strided({0, 5}, {far, 1})).ld, 5);
 }
 
 TEST(CudaOperands, RowsThatOverlapAreCopied) {
   const at::Tensor windows = at::randn({10}).unfold(0, 5, 1);
   for (const at::Tensor& tensor : {windows, windows.t(), windows[0].expand({6, 5})}) {
-    const at::Tensor operand = lltm::cuda::as_operand(tensor);
+    const at::Tensor operand = lltm::as_operand(tensor);
     EXPECT_TRUE(operand.is_contiguous());
     EXPECT_TRUE(identical(operand, tensor));
   }
@@ -61,7 +61,7 @@ TEST(CudaOperands, RowsThatOverlapAreCopied) {
 
 TEST(CudaOperands, UnalignedOperandsOfManyGemmsArePaddedOnce) {
   const auto is_copied = [](const at::Tensor& tensor, int64_t rows, int64_t cols) {
-    const at::Tensor operand = lltm::cuda::as_padded_operand(tensor, rows, cols);
+    const at::Tensor operand = lltm::as_padded_operand(tensor, rows, cols, 16);
     EXPECT_EQ(operand.sizes(), (at::IntArrayRef{rows, cols}));
     EXPECT_TRUE(
         identical(operand, at::pad(tensor, {0, cols - tensor.size(1), 0, rows - tensor.size(0)})));
@@ -73,8 +73,8 @@ TEST(CudaOperands, UnalignedOperandsOfManyGemmsArePaddedOnce) {
   };
   for (const at::ScalarType dtype : kDtypes) {
     const int64_t access = 16 / static_cast<int64_t>(c10::elementSize(dtype));
-    EXPECT_EQ(lltm::cuda::padded_cols(access, dtype), access);
-    EXPECT_EQ(lltm::cuda::padded_cols(access + 1, dtype), 2 * access);
+    EXPECT_EQ(lltm::padded_cols(access, dtype, 16), access);
+    EXPECT_EQ(lltm::padded_cols(access + 1, dtype, 16), 2 * access);
     const at::Tensor even = integers({3, 4 * access}, dtype, 1);
     EXPECT_FALSE(is_copied(even, 3, 4 * access));
     EXPECT_FALSE(is_copied(even.slice(1, 0, access), 3, access));
@@ -163,7 +163,7 @@ TEST_P(CudaGemm, SplitKSumsAreExact) {
     const at::Tensor b = integers({rows + 1, 2}, dtype(), 2);
     const at::Tensor around = at::full({3, 5}, 7, result_dtype());
     const Gemm gemm(dtype());
-    lltm::cuda::SplitKGemm products(gemm, dtype(), around.slice(1, 1, 3));
+    lltm::SplitKGemm products(gemm, gemm.over_rows(), around.slice(1, 1, 3));
     products.add(a, 2, b, 0, rows / 2);
     products.add(a, 2 + rows / 2, b, 1 + rows / 2, rows - rows / 2);
     products.finish();
@@ -227,7 +227,7 @@ TEST_P(CudaTf32, ACellFollowsPyTorch) {
   const at::Tensor zero = at::zeros({1, 1});
   const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
   const at::Tensor input = at::full({1, 1}, fine), none;
-  const auto [output, h, c, activations] = lltm::cuda::step_forward(
+  const auto [output, h, c, activations] = lltm::cuda::per_step_forward(
       {{lltm::Lltm::kCell, input, zero, zero, weights, none, none, none}, /*save=*/false});
   EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
 }

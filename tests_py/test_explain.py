@@ -37,7 +37,7 @@ def test_an_unavailable_device_is_an_error_of_one_sentence(tmp_path: Path) -> No
 def test_every_stage_of_one_step_is_shown_and_described() -> None:
     found = sections()
     assert list(found) == list(explain.STAGES)
-    assert "cpu/backend.cpp" in found["dispatcher"]
+    assert "cpu_backend.cpp" in found["dispatcher"]
     assert "AutogradCPU: registered at" in found["dispatcher"]
     assert "B=2 I=3 H=4, cell: threads 1" in found["schedule"]
     assert "torch.ops.lltm.layer_step(" in found["dynamo"]

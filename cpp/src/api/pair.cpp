@@ -1,8 +1,8 @@
 #include "api/pair.h"
 
+#include "aten/run_program.h"
 #include "cell/lltm.h"
 #include "op/check.h"
-#include "op/run_program.h"
 
 #include <ATen/Functions.h>
 #include <torch/library.h>

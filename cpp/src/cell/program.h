@@ -27,7 +27,7 @@ namespace lltm {
 // The operations, one per row: X(op, function in math.h, operands, word in serialized cells, cost,
 // range, aten). range is that of the result, from the operands' ranges a, b and c ({}: any number;
 // cell/value_ranges.h). aten computes the result from the operands x, y and w, or a(), b() and c(),
-// which are numbers even for conditions (op/run_program.cpp).
+// which are numbers even for conditions (aten/run_program.cpp).
 //
 // The compiler fuses operations into those without a word. Conditions are 0 or 1. detach(x) has no
 // derivative. As in PyTorch, NaN propagates except through conditions and sign. A softplus above
@@ -119,10 +119,6 @@ enum class Place : unsigned char {
   kKept,     // written by an earlier stage
 };
 constexpr int kPlaces = 8;
-// True for values that steps store in the tensors' dtype. Others have the compute dtype.
-constexpr bool is_narrow(Place place, bool backward) {
-  return place == Place::kSaved || (!backward && (place == Place::kState || place == Place::kH));
-}
 struct Port {
   Place place;
   unsigned char index;

@@ -118,16 +118,26 @@ Tensor entering_h(const SequenceBackwardArgs& args) {
 }
 
 ForwardResults::ForwardResults(const SequenceArgs& args, size_t steps)
-    : options(args.input->options()),
+    : cell(*args.cell),
+      options(args.input->options()),
       hidden(args.h_0->size(1)),
       every(args.saved_checkpoint_steps()) {
-  output = empty_large(output_sizes(args.input, args.cell->output_columns() * hidden), options);
+  output = empty_large(output_sizes(args.input, cell.output_columns() * hidden), options);
   if (args.saves_activations()) {
-    activations = empty_large({flat_size(args.input), args.cell->saved * hidden}, options);
+    activations = empty_large({flat_size(args.input), cell.saved * hidden}, options);
   }
   if (every > 0) {
     const int64_t count = checkpoint_count(static_cast<int64_t>(steps), every);
     checkpoints = at::empty({count, args.c_0->size(0), args.c_0->size(1)}, args.c_0->options());
+  }
+}
+
+void ForwardResults::leave_states(const Step& step, const Tensor& c) const {
+  if (cell.outputs == 0) return;
+  const Tensor rows = flat_rows(output).narrow(0, step.offset, step.rows);
+  for (int n = 0; n < cell.outputs; ++n) {
+    rows.narrow(1, (1 + n) * hidden, hidden)
+        .copy_(c.narrow(0, 0, step.rows).narrow(1, cell.output_states[n] * hidden, hidden));
   }
 }
 

@@ -104,8 +104,11 @@ struct ForwardResults {
   void save_checkpoint(size_t k, const at::Tensor& c) const {
     if (has_checkpoint(k, every)) checkpoint(k).copy_(c);
   }
+  // The output's columns of states of c' (rows, .) of a step.
+  void leave_states(const Step& step, const at::Tensor& c) const;
   const at::Tensor& saved() const { return every > 0 ? checkpoints : activations; }
 
+  const CellInfo& cell;
   at::TensorOptions options;
   int64_t hidden, every;   // steps between checkpoints, or 0
   at::Tensor output;       // (T, B, (1 + outputs) * H), or packed

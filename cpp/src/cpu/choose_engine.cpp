@@ -4,15 +4,14 @@ namespace lltm::cpu {
 namespace {
 
 // A step with stages and few rows, for which packing would dominate. The per-step engine reads
-// float32 weights in place, but its ATen operations take as long as packing this many weights a
-// row.
+// float32 weights in place, but its GEMMs take as long as packing this many weights a row.
 bool is_faster_in_place(const Call& call) {
   constexpr int64_t kWeightsPerRow = 3 * 256 * 256;
   if (!call.stages || call.backward || call.prepacked != 0 || call.storage != Storage::kF32 ||
       call.steps > 1 || call.shape.batch > kMostProductRows) {
     return false;
   }
-  return (call.heads && !call.packs_heads) || call.weights >= call.shape.batch * kWeightsPerRow;
+  return call.weights >= call.shape.batch * kWeightsPerRow;
 }
 
 // For few rows of large weights, packing and transposing weights and their gradients would
@@ -77,10 +76,10 @@ Engine choose_engine(const Machine& machine, Call call) {
       engine.kind = Engine::kSmallBatch;
     }
   }
-  // Without packing, heads may have any size, except in the per-step engine's backward pass.
+  // Without packing, heads may have any size.
   const bool packs =
       !per_step && !(engine.kind == Engine::kSmallBatch && engine.small_batch.in_place);
-  engine.dense = call.heads && (packs ? !call.packs_heads : call.backward);
+  engine.dense = call.heads && packs && !call.packs_heads;
   if (engine.kind != Engine::kBlocked) return engine;
   // A product's operand may be out of range.
   if (call.stages) engine.machine.bf16x3 = false;

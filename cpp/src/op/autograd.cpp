@@ -2,8 +2,9 @@
 // differentiate the ATen fallback.
 #include "op/autograd.h"
 
+#include "aten/fallback.h"
 #include "common/states.h"
-#include "op/aten_fallback.h"
+#include "op/aten_backend.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
 #include "op/interceptors.h"

@@ -4,9 +4,9 @@
 // sequence that another transform differentiates, runs the fallback once for all samples.
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
+#include "aten/fallback.h"
 #include "common/states.h"
 #include "op/argument_checks.h"
-#include "op/aten_fallback.h"
 #include "op/autocast.h"
 #include "op/check.h"
 #include "op/operators.h"

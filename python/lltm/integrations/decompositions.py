@@ -40,7 +40,7 @@ def decompositions() -> Table:
 def ours() -> Table:
     """Returns only the decompositions of lltm's operators."""
     ops = torch.ops.lltm
-    # Steps use the ATen fallback (cpp/src/op/aten_fallback.cpp), and sequences loop over its steps.
+    # Steps use the ATen fallback (cpp/src/aten/fallback.cpp), and sequences loop over its steps.
     steps: list[Any] = [ops.step.default, ops.step_forward.default, ops.step_backward.default]
     loops: dict[Any, Callable[[Any], Any]] = {
         ops.sequence.default: partial(_sequence, training=False),

@@ -1,4 +1,4 @@
-// A single step, backward: by blocks with the GEMM kernels, or with ATen's GEMMs.
+// A single step, backward: by blocks with the GEMM kernels, otherwise by the per-step engine.
 #include "cpu/engine/engine.h"
 #include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"
@@ -25,23 +25,6 @@ struct StepGradients {
 
 template <typename T>
 using ElementwiseBackward = BackwardArgs<T, compute_t<T>>;
-
-template <typename T>
-void backward_by_aten(
-    const ElementwiseBackward<T>& step,
-    const SequenceBackwardArgs& args,
-    const StepGradients& results) {
-  parallel_for(args.h_0->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
-    elementwise<T, compute_t<T>>(*args.cell).backward(step, begin, end);
-  });
-  const Linear linear(args);
-  if (results.d_input.defined()) linear.input_gradient(results.d_input, results.dz);
-  if (results.d_h.defined()) linear.state_gradient(results.d_h, results.dz);
-  const Weights parts = results.weights.parts(*args.cell);
-  linear.weight_gradients(
-      parts, results.dz, args.h_0, args.input, args.saved, /*accumulate=*/false);
-  if (results.d_bias.defined()) results.d_bias.copy_(results.dz.sum(0));
-}
 
 // For each block: the element-wise part, then its rows in the weight gradients, dz^T X, while dz is
 // in the cache. Input and state gradients, which need all of dz, are last.
@@ -247,7 +230,7 @@ class BlockedStepBackward {
   std::vector<WeightGemm> weight_gemms_;
 };
 
-StepGradients allocate_gradients(const SequenceBackwardArgs& args, at::ScalarType weights_dtype) {
+StepGradients allocate_gradients(const SequenceBackwardArgs& args) {
   const auto options = args.input->options().dtype(compute_dtype(args.input->scalar_type()));
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
@@ -262,17 +245,17 @@ StepGradients allocate_gradients(const SequenceBackwardArgs& args, at::ScalarTyp
       at::empty({batch, args.cell->state_columns() * hidden}, options),
       if_wanted(want_input, args.input->sizes()),
       if_wanted(want_h, args.h_0->sizes()),
-      WeightGradients(args, options.dtype(weights_dtype)),
+      WeightGradients(args, args.input->options()),
       if_wanted(want_bias_ih || want_bias_hh, {columns})};
 }
 
 }  // namespace
 
 Gradients step_backward(const SequenceBackwardArgs& args) {
-  const at::ScalarType dtype = args.input->scalar_type();
   const StepSchedule schedule = schedule_of(args);
-  const bool blocked = schedule.backward == StepGemm::kBlocked;
-  const StepGradients results = allocate_gradients(args, blocked ? dtype : compute_dtype(dtype));
+  if (schedule.backward != StepGemm::kBlocked) return per_step_backward(args);
+  const at::ScalarType dtype = args.input->scalar_type();
+  const StepGradients results = allocate_gradients(args);
   const Tensor grad_c =
       args.grad_c_n.defined() ? args.grad_c_n->to(compute_dtype(dtype)) : Tensor();
   const Tensor parameters = cell_parameters(*args.cell, args.bias_ih);
@@ -288,16 +271,13 @@ Gradients step_backward(const SequenceBackwardArgs& args) {
     step.grad_gates = write<C>(results.dz);
     step.grad_c_prev = write<C>(results.dc);
     if constexpr (std::is_same_v<T, BFloat16>) {
-      if (blocked && schedule.backward_format == GemmFormat::kBf16) {
+      if (schedule.backward_format == GemmFormat::kBf16) {
         return BlockedStepBackward<T, Bf16Format>(step, args, results, schedule).run();
       }
     }
     if constexpr (kHasGemm<T>) {
-      if (blocked) {
-        return BlockedStepBackward<T, F32InPlaceFormat<T>>(step, args, results, schedule).run();
-      }
+      BlockedStepBackward<T, F32InPlaceFormat<T>>(step, args, results, schedule).run();
     }
-    backward_by_aten<T>(step, args, results);
   });
   const auto result = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : Tensor();
@@ -308,8 +288,8 @@ Gradients step_backward(const SequenceBackwardArgs& args) {
       result(results.d_input),
       result(results.d_h),
       args.output_mask[2] ? results.dc.to(dtype) : Tensor(),
-      result(results.weights.weight_ih),
-      result(results.weights.weight_hh),
+      results.weights.weight_ih,
+      results.weights.weight_hh,
       result(bias_ih),
       result(bias_hh)};
 }

@@ -1,5 +1,5 @@
-// A single step, forward, with weights in place: by ATen's GEMMs, the GEMM kernel or, for few rows,
-// dot products.
+// A single step, forward, with weights in place: by the GEMM kernel or, for few rows, dot products;
+// otherwise by the per-step engine.
 #include "common/memory.h"
 #include "common/schedule_log.h"
 #include "cpu/engine/engine.h"
@@ -18,19 +18,6 @@ using at::Tensor;
 
 template <typename T>
 using ElementwiseForward = ForwardArgs<T, compute_t<T>>;
-
-template <typename T>
-void step_by_aten(ElementwiseForward<T> step, const SequenceArgs& args) {
-  const Linear linear = Linear::with_bias(args);
-  const Tensor gates = linear.project_x(args.input);
-  linear.add_recurrent(gates, args.h_0->to(gates.scalar_type()));
-  step.hidden = args.h_0->size(1);
-  step.gates = read<compute_t<T>>(gates);
-  step.gates_step = step.hidden;
-  parallel_for(args.h_0->numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
-    elementwise<T, compute_t<T>>(*args.cell).forward(step, begin, end);
-  });
-}
 
 // `width` units from `unit` on and `rows` rows from `first` on.
 template <typename T>
@@ -201,12 +188,15 @@ void run_step(
   if constexpr (kIsOperand<T>) {
     if (schedule.forward == StepGemm::kBlocked) return BlockedStep<T>(step, args, schedule).run();
   }
-  step_by_aten<T>(step, args);
+  TORCH_INTERNAL_ASSERT(false, "no kernel for a step's schedule");
 }
 
 }  // namespace
 
 SequenceResult step_forward(const SequenceArgs& args) {
+  const StepSchedule schedule = schedule_of(args);
+  if (logs_schedules()) log_schedule(args, to_string(schedule));
+  if (schedule.forward == StepGemm::kAten) return per_step_forward(args);
   const int64_t batch = args.h_0->size(0);
   const int64_t hidden = args.h_0->size(1);
   const auto options = args.input->options();
@@ -215,8 +205,6 @@ SequenceResult step_forward(const SequenceArgs& args) {
       new_tensor({batch, hidden}, options),
       new_tensor({batch, args.cell->state_columns() * hidden}, options),
       args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
-  const StepSchedule schedule = schedule_of(args);
-  if (logs_schedules()) log_schedule(args, to_string(schedule));
   visit_dtype(
       args.input->scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
   return result;

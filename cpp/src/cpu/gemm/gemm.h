@@ -1,4 +1,4 @@
-// GEMMs on complete tensors: ATen, or the kernels in formats.h if faster.
+// GEMMs on complete tensors.
 #pragma once
 
 #include "common/tensor_views.h"
@@ -15,59 +15,6 @@
 #include <functional>
 
 namespace lltm::cpu {
-
-// Between a cell's inputs and pre-activations. 16-bit weights are widened to float32:
-// pre-activations are not rounded, and CPUs without float16 arithmetic are faster.
-class Linear {
- public:
-  // project_x and project add the biases.
-  template <typename Args>
-  static Linear with_bias(const Args& args) {
-    const Weights weights = weights_of(args);
-    return Linear(*args.cell, weights, slot_bias(args, args.h_0->size(1)));
-  }
-  template <typename Args>
-  explicit Linear(const Args& args) : Linear(*args.cell, weights_of(args), at::Tensor()) {}
-
-  // (rows, S * H) = x (rows, I) W_x^T + b.
-  at::Tensor project_x(const at::Tensor& x) const;
-  // gates += h (rows, H) W_h^T, for the gates that multiply h.
-  void add_recurrent(const at::Tensor& gates, const at::Tensor& h) const {
-    add_product(gates, h, cell_.direct);
-  }
-  // The same for an operand of products and its gates.
-  void add_product(const at::Tensor& gates, const at::Tensor& operand, SlotRange slots) const;
-  // Rounded as PyTorch's operations: one GEMM if every pre-activation depends on both.
-  void project(at::Tensor gates, const at::Tensor& h, const at::Tensor& x) const;
-
-  // Gradients from dz (rows, (S + P) * H), written to `out`. Not for weights with heads.
-  void input_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, I)
-  void state_gradient(at::Tensor out, const at::Tensor& dz) const;                  // (rows, H)
-  at::Tensor operand_gradient(const at::Tensor& dz, const Operand& operand) const;  // (rows, H)
-  // d_ih (Gx * H, I) = dz^T x and d_hh (Gh * H, H) = dz^T h or, if `accumulate`, +=, unless
-  // undefined. `saved` has the operands of products.
-  void weight_gradients(
-      const Weights& out,
-      const at::Tensor& dz,
-      const at::Tensor& h,
-      const at::Tensor& x,
-      const at::Tensor& saved,
-      bool accumulate) const;
-
- private:
-  Linear(const CellInfo& cell, const Weights& weights, at::Tensor bias);
-  at::Tensor columns(const at::Tensor& z, SlotRange slots) const;
-  at::Tensor x_columns(const at::Tensor& z) const { return columns(z, cell_.x); }
-  at::Tensor rows_of(SlotRange slots) const;               // of weight_h_
-  at::Tensor projected_input(const at::Tensor& x) const {  // without the columns of given gates
-    return x.narrow(1, 0, weight_x_.size(1));
-  }
-
-  const CellInfo& cell_;
-  const int64_t heads_, hidden_;
-  at::Tensor weight_x_, weight_h_, bias_;  // in pre-activation order
-  mutable at::Tensor both_;                // [weight_h_, weight_x_], created on first use
-};
 
 // For few rows, with weights in place, whose rows are contiguous. For `width` units from `unit` on:
 // z (rows, S * width) = x W_x^T + h W_h^T. Without x, adds the recurrent part. Without h,

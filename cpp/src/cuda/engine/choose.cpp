@@ -1,9 +1,7 @@
-#include "common/heads.h"
 #include "common/schedule_log.h"
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda/kernel/persistent.h"
-#include "op/aten_fallback.h"
 
 #include <lltm/backends.h>
 
@@ -42,10 +40,9 @@ auto run(
   if (logs_schedules()) {
     const char* const direction = engine == Engine::persistent_forward ? "forward" : "backward";
     const std::string rows = std::to_string(plan.kernel.tiles * kTileRows) + " rows";
-    const std::string other = has_heads(args.weight_hh) ? "a kernel per stage" : "per-step";
     const std::string chosen =
         result ? "persistent, " + std::to_string(plan.groups) + " groups of " + rows
-               : other + " (" + plan.why_not + ")";
+               : std::string("per-step (") + plan.why_not + ")";
     log_schedule(args, std::string("on CUDA, ") + direction + ": " + chosen);
   }
   return result ? *std::move(result) : otherwise();
@@ -54,27 +51,21 @@ auto run(
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  if (args.is_step()) return step_forward(args);
+  if (args.is_step()) return per_step_forward(args);
   return run(
       Engine::persistent_forward,
       args,
       [&](const PersistentPlan& plan) { return persistent_forward(args, plan); },
-      [&] {
-        return has_heads(args.weight_hh) ? aten_fallback::forward_by_stages(args, stage_kernels())
-                                         : per_step_forward(args);
-      });
+      [&] { return per_step_forward(args); });
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  if (args.is_step()) return step_backward(args);
+  if (args.is_step()) return per_step_backward(args);
   return run(
       Engine::persistent_backward,
       args,
       [&](const PersistentPlan& plan) { return persistent_backward(args, plan); },
-      [&] {
-        return has_heads(args.weight_hh) ? aten_fallback::backward_by_stages(args, stage_kernels())
-                                         : per_step_backward(args);
-      });
+      [&] { return per_step_backward(args); });
 }
 
 }  // namespace lltm::cuda

@@ -8,7 +8,6 @@
 #include "common/operator_args.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/kernel/persistent.h"
-#include "op/run_program.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -17,14 +16,7 @@
 
 namespace lltm::cuda {
 
-// step.cpp: steps (operator_args.h), without an output.
-SequenceResult step_forward(const SequenceArgs& args);
-Gradients step_backward(const SequenceBackwardArgs& args);
-
-// stages.cpp: kernels for the stages of a cell, on the current stream.
-aten_fallback::StageKernels stage_kernels();
-
-// choose.cpp: one of these engines, or a kernel per stage for heads without persistent kernels.
+// choose.cpp: one of these engines.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 
@@ -34,7 +26,7 @@ inline int64_t workspace_of_cache() {
   return l2_cache_bytes() / 3 * 2;
 }
 
-// per_step.cpp: the per-step engine.
+// step_kernels.cpp: the per-step engine (aten/per_step.h).
 SequenceResult per_step_forward(
     const SequenceArgs& args, int64_t workspace_bytes = workspace_of_cache());
 Gradients per_step_backward(const SequenceBackwardArgs& args);

@@ -4,12 +4,12 @@
 // As in the per-step engine, h, c and dz are rounded to the tensors' dtype at every step; sums and
 // gradients between steps are float32.
 #include "cuda/kernel/persistent.h"
+#include "aten/row_gradients.h"
 #include "common/step_io.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cuda/engine/engine.h"
-#include "cuda/engine/sequence_gradients.h"
 #include "cuda/gemm/gemm.h"
 
 #include <lltm/backends.h>
@@ -89,6 +89,8 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const int64_t head_units = units_per_head(args);
   const at::ScalarType dtype = args.input->scalar_type();
+  if (!cell.is_element_wise()) return {"the step has several stages or given gates"};
+  if (cell.outputs > 0) return {"states are part of the output"};
   if (cell.x.count() == 0 || cell.h.count() == 0) return {"no gate depends on x, or none on h"};
   if (dtype == at::kDouble) return {"dtype is float64"};
   if (dtype == at::kFloat && cuda_float32() == "ieee") {
@@ -294,16 +296,16 @@ bool launch_forward_steps(
   const std::vector<Chunk> chunks =
       plan_chunks(steps, workspace_bytes / (columns * static_cast<int64_t>(sizeof(float))));
   const Tensor gates = at::empty({most_rows(chunks), columns}, compute_options(args.input));
+  const Gemm gemm(args.input->scalar_type());
   const Tensor x = as_operand(flat_rows(args.input));
-  const Tensor weights_x =
-      as_padded_operand(x_slots(weights_of(args).ih, cell), columns, args.input->size(-1));
+  const Tensor weights_x = as_padded_operand(
+      x_slots(weights_of(args).ih, cell), columns, args.input->size(-1), gemm.alignment());
   const Tensor weights_h = aligned(recurrent_weights(args));
   const Tensor initial_h = aligned(args.h_0), c_0 = args.c_0->contiguous();
   const Tensor mask = mask_rows(args), h_0 = aligned(masked_h(initial_h, mask));
   const Tensor output = flat_rows(results.output), reset = reset_rows(args);
   const Tensor exchanged = mask.defined() ? at::empty_like(output) : output;
   const Tensor begun = at::empty({kCounterBytes}, args.input->options().dtype(at::kByte));
-  const Gemm gemm(args.input->scalar_type());
   const Stream stream = current_stream();
 
   PersistentForwardArgs<T> a;
@@ -444,7 +446,7 @@ std::optional<Gradients> persistent_backward(
   });
   if (!launched) return rejected();
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  return sequence_gradients(args, steps, Gemm(dtype), tensors);
+  return row_gradients(args, steps, Gemm(dtype), tensors);
 }
 
 }  // namespace lltm::cuda

@@ -1,9 +1,9 @@
 #include "cuda/engine/self_check.h"
 
+#include "aten/fallback.h"
 #include "cuda/context.h"
 #include "cuda/engine/engine.h"
 #include "cuda/gemm/gemm.h"
-#include "op/aten_fallback.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
@@ -18,6 +18,7 @@
 #include <cmath>
 #include <compare>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -36,18 +37,17 @@ constexpr int64_t kSteps = 4, kInput = 5;
 // rows.
 constexpr int64_t kBatch = 3, kHidden = 24;
 
-// Checked once. TF32: PyTorch allows GEMMs in float32 to use it.
-struct Kernels {
+// What is checked once. TF32: PyTorch allows GEMMs in float32 to use it.
+struct KernelId {
   const CellInfo* cell;
   at::ScalarType dtype;
   bool tf32;
   c10::DeviceIndex device;
   Engine engine;
-  const Stage* stage = nullptr;
   int tiles = 0, units = 0, shared_units = 0, directions = 0;  // PersistentKernel
   bool heads = false;
 
-  auto operator<=>(const Kernels&) const = default;
+  auto operator<=>(const KernelId&) const = default;
 };
 
 // Maximum error relative to the largest value, and the dtype of the reference. Correct kernels have
@@ -58,7 +58,7 @@ struct Criterion {
   double most_error;
   at::ScalarType reference;
 };
-Criterion criterion_of(const Kernels& kernels) {
+Criterion criterion_of(const KernelId& kernels) {
   if (kernels.dtype == at::kDouble) return {0x1p-38, at::kDouble};
   if (kernels.dtype == at::kFloat && !kernels.tf32) return {0x1p-15, at::kDouble};
   return {kernels.dtype == at::kBFloat16 ? 0x1p-5 : 0x1p-8, kernels.dtype};
@@ -72,7 +72,8 @@ struct Problem {
   const int64_t batch, hidden, head_units;
   const int64_t of_x = cell.x.count() * hidden, of_h = cell.h.count() * hidden;
   const double scale = 1 / std::sqrt(static_cast<double>(hidden));
-  const Tensor input = values({kSteps, batch, kInput}, 1), first_input = input[0];
+  const Tensor input = values({kSteps, batch, kInput + cell.given * hidden}, 1);
+  const Tensor first_input = input[0];
   const Tensor h = values({batch, hidden}, 1);
   const Tensor c = values({batch, cell.state_columns() * hidden}, 0.5);
   const Tensor weight_ih = values({of_x, kInput}, 0.2);
@@ -83,6 +84,8 @@ struct Problem {
   const Tensor bias_ih = values({of_x + cell.parameters * hidden}, 0.2);
   const Tensor bias_hh = values({of_h}, 0.2);
   const Tensor grad_output = is_step ? Tensor() : values({kSteps, batch, hidden}, 1);
+  const Tensor grad_states =
+      is_step || cell.outputs == 0 ? Tensor() : values({kSteps, batch, cell.outputs * hidden}, 1);
   const Tensor reset = is_step ? Tensor() : values({kSteps, batch}, 1).gt(0.8);
   const Tensor mask = is_step ? Tensor() : values({batch, hidden}, 1.5);
   const OutputMask all = {true, true, true, true, true, true, true};
@@ -106,7 +109,10 @@ struct Problem {
   // Of the forward pass with these results.
   SequenceBackwardArgs backward(const SequenceResult& results) const {
     const auto& [output, h_n, c_n, saved] = results;
-    return {inputs(), rounded(output), rounded(saved), grad_output, h, c, all};
+    const Tensor of_h = is_step ? output : output.narrow(2, 0, hidden);
+    SequenceBackwardArgs args = {inputs(), rounded(of_h), rounded(saved), grad_output, h, c, all};
+    args.grad_states = grad_states;
+    return args;
   }
 };
 
@@ -124,14 +130,19 @@ double read(const Tensor& scalar) {
   return value;
 }
 
-// Empty if no error is too large. Allows errors that `theirs`, unless it is empty, has too.
-// Compares finite values.
+// Empty if no error is too large. Allows errors that PyTorch's results `theirs`, computed on
+// demand, have too: thresholds and cancellation may cause them. Compares finite values.
+template <typename Results>
 std::string error_of(
-    const std::vector<Tensor>& ours,
-    const std::vector<Tensor>& exact,
+    const std::optional<Results>& results,
+    const Results& expected,
     double most_error,
-    const char* name,
-    const std::vector<Tensor>& theirs = {}) {
+    const std::function<Results()>& compute_theirs) {
+  if (!results.has_value()) return "the GPU rejected a launch";
+  const auto list = [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; };
+  const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
+  const std::vector<Tensor> ours = std::apply(list, *results), exact = std::apply(list, expected);
+  std::vector<Tensor> theirs;
   for (size_t k = 0; k < exact.size(); ++k) {
     // A step has no output, and some cells save nothing.
     if (!ours[k].defined() || exact[k].numel() == 0) continue;
@@ -142,24 +153,17 @@ std::string error_of(
     };
     const double error = error_in(ours[k]);
     if (error <= most_error * most) continue;
-    if (!theirs.empty() && !(error_in(theirs[k]) <= most_error * most)) continue;
+    if (theirs.empty()) theirs = std::apply(list, compute_theirs());
+    if (!(error_in(theirs[k]) <= most_error * most)) continue;
     return c10::str(name, k, " differs by ", error, "; its largest value is ", most);
   }
   return "";
-}
-template <typename Results>
-std::string error_of(
-    const std::optional<Results>& results, const Results& expected, double most_error) {
-  if (!results.has_value()) return "the GPU rejected a launch";
-  const auto list = [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; };
-  const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
-  return error_of(std::apply(list, *results), std::apply(list, expected), most_error, name);
 }
 
 // Empty if the results match. A persistent kernel gets a full group of rows and a part of another,
 // if both run concurrently.
 std::string what_is_wrong(
-    const Kernels& kernels, const at::TensorOptions& options, PersistentPlan plan) {
+    const KernelId& kernels, const at::TensorOptions& options, PersistentPlan plan) {
   plan.directions = 1;  // the kernel for two directions, with one call
   // A timeout makes the check fail; it is no error of the next call.
   const Tensor failure = at::empty({1}, options.dtype(at::kInt));
@@ -179,39 +183,20 @@ std::string what_is_wrong(
   if (engine != Engine::persistent_backward) {
     const SequenceArgs args = problem.forward();
     wrong = error_of<SequenceResult>(
-        is_persistent ? persistent_forward(args, plan)
-        : is_step     ? step_forward(args)
-                      : per_step_forward(args),
+        is_persistent ? persistent_forward(args, plan) : per_step_forward(args),
         expected,
-        most_error);
+        most_error,
+        [&] { return aten_fallback::sequence_forward(args); });
   }
   if (engine != Engine::persistent_forward && wrong.empty()) {
     const SequenceBackwardArgs args = problem.backward(expected);
     wrong = error_of<Gradients>(
-        is_persistent ? persistent_backward(args, plan)
-        : is_step     ? step_backward(args)
-                      : per_step_backward(args),
+        is_persistent ? persistent_backward(args, plan) : per_step_backward(args),
         aten_fallback::sequence_backward(exact.backward(expected)),
-        most_error);
+        most_error,
+        [&] { return aten_fallback::sequence_backward(args); });
   }
   return wrong;
-}
-
-// Thresholds and cancellation in the call's inputs may make PyTorch's results as different.
-std::string what_is_wrong(
-    const Kernels& kernels,
-    const aten_fallback::StageCall& call,
-    const std::function<void()>& run) {
-  const auto [most_error, reference] = criterion_of(kernels);
-  const auto in_aten = [&](at::ScalarType dtype) {
-    std::vector<Tensor> inputs = call.inputs;
-    for (Tensor& input : inputs) input = input.to(dtype);
-    return aten_fallback::run(call.stage.program, std::move(inputs), call.like);
-  };
-  run();
-  const std::vector<Tensor> exact = in_aten(compute_dtype(reference));
-  const std::vector<Tensor> theirs = in_aten(compute_dtype(call.dtype));
-  return error_of(call.outputs, exact, most_error, "output ", theirs);
 }
 
 // Without the caller's autograd and autocast.
@@ -222,19 +207,17 @@ struct Apart {
 
 // One error per check, with a stable address.
 std::mutex mutex;
-std::map<Kernels, std::string>& checked = *new std::map<Kernels, std::string>;
+std::map<KernelId, std::string>& checked = *new std::map<KernelId, std::string>;
 
 constexpr const char* kTitles[] = {
     // in the order of Engine
     "single-step kernels",
     "sequence kernels",
     "persistent forward kernel",
-    "persistent backward kernel",
-    "kernel of a forward stage",
-    "kernel of a backward stage"};
+    "persistent backward kernel"};
 
 template <typename Check>
-const char* why_not(const Kernels& kernels, at::Device device, const Check& check) {
+const char* why_not(const KernelId& kernels, at::Device device, const Check& check) {
   const auto answer = [](const std::string& wrong) {
     return wrong.empty() ? nullptr : wrong.c_str();
   };
@@ -284,13 +267,12 @@ const char* why_not_kernels(
   const at::ScalarType dtype = input.scalar_type();
   const bool tf32 = dtype == at::kFloat && Gemm(dtype).uses_tf32();
   const PersistentKernel& kernel = plan.kernel;
-  const Kernels kernels = {
+  const KernelId kernels = {
       &cell,
       dtype,
       tf32,
       input.device().index(),
       engine,
-      /*stage=*/nullptr,
       kernel.tiles,
       kernel.units,
       kernel.shared_units,
@@ -298,18 +280,6 @@ const char* why_not_kernels(
       kernel.heads};
   return why_not(
       kernels, input.device(), [&] { return what_is_wrong(kernels, input.options(), plan); });
-}
-
-const char* why_not_stage(const aten_fallback::StageCall& call, const std::function<void()>& run) {
-  const at::Device device = call.like.device();
-  const Kernels kernels = {
-      &call.cell,
-      call.dtype,
-      /*tf32=*/false,
-      device.index(),
-      call.backward ? Engine::backward_stage : Engine::forward_stage,
-      &call.stage};
-  return why_not(kernels, device, [&] { return what_is_wrong(kernels, call, run); });
 }
 
 void forget_self_checks() {

@@ -4,45 +4,13 @@
 
 #include <lltm/backends.h>
 
-#include <ATen/ops/zeros.h>
 #include <c10/util/env.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace lltm::cuda {
 namespace {
-
-constexpr int64_t kGemmAccessBytes = 16;
-
-// cuBLAS requires rows that do not overlap, and 32-bit indices. A single row's stride is
-// irrelevant.
-bool is_leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
-  return rows <= 1 ||
-         (stride >= std::max<int64_t>(cols, 1) && stride <= std::numeric_limits<int32_t>::max());
-}
-
-// cuBLAS checks also a single row's stride, which can be anything in a tensor: returns the row
-// length instead.
-int64_t leading_dimension(int64_t stride, int64_t rows, int64_t cols) {
-  return std::max<int64_t>(rows > 1 ? stride : cols, 1);
-}
-
-bool has_contiguous_rows(const at::Tensor& t) {
-  return (t.size(1) <= 1 || t.stride(1) == 1) &&
-         is_leading_dimension(t.stride(0), t.size(0), t.size(1));
-}
-
-bool has_contiguous_columns(const at::Tensor& t) {
-  return (t.size(0) <= 1 || t.stride(0) == 1) &&
-         is_leading_dimension(t.stride(1), t.size(1), t.size(0));
-}
-
-// An empty tensor may have a null data pointer.
-int64_t byte_offset(const at::Tensor& tensor, int64_t elements) {
-  return tensor.numel() == 0 ? 0 : elements * static_cast<int64_t>(tensor.element_size());
-}
 
 CudaDataType data_type(at::ScalarType dtype) {
   switch (dtype) {
@@ -64,59 +32,6 @@ CublasOperation operation(const GemmOperand& operand) {
   return operand.transposed ? kTransposed : kNotTransposed;
 }
 
-}  // namespace
-
-at::Tensor as_operand(const at::Tensor& tensor) {
-  return has_contiguous_rows(tensor) || has_contiguous_columns(tensor) ? tensor
-                                                                       : tensor.contiguous();
-}
-
-int64_t padded_cols(int64_t cols, at::ScalarType dtype) {
-  const int64_t access = kGemmAccessBytes / static_cast<int64_t>(c10::elementSize(dtype));
-  return (cols + access - 1) / access * access;
-}
-
-at::Tensor as_padded_operand(const at::Tensor& tensor, int64_t rows, int64_t cols) {
-  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  const int64_t row_bytes = tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  if (tensor.size(0) == rows && tensor.size(1) == cols && has_contiguous_rows(tensor) &&
-      address % kGemmAccessBytes == 0 && row_bytes % kGemmAccessBytes == 0) {
-    return tensor;
-  }
-  const at::Tensor memory =
-      at::zeros({rows, padded_cols(cols, tensor.scalar_type())}, tensor.options());
-  memory.slice(0, 0, tensor.size(0)).slice(1, 0, tensor.size(1)).copy_(tensor);
-  return memory.slice(1, 0, cols);
-}
-
-GemmOperand operand(const at::Tensor& tensor) {
-  return operand_rows(tensor, 0, tensor.size(0));
-}
-
-GemmOperand operand_rows(const at::Tensor& t, int64_t begin, int64_t count) {
-  const auto* const data = static_cast<const char*>(t.const_data_ptr());
-  if (has_contiguous_rows(t)) {
-    const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
-    return {data + byte_offset(t, begin * ld), count, t.size(1), ld, /*transposed=*/false};
-  }
-  const int64_t ld = leading_dimension(t.stride(1), t.size(1), t.size(0));
-  return {data + byte_offset(t, begin), count, t.size(1), ld, /*transposed=*/true};
-}
-
-GemmOperand transposed(const GemmOperand& a) {
-  return {a.data, a.cols, a.rows, a.ld, !a.transposed};
-}
-
-GemmResult result(const at::Tensor& tensor) {
-  return result_rows(tensor, 0, tensor.size(0));
-}
-
-GemmResult result_rows(const at::Tensor& t, int64_t begin, int64_t count) {
-  const int64_t ld = leading_dimension(t.stride(0), t.size(0), t.size(1));
-  auto* const data = static_cast<char*>(t.mutable_data_ptr());
-  return {data + byte_offset(t, begin * ld), count, t.size(1), ld, t.scalar_type()};
-}
-
 void zero(const GemmResult& c) {
   if (c.rows == 0 || c.cols == 0) return;
   const size_t element = c10::elementSize(c.dtype);
@@ -129,6 +44,8 @@ void zero(const GemmResult& c) {
           static_cast<size_t>(c.rows),
           current_stream().handle));
 }
+
+}  // namespace
 
 std::int64_t l2_cache_bytes() {
   return attribute(DeviceAttribute::kL2CacheBytes);
@@ -157,6 +74,17 @@ bool Gemm::uses_tf32() const {
   int mode = 0;
   check_cublas(functions().cublasGetMathMode(handle_, &mode));
   return mode == kTf32Math;
+}
+
+// If a sum of K terms is rounded after each addition, as cuBLAS may do, its relative error in half
+// epsilons is about sqrt(K / 6) for random signs and sqrt(K) / 3 for equal signs: more than a
+// hundred for 100,000 rows. The accuracy criterion (docs/accuracy.md) counts errors below 4
+// epsilons as 4, the error of a GEMM over 512 rows. With two levels of sums, 32 GEMMs per partial
+// sum, adding exceeds that error only after eight million rows. In 16 bits and TF32, rounding the
+// factors causes far larger errors than float32 sums.
+SumLimits Gemm::over_rows() const {
+  const bool is_decisive = dtype_ == at::kDouble || (dtype_ == at::kFloat && !uses_tf32());
+  return is_decisive ? SumLimits{512, 32} : SumLimits{};
 }
 
 void Gemm::operator()(

@@ -1,4 +1,4 @@
-// Arguments and launches of the element-wise kernels. No ATen header: NVRTC compiles the arguments.
+// Arguments of the element-wise kernels. No ATen header: NVRTC compiles the arguments.
 #pragma once
 
 #include "cell/cell.h"
@@ -41,14 +41,20 @@ struct BackwardArgs {
   Matrix<D> grad_c_prev;         // (rows, K * H), or null
 };
 
-// Inputs, then outputs of a stage, in the order of its ports. A kernel declares only its own ports.
+// A value of a stage. The element type is known to the kernel (value_type of program_source.h).
 struct StagePort {
-  void* data;  // null: an output that is not stored
+  void* data;  // null: an input that is zero, or an output that is not stored
   std::int64_t row_stride, col_stride;
 };
 template <int kPorts = Program::kMostRegisters>
 struct StageArgs {
   std::int64_t hidden;
+  // Forward: added to pre-activations.
+  StagePort bias_ih, bias_hh;
+  // Forward: h' is also stored for the next GEMM and, if the cell reads h, as a state. Backward:
+  // their gradients are added to that of h'.
+  StagePort h_of_gemm, h_of_state;
+  // Inputs, then outputs, in the order of the stage's ports. A kernel declares only its own.
   StagePort ports[kPorts];
 };
 // The driver's limit for a kernel's arguments.
@@ -62,11 +68,5 @@ struct Stream {
 // The current device's; makes its context current. All must stay current. Costs more than a launch:
 // once per operator.
 Stream current_stream();
-
-// Queues the kernel. Does nothing without rows or units.
-template <typename T>
-void launch_forward(const CellInfo& cell, const ForwardArgs<T>& args, Stream stream);
-template <typename T, typename D>
-void launch_backward(const CellInfo& cell, const BackwardArgs<T, D>& args, Stream stream);
 
 }  // namespace lltm::cuda

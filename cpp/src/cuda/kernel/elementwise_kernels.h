@@ -288,20 +288,31 @@ LLTM_CELL_INLINE void backward_at(
   });
 }
 
-// T or its compute type (is_narrow).
-template <typename T>
-LLTM_CELL_INLINE T load(const StagePort& p, const Position& at) {
-  return static_cast<const T*>(p.data)[at.row * p.row_stride + at.col * p.col_stride];
+// Of element type E (value_type of program_source.h).
+template <typename E>
+LLTM_CELL_INLINE compute_t<E> load(const StagePort& p, const Position& at) {
+  if (p.data == nullptr) return compute_t<E>(0);
+  return compute_t<E>(static_cast<const E*>(p.data)[at.row * p.row_stride + at.col * p.col_stride]);
 }
-template <typename T>
-LLTM_CELL_INLINE void store(const StagePort& p, const Position& at, T value) {
-  if (p.data != nullptr) static_cast<T*>(p.data)[at.row * p.row_stride + at.col] = value;
+template <typename E>
+LLTM_CELL_INLINE void store(const StagePort& p, const Position& at, compute_t<E> value) {
+  if (p.data != nullptr) {
+    static_cast<E*>(p.data)[at.row * p.row_stride + at.col * p.col_stride] = E(value);
+  }
+}
+// `block` * H columns to the right.
+LLTM_CELL_INLINE Position in_block(const Position& at, std::int64_t hidden, int block) {
+  return {at.row, at.col + block * hidden};
 }
 
+// T of the tensors, D of the gradients of states.
+template <typename T, typename D>
+struct StageTypes {};
+
 // Stage: see print_stage.
-template <typename Stage, int kWidth, typename T, typename Args>
-LLTM_CELL_INLINE void stage_at(const Args& args, T, std::int64_t n) {
-  Stage::template run<T>(args.ports, position(n, args.hidden));
+template <typename Stage, int kWidth, typename T, typename D, typename Args>
+LLTM_CELL_INLINE void stage_at(const Args& args, StageTypes<T, D>, std::int64_t n) {
+  Stage::template run<T, D>(args, position(n, args.hidden));
 }
 
 }  // namespace

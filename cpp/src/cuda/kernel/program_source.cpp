@@ -98,25 +98,56 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   return to.str();
 }
 
-std::string print_stage(const Stage& stage, bool backward, const std::string& name) {
+std::string print_stage(
+    const CellInfo& cell, const Stage& stage, bool backward, const std::string& name) {
   const int inputs = stage.program.inputs;
-  const auto type = [&](const Port& port) { return is_narrow(port.place, backward) ? "T" : "V"; };
+  const auto type = [&](const Port& port) {
+    constexpr const char* kNames[] = {"T", "D", "V"};
+    return kNames[static_cast<int>(value_type(port.place, backward))];
+  };
   std::ostringstream to = new_stream();
+  const auto load = [&](const char* of_type, const char* from, int block) {
+    to << "cuda::load<" << of_type << ">(args." << from << ", ";
+    block == 0 ? to << "at)" : to << "cuda::in_block(at, args.hidden, " << block << "))";
+  };
   to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n";
   print_program(to, stage.program, "compute");
-  to << "\n  template <typename T, typename Ports, typename Position>\n"
-     << "  static LLTM_CELL_INLINE void run(const Ports& ports, const Position& at) {\n"
+  to << "\n  template <typename T, typename D, typename Args, typename Position>\n"
+     << "  static LLTM_CELL_INLINE void run(const Args& args, const Position& at) {\n"
      << "    using V = compute_t<T>;\n    const V in[] = {";
   for (int k = 0; k < inputs; ++k) {
-    to << "V(cuda::load<" << type(stage.ports[k]) << ">(ports[" << k << "], at)), ";
+    const auto [place, index] = stage.ports[k];
+    load(type(stage.ports[k]), numbered("ports[", k, "]").c_str(), 0);
+    if (place == Place::kGate && cell.x.contains(index)) {
+      to << " + ";
+      load("T", "bias_ih", cell.x_blocks[index]);
+    }
+    if (place == Place::kGate && cell.h.contains(index)) {
+      to << " + ";
+      load("T", "bias_hh", cell.h_blocks[index]);
+    }
+    if (place == Place::kH) {
+      to << " + ";
+      load("D", "h_of_gemm", 0);
+      if (cell.reads_h) {
+        to << " + ";
+        load("D", "h_of_state", 0);
+      }
+    }
+    to << ",\n        ";
   }
   to << (inputs == 0 ? "V(0)" : "") << "};\n    V out[" << stage.program.outputs
      << "];\n    compute(in, out);\n";
+  const auto store = [&](const char* of_type, const std::string& port, int output) {
+    to << "    cuda::store<" << of_type << ">(args." << port << ", at, out[" << output << "]);\n";
+  };
   for (int k = 0; k < stage.program.outputs; ++k) {
     const Port& port = stage.ports[inputs + k];
-    // The operand of a product is rounded, as h is.
-    to << "    cuda::store(ports[" << inputs + k << "], at, " << type(port)
-       << (port.place == Place::kOperand ? "(T" : "(") << "(out[" << k << "])));\n";
+    store(type(port), numbered("ports[", inputs + k, "]"), k);
+    if (port.place == Place::kH) {
+      store("T", "h_of_gemm", k);
+      if (cell.reads_h) store("T", "h_of_state", k);
+    }
   }
   to << "  }\n};\n\n}  // namespace\n}  // namespace lltm\n";
   return to.str();
@@ -138,10 +169,11 @@ std::string print_kernel(const KernelForm& form) {
      << "_gpu.h\"\n\n";
   if (form.stage != nullptr) {
     const Program& program = form.stage->program;
-    to << print_stage(*form.stage, form.backward, "Definition")
+    to << print_stage(*form.cell, *form.stage, form.backward, "Definition")
        << "\nnamespace lltm::cuda {\nusing Args = StageArgs<" << program.inputs + program.outputs
-       << ">;\nLLTM_ELEMENTWISE_KERNEL(" << kernel_name(form) << ", "
-       << kTypes[static_cast<int>(form.tensor)] << ", stage_at, 1)\n}\n";
+       << ">;\nusing Types = StageTypes<" << kTypes[static_cast<int>(form.tensor)] << ", "
+       << kTypes[static_cast<int>(form.state)] << ">;\nLLTM_ELEMENTWISE_KERNEL("
+       << kernel_name(form) << ", Types, stage_at, 1)\n}\n";
     return to.str();
   }
   const bool is_custom = form.cell->programs != nullptr;

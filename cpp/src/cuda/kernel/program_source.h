@@ -30,8 +30,28 @@ struct KernelForm {
 // A cell definition for elementwise_kernels.h: struct `name`, in C++ for host and device.
 std::string print_definition(const CellInfo& cell, const std::string& name);
 
-// The same for a stage: run<T>(ports, position) computes a hidden unit.
-std::string print_stage(const Stage& stage, bool backward, const std::string& name);
+// The element type of a stage's value: that of the tensors, of the gradients of states, or the
+// compute type.
+enum class ValueType { kTensor, kState, kCompute };
+constexpr ValueType value_type(Place place, bool backward) {
+  switch (place) {
+    case Place::kGate:
+      return backward ? ValueType::kTensor : ValueType::kCompute;
+    case Place::kState:
+      return backward ? ValueType::kState : ValueType::kTensor;
+    case Place::kOperand:
+      return backward ? ValueType::kCompute : ValueType::kTensor;
+    case Place::kMean:
+    case Place::kKept:
+      return ValueType::kCompute;
+    default:
+      return ValueType::kTensor;
+  }
+}
+
+// The same for a stage: run<T, D>(args, position) computes a hidden unit.
+std::string print_stage(
+    const CellInfo& cell, const Stage& stage, bool backward, const std::string& name);
 
 const char* kernel_name(const KernelForm& form);
 std::string print_kernel(const KernelForm& form);

@@ -1,4 +1,4 @@
-#include "op/run_program.h"
+#include "aten/run_program.h"
 
 #include "common/tensor_views.h"
 #include "common/weights.h"
@@ -51,11 +51,7 @@ Tensor apply(Op op, at::ScalarType dtype, const Tensor& x, const Tensor& y, cons
 
 // Tensors by place and index (Port): `in` for the stages of a pass to read, `out` written.
 struct PassValues {
-  const CellInfo& cell;
-  const bool backward;
-  const Pass& pass = backward ? programs_of(cell).backward : programs_of(cell).forward;
-  const StageKernels& kernels;
-  const at::ScalarType dtype;  // of the tensors
+  const Pass& pass;
   std::array<std::vector<Tensor>, kPlaces> in = {}, out = {};
 
   std::vector<Tensor>& read(Place place) {
@@ -63,20 +59,11 @@ struct PassValues {
   }
   std::vector<Tensor>& written(Place place) { return out[static_cast<size_t>(place)]; }
 
-  // Splits (rows, count * H) or (count * H). Kernels convert to the compute dtype.
+  // Splits (rows, count * H) or (count * H).
   void set(Place place, const Tensor& packed, int count) {
     if (count == 0) return;
-    const Tensor wide = kernels ? packed : packed.to(compute_dtype(packed.scalar_type()));
+    const Tensor wide = packed.to(compute_dtype(packed.scalar_type()));
     read(place) = count == 1 ? std::vector{wide} : wide.chunk(count, -1);
-  }
-
-  // (rows, count * H), which kernels write.
-  Tensor allocate(Place place, int count, const Tensor& like) {
-    const auto type = is_narrow(place, backward) ? dtype : compute_dtype(dtype);
-    const Tensor packed =
-        at::empty({like.size(0), count * like.size(1)}, like.options().dtype(type));
-    if (count > 0) written(place) = packed.chunk(count, -1);
-    return packed;
   }
 
   std::vector<Tensor> results(Place place, int count) {
@@ -87,65 +74,28 @@ struct PassValues {
   // Calls multiply(p) for each product.
   template <typename Multiply>
   void run_stages(const Tensor& like, const Multiply& multiply) {
-    Tensor to_average;
-    if (kernels) {
-      to_average = allocate(Place::kMean, pass.means, like);
-      allocate(Place::kKept, pass.kept, like);
-    }
     read(Place::kMean).resize(pass.means);
     for (auto& values : out) values.resize(CellInfo::kMostValues);
     for (const Stage& stage : std::span(pass.stages, pass.count)) {
-      std::vector<Tensor> inputs, outputs;
+      std::vector<Tensor> inputs;
       const Port* port = stage.ports;
       for (int k = 0; k < stage.program.inputs; ++k, ++port) {
         inputs.push_back(read(port->place)[port->index]);
       }
-      for (int j = 0; j < stage.program.outputs; ++j) {
-        outputs.push_back(written(port[j].place)[port[j].index]);
-      }
-      if (!kernels || !kernels({cell, stage, backward, dtype, like, inputs, outputs})) {
-        if (kernels) {
-          for (Tensor& input : inputs) input = input.to(compute_dtype(dtype));
-        }
-        const std::vector<Tensor> results = run(stage.program, std::move(inputs), like);
-        for (int j = 0; j < stage.program.outputs; ++j) {
-          if (!outputs[j].defined()) {
-            written(port[j].place)[port[j].index] = results[j];
-          } else {  // kernels round v
-            outputs[j].copy_(port[j].place == Place::kOperand ? results[j].to(dtype) : results[j]);
-          }
-        }
+      for (Tensor& result : run(stage.program, std::move(inputs), like)) {
+        written(port->place)[port->index] = std::move(result);
+        ++port;
       }
       for (int p = 0; p < CellInfo::kMostSlots; ++p) {
         if ((stage.operands >> p & 1) != 0) multiply(p);
       }
-      average(stage.means, to_average, like);
-    }
-  }
-
-  // `packed`, with kernels, has the values of all means.
-  void average(SlotRange means, const Tensor& packed, const Tensor& like) {
-    if (means.count() == 0) return;
-    Tensor averages;  // (rows, means), of one reduction
-    if (packed.defined()) {
-      const int64_t rows = like.size(0), hidden = like.size(1);
-      averages = packed.narrow(1, means.begin * hidden, means.count() * hidden)
-                     .view({rows, means.count(), hidden})
-                     .mean(-1);
-    }
-    for (int k = means.begin; k < means.end; ++k) {
-      const Tensor mean = averages.defined()
-                              ? averages.narrow(1, k - means.begin, 1)
-                              : at::mean(written(Place::kMean)[k], -1, /*keepdim=*/true);
-      read(Place::kMean)[k] = mean.expand_symint(like.sym_sizes());
+      for (int k = stage.means.begin; k < stage.means.end; ++k) {
+        const Tensor mean = at::mean(written(Place::kMean)[k], -1, /*keepdim=*/true);
+        read(Place::kMean)[k] = mean.expand_symint(like.sym_sizes());
+      }
     }
   }
 };
-
-// The pre-activations' columns of z, or rows of a weight.
-Tensor slots_of(const Tensor& tensor, int64_t dim, SlotRange slots, int first, int64_t hidden) {
-  return tensor.narrow(dim, (slots.begin - first) * hidden, slots.count() * hidden);
-}
 
 // A single tensor is not copied, unless it is `argument` itself.
 Tensor pack_states(const std::vector<Tensor>& states, const Tensor& argument) {
@@ -180,39 +130,15 @@ StepResult run_forward(
     const Tensor& c,
     const Tensor& parameters,
     const Tensor& weight_h,
-    bool save,
-    const StageKernels& kernels) {
+    bool save) {
   const at::ScalarType dtype = c.scalar_type();
-  PassValues values{.cell = cell, .backward = false, .kernels = kernels, .dtype = dtype};
+  PassValues values{programs_of(cell).forward};
   values.set(Place::kGate, gates, cell.slots);
   values.set(Place::kState, c, cell.state_columns());
   values.set(Place::kParameter, parameters, cell.parameters);
   std::vector<Tensor>& z = values.read(Place::kGate);
   const Tensor like = z[0];
-  const int states_count = cell.state_columns();
-  Tensor packed_states, packed_saved;
-  if (kernels) {
-    packed_states = values.allocate(Place::kState, states_count, like);
-    if (cell.reads_h) {
-      values.written(Place::kH) = {values.written(Place::kState)[0]};
-    } else {
-      values.allocate(Place::kH, 1, like);
-    }
-    if (save) packed_saved = values.allocate(Place::kSaved, cell.saved, like);
-    values.allocate(Place::kOperand, cell.operands().count, like);
-  }
   values.run_stages(like, [&](int p) {
-    if (kernels) {
-      const int64_t hidden = like.size(1);
-      for (const SlotRange& range : cell.operands()[p].gates) {
-        if (range.count() == 0) continue;
-        slots_of(gates, 1, range, 0, hidden)
-            .addmm_(
-                values.written(Place::kOperand)[p],
-                slots_of(weight_h, 0, range, cell.h.begin, hidden).t());
-      }
-      return;
-    }
     // v is rounded, as h is.
     const Tensor& made = values.written(Place::kOperand)[p];
     const Tensor v = made.to(dtype).to(made.scalar_type());
@@ -223,8 +149,7 @@ StepResult run_forward(
     }
   });
   const Tensor h = values.written(Place::kH)[0];
-  if (kernels) return {h, packed_states, packed_saved};
-  std::vector<Tensor> states = values.results(Place::kState, states_count);
+  std::vector<Tensor> states = values.results(Place::kState, cell.state_columns());
   if (cell.reads_h) states[0] = h;
   const std::vector<Tensor> saved = values.results(Place::kSaved, cell.saved);
   return {
@@ -241,10 +166,8 @@ std::tuple<Tensor, Tensor> run_backward(
     const Tensor& grad_h,
     const Tensor& grad_c,
     const Tensor& parameters,
-    const Tensor& weight_h,
-    const StageKernels& kernels) {
-  PassValues values{
-      .cell = cell, .backward = true, .kernels = kernels, .dtype = activations.scalar_type()};
+    const Tensor& weight_h) {
+  PassValues values{programs_of(cell).backward};
   values.set(Place::kSaved, activations, cell.saved);
   for (int k = 0; cell.programs != nullptr && k < cell.saved; ++k) {
     if ((cell.programs->per_row >> k & 1) == 0) continue;
@@ -253,29 +176,11 @@ std::tuple<Tensor, Tensor> run_backward(
   }
   values.set(Place::kParameter, parameters, cell.parameters);
   values.set(Place::kState, grad_c, cell.state_columns());
-  const bool own = cell.reads_h;  // c begins with h
-  values.read(Place::kH) = {own ? at::add(grad_h, values.read(Place::kState)[0]) : grad_h};
+  // c begins with h, if the cell reads it.
+  values.read(Place::kH) = {cell.reads_h ? at::add(grad_h, values.read(Place::kState)[0]) : grad_h};
   values.read(Place::kOperand).resize(CellInfo::kMostSlots);
-  Tensor packed_dz, packed_dc;
-  if (kernels) {
-    packed_dz = values.allocate(Place::kGate, cell.grad_columns(), grad_h);
-    std::vector<Tensor>& dz = values.written(Place::kGate);
-    values.written(Place::kParameter) = {dz.begin() + cell.slots, dz.end()};
-    packed_dc = values.allocate(Place::kState, cell.state_columns(), grad_h);
-  }
   values.run_stages(grad_h, [&](int p) {
     Tensor dv;
-    if (kernels) {
-      const int64_t hidden = grad_h.size(1);
-      for (const SlotRange& range : cell.operands()[p].gates) {
-        if (range.count() == 0) continue;
-        const Tensor dz = slots_of(packed_dz, 1, range, 0, hidden);
-        const Tensor weights = slots_of(weight_h, 0, range, cell.h.begin, hidden);
-        dv = dv.defined() ? dv.addmm_(dz, weights) : at::mm(dz, weights);
-      }
-      values.read(Place::kOperand)[p] = dv;
-      return;
-    }
     for (const SlotRange& range : cell.operands()[p].gates) {
       for (int slot = range.begin; slot < range.end; ++slot) {
         const Tensor term =
@@ -285,10 +190,9 @@ std::tuple<Tensor, Tensor> run_backward(
     }
     values.read(Place::kOperand)[p] = dv;
   });
-  if (kernels) return {packed_dz, packed_dc};
   std::vector<Tensor> dz = values.results(Place::kGate, cell.slots);
-  for (const Tensor& own_gradient : values.results(Place::kParameter, cell.parameters)) {
-    dz.push_back(own_gradient);
+  for (const Tensor& of_parameter : values.results(Place::kParameter, cell.parameters)) {
+    dz.push_back(of_parameter);
   }
   const std::vector<Tensor> dc = values.results(Place::kState, cell.state_columns());
   return {at::cat(dz, 1), pack_states(dc, grad_c)};

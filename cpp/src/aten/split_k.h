@@ -1,21 +1,22 @@
 #pragma once
 
-#include "cuda/gemm/gemm.h"
+#include "aten/gemm_operand.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 
-namespace lltm::cuda {
+namespace lltm {
 
 // C (M, N) = A^T B over the rows from all calls. The error hardly grows with their number, K.
 class SplitKGemm {
  public:
-  // C has the compute dtype, or the 16-bit dtype of A and B if add is called once. C can be part of
-  // a matrix.
-  SplitKGemm(const Gemm& gemm, at::ScalarType dtype, const at::Tensor& c);
+  // C has the compute dtype, or the 16-bit dtype of A and B if add is called once and the limits
+  // allow a single GEMM. C can be part of a matrix.
+  SplitKGemm(const DeviceGemm& gemm, const SumLimits& limits, at::Tensor c);
 
-  // Adds rows from a_row in A (., M) and b_row in B (., N), as_operand results.
+  // Adds rows from a_row in A (., M), in the GEMM's dtype, and b_row in B (., N), as_operand
+  // results.
   void add(
       const at::Tensor& a,
       std::int64_t a_row,
@@ -28,11 +29,11 @@ class SplitKGemm {
  private:
   void add_product(const GemmOperand& a, const GemmOperand& b);
 
-  const Gemm& gemm_;
+  const DeviceGemm& gemm_;
+  const SumLimits limits_;
   at::Tensor c_;
-  std::int64_t rows_per_product_, products_per_sum_;
   at::Tensor sum_;  // partial sum, if C adds up partial sums
-  std::int64_t products_ = 0;
+  std::int64_t gemms_ = 0;
 };
 
-}  // namespace lltm::cuda
+}  // namespace lltm

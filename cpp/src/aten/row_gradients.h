@@ -1,15 +1,17 @@
+// The gradients that a sequence computes after its steps, from dz of all rows: those of the input,
+// the weights and the biases.
 #pragma once
 
+#include "aten/gemm_operand.h"
 #include "common/operator_args.h"
 #include "common/steps.h"
-#include "cuda/gemm/gemm.h"
 
 #include <vector>
 
-namespace lltm::cuda {
+namespace lltm {
 
 // Outputs of the backward steps. dh and dc are updated in place; a row is final after its first
-// step. Rows in dh and dz may be padded with zeros.
+// step. Rows of dh and dz, which has the GEMM's dtype, may be padded with zeros.
 struct BackwardTensors {
   at::Tensor dh, dc, dz;
 };
@@ -18,10 +20,11 @@ inline at::Tensor unpadded(const at::Tensor& tensor, int64_t cols) {
   return tensor.size(1) == cols ? tensor : tensor.slice(1, 0, cols).contiguous();
 }
 
-Gradients sequence_gradients(
+// Of any cell and weights, with heads too.
+Gradients row_gradients(
     const SequenceBackwardArgs& args,
     const std::vector<Step>& steps,
-    const Gemm& gemm,
+    const DeviceGemm& gemm,
     const BackwardTensors& tensors);
 
-}  // namespace lltm::cuda
+}  // namespace lltm

@@ -1,4 +1,3 @@
-#include "op/backend.h"
 #include "common/device.h"
 #include "common/steps.h"
 #include "cpu/dispatch.h"
@@ -7,7 +6,8 @@
 #include "cpu/packed_weights.h"
 #include "cpu/parallel.h"
 #include "op/argument_checks.h"
-#include "op/aten_fallback.h"
+#include "op/aten_backend.h"
+#include "op/backend.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
