@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 #include <tuple>
 
 namespace lltm_test {
@@ -228,7 +229,7 @@ TEST_P(CudaTf32, ACellFollowsPyTorch) {
   const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
   const at::Tensor input = at::full({1, 1}, fine), none;
   const auto [output, h, c, activations] = lltm::cuda::per_step_forward(
-      {{lltm::Lltm::kCell, input, zero, zero, weights, none, none, none}, /*save=*/false});
+      {{std::string_view("lltm"), input, zero, zero, weights, none, none, none}, /*save=*/false});
   EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
 }
 

@@ -124,7 +124,7 @@ ConcatenatedState first_state(
                               : input.new_zeros_symint(rows);
   if (direct) std::fill_n(static_cast<char*>(zeros.mutable_data_ptr()), zeros.nbytes(), '\0');
   if (!cell.has_c()) return {zeros, Tensor()};
-  if (cell.programs == nullptr) return {zeros, zeros};
+  if (cell.states == 1 && cell.programs->initial_states[0] == 0) return {zeros, zeros};
   std::vector<Tensor> states;
   for (int k = 0; k < cell.states; ++k) {
     const double value = cell.programs->initial_states[k];

@@ -21,7 +21,12 @@ std::vector<Tensor> forward(
   const Tensor X = at::cat({old_h, input}, 1);
   const Tensor gate_weights = at::linear(X, weights, bias);
   const auto [new_h, new_cell, activations] = run_forward(
-      Lltm::kCell, gate_weights, old_cell, /*parameters=*/{}, /*weight_h=*/{}, /*save=*/true);
+      *find_cell(Lltm::kCell.name),
+      gate_weights,
+      old_cell,
+      /*parameters=*/{},
+      /*weight_h=*/{},
+      /*save=*/true);
   const std::vector<Tensor> saved = activations.chunk(Lltm::kSaved, 1);
   return {new_h, new_cell, saved[0], saved[1], saved[2], X, gate_weights};
 }
@@ -43,8 +48,13 @@ std::vector<Tensor> backward(
       weights);
   const Tensor activations =
       at::cat({input_gate, output_gate, candidate_cell, at::tanh(new_cell)}, 1);
-  const auto [wide_dz, d_old_cell] =
-      run_backward(Lltm::kCell, activations, grad_h, grad_cell, /*parameters=*/{}, /*weight_h=*/{});
+  const auto [wide_dz, d_old_cell] = run_backward(
+      *find_cell(Lltm::kCell.name),
+      activations,
+      grad_h,
+      grad_cell,
+      /*parameters=*/{},
+      /*weight_h=*/{});
   const Tensor dz = wide_dz.to(X.scalar_type());
   const Tensor dX = at::matmul(dz, weights);
   const int64_t hidden = new_cell.size(1);

@@ -32,7 +32,7 @@ ProjectedWeights project_weights(
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, bool unintercepted);
 
 constexpr bool can_project(const CellInfo& cell) {
-  return cell.programs == nullptr && cell.id == Lstm::kCell.id;
+  return cell.id == Lstm::kCell.id;
 }
 
 // Checks options, also if proj_size is 0.

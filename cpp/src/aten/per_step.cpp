@@ -139,15 +139,15 @@ struct Products {
 // The GEMMs of each stage's products.
 template <typename GemmsOf>
 std::vector<std::vector<Products>> products_of(
-    const CellInfo& cell, const Pass* pass, const GemmsOf& gemms_of) {
-  std::vector<std::vector<Products>> stages(pass == nullptr ? 1 : pass->count);
+    const CellInfo& cell, const Pass& pass, const GemmsOf& gemms_of) {
+  std::vector<std::vector<Products>> stages(pass.count);
   for (int p = 0; p < cell.operands().count; ++p) {
     Products products = {p, {}};
     for (const SlotRange slots : cell.operands()[p].gates) {
       for (SlotGemm& gemm : gemms_of(slots)) products.gemms.push_back(std::move(gemm));
     }
     for (size_t s = 0; s < stages.size(); ++s) {
-      if ((pass->stages[s].operands >> p & 1) != 0) stages[s].push_back(products);
+      if ((pass.stages[s].operands >> p & 1) != 0) stages[s].push_back(products);
     }
   }
   return stages;

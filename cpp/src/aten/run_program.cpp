@@ -132,7 +132,7 @@ StepResult run_forward(
     const Tensor& weight_h,
     bool save) {
   const at::ScalarType dtype = c.scalar_type();
-  PassValues values{programs_of(cell).forward};
+  PassValues values{cell.forward()};
   values.set(Place::kGate, gates, cell.slots);
   values.set(Place::kState, c, cell.state_columns());
   values.set(Place::kParameter, parameters, cell.parameters);
@@ -167,9 +167,9 @@ std::tuple<Tensor, Tensor> run_backward(
     const Tensor& grad_c,
     const Tensor& parameters,
     const Tensor& weight_h) {
-  PassValues values{programs_of(cell).backward};
+  PassValues values{cell.backward()};
   values.set(Place::kSaved, activations, cell.saved);
-  for (int k = 0; cell.programs != nullptr && k < cell.saved; ++k) {
+  for (int k = 0; k < cell.saved; ++k) {
     if ((cell.programs->per_row >> k & 1) == 0) continue;
     Tensor& of_row = values.read(Place::kSaved)[k];
     of_row = of_row.slice(1, 0, 1).expand_symint(grad_h.sym_sizes());

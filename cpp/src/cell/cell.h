@@ -59,7 +59,7 @@ struct CellInfo {
   int parameters = 0;
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
   bool forgets = false;                    // rounding errors in the states are known to decay
-  const CellPrograms* programs = nullptr;  // of a custom cell, else null
+  const CellPrograms* programs = nullptr;  // set for the host (registry.h), null in kCell
   bool custom_gradient = false;            // backward is not the derivative of forward
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0
@@ -67,23 +67,14 @@ struct CellInfo {
   int output_states[kMostStates] = {};     // their columns of the engines' c
   ModuleInfo modules = {};
 
-  constexpr OperandList operands() const {
-    return programs == nullptr ? OperandList{} : programs->operands;
-  }
-  // Null for the single pass of a built-in cell.
-  constexpr const Pass* forward() const {
-    return programs == nullptr ? nullptr : &programs->forward;
-  }
-  constexpr const Pass* backward() const {
-    return programs == nullptr ? nullptr : &programs->backward;
-  }
+  constexpr const OperandList& operands() const { return programs->operands; }
+  constexpr const Pass& forward() const { return programs->forward; }
+  constexpr const Pass& backward() const { return programs->backward; }
   // Products or means divide the step.
-  constexpr bool has_stages() const {
-    return programs != nullptr && (programs->forward.count > 1 || programs->backward.count > 1);
-  }
+  constexpr bool has_stages() const { return forward().count > 1 || backward().count > 1; }
   // GEMMs of x and h, then a single stage. Some engines run no other step.
   constexpr bool is_element_wise() const { return given == 0 && !has_stages(); }
-  constexpr const char* title() const { return programs == nullptr ? name : programs->name; }
+  constexpr const char* title() const { return programs->name; }
   constexpr bool has_c() const { return states > 0; }
   // Widths in multiples of H. Zeros pad the smaller weight in a concatenated matrix.
   constexpr int state_columns() const { return states + (reads_h ? 1 : 0); }

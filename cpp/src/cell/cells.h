@@ -30,6 +30,9 @@ static_assert(Cells::ids_are_places(), "the id of a cell is its place in Cells")
 
 constexpr const auto& kCells = Cells::kInfos;
 constexpr int kProgramId = Cells::kCount;
+constexpr bool is_built_in(const CellInfo& cell) {
+  return cell.id != kProgramId;
+}
 
 template <typename Body, typename Definition, typename... Others>
 decltype(auto) visit_one_of(

@@ -156,7 +156,7 @@ struct CellPrograms {
   Pass forward, backward;
   OperandList operands;
   const char* name;
-  unsigned long long hash;       // of the serialized cell
+  unsigned long long hash;       // of the serialized cell, or the characters of a built-in name
   const double* initial_states;  // K values
   // Bits of the saved values that are the same for all units: steps write and read that of unit 0.
   unsigned per_row;

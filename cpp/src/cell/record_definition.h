@@ -5,6 +5,8 @@
 #include "cell/definition.h"
 #include "cell/stages.h"
 
+#include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <iterator>
 #include <vector>
@@ -93,6 +95,9 @@ class RecordedDefinition {
         {{kGate, kCell.slots}, {kState, 1}},
         backward_);
     programs_.name = kCell.name;
+    programs_.hash = 0;
+    std::memcpy(
+        &programs_.hash, kCell.name, std::min(std::strlen(kCell.name), sizeof(programs_.hash)));
     programs_.initial_states = &kInitial;
   }
   RecordedDefinition(const RecordedDefinition&) = delete;

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -39,10 +40,33 @@ const CellInfo& user_cell(std::string_view text) {
   return last->info;
 }
 
+// A definition's descriptor with its programs.
+struct BuiltIn {
+  template <typename Definition>
+  explicit BuiltIn(Definition definition) : recorded(definition), info(Definition::kCell) {
+    info.programs = &recorded.programs();
+  }
+
+  RecordedDefinition recorded;
+  CellInfo info;
+};
+
+using BuiltIns = std::array<const CellInfo*, Cells::kCount>;
+const BuiltIns& built_ins() {
+  static const BuiltIns cells = [] {
+    BuiltIns all;
+    Cells::for_each([&]<typename Definition>(Definition definition) {
+      all[Definition::kCell.id] = &(new BuiltIn(definition))->info;
+    });
+    return all;
+  }();
+  return cells;
+}
+
 }  // namespace
 
 const CellInfo* find_cell(std::string_view name) {
-  for (const CellInfo* cell : kCells) {
+  for (const CellInfo* const cell : built_ins()) {
     if (name == cell->name) return cell;
   }
   if (!name.starts_with("lltm-cell")) return nullptr;
@@ -65,14 +89,6 @@ const CellInfo& get_cell(const char* op, const CellName& name) {
       " or a serialized cell, got '",
       name.name().substr(0, 60),
       "'");
-}
-
-const CellPrograms& programs_of(const CellInfo& cell) {
-  if (cell.programs != nullptr) return *cell.programs;
-  return visit_cell(cell, [](auto definition) -> const CellPrograms& {
-    static const RecordedDefinition& of_definition = *new RecordedDefinition(definition);
-    return of_definition.programs();
-  });
 }
 
 }  // namespace lltm

@@ -7,13 +7,13 @@
 
 namespace lltm {
 
-// Null if unknown. Throws if a serialized cell is invalid.
+// With programs, also of a built-in cell. Null if unknown. Throws if a serialized cell is invalid.
 const CellInfo* find_cell(std::string_view name);
 
 class CellName {
  public:
   CellName(std::string_view name) : name_(name), cell_(find_cell(name)) {}
-  CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}
+  CellName(const CellInfo& cell) : name_(cell.name), cell_(&cell) {}  // as found
 
   std::string_view name() const { return name_; }
   // Null if unknown; the checks report it.
@@ -28,7 +28,5 @@ class CellName {
 
 // Throws if unknown; the message begins with `op`.
 const CellInfo& get_cell(const char* op, const CellName& name);
-
-const CellPrograms& programs_of(const CellInfo& cell);
 
 }  // namespace lltm

@@ -69,7 +69,7 @@ using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 // The k-th state in the engines' c (cell.h).
 inline double first_value(const CellInfo& cell, int k) {
   const int index = k - (cell.reads_h ? 1 : 0);
-  return cell.programs == nullptr || index < 0 ? 0 : cell.programs->initial_states[index];
+  return index < 0 ? 0 : cell.programs->initial_states[index];
 }
 
 // Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is

@@ -140,13 +140,6 @@ void write_header(const PackedHeader& header, const Tensor& packed) {
   std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
 }
 
-// The characters of a cell's name, or its program's hash.
-uint64_t cell_tag(const CellInfo& cell) {
-  uint64_t tag = 0;
-  std::memcpy(&tag, cell.name, std::min(std::strlen(cell.name), sizeof(tag)));
-  return cell.programs == nullptr ? tag : cell.programs->hash;
-}
-
 // End offset of weights from `begin` on, or -1 if the block count is invalid.
 template <typename Format>
 int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, int64_t blocks) {
@@ -211,10 +204,10 @@ void check_prepacked(const char* op, const CellInfo& cell, const Tensor& packed)
       op,
       ": expected weights from prepack, got bytes without a prepack header, of shape ",
       shape_text(packed.sizes()));
-  if (header.cell != cell_tag(cell)) {
+  if (header.cell != cell.programs->hash) {
     const auto* const other =
         std::find_if(std::begin(kCells), std::end(kCells), [&](const CellInfo* known) {
-          return cell_tag(*known) == header.cell;
+          return find_cell(known->name)->programs->hash == header.cell;
         });
     TORCH_CHECK_VALUE(
         false,
@@ -339,7 +332,7 @@ Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType d
   const Tensor packed = empty_bytes(weights.hh, kHeaderBytes + bytes);
   write_header(
       {PackedHeader::kMagic,
-       cell_tag(cell),
+       cell.programs->hash,
        static_cast<int32_t>(dtype),
        kOperandTag<Format>,
        hidden,

@@ -139,7 +139,7 @@ std::tuple<int64_t, int64_t> instructions(std::string_view name) {
           return sum + stage.program.size;
         });
   };
-  return {size(programs_of(cell).forward), size(programs_of(cell).backward)};
+  return {size(cell.forward()), size(cell.backward())};
 }
 
 std::tuple<std::vector<std::string>, std::vector<std::string>> operations() {

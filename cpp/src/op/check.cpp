@@ -575,7 +575,7 @@ void check_pair_forward(
     const std::optional<Tensor>& bias,
     const Tensor& old_h,
     const Tensor& old_cell) {
-  Arguments arguments("forward", Lltm::kCell);
+  Arguments arguments("forward", *find_cell(Lltm::kCell.name));
   arguments.add(weights, "weights", kPairWeights);
   arguments.add(input, "input", {{kBatch}, {kInput}});
   arguments.add(or_undefined(bias), "bias", {{kHidden, Lltm::kSlots}}, /*optional=*/true);
@@ -591,7 +591,7 @@ void check_pair_backward(
     const Tensor& weights) {
   constexpr const char* kNames[] = {
       "grad_h", "grad_cell", "new_cell", "input_gate", "output_gate", "candidate_cell"};
-  Arguments arguments("backward", Lltm::kCell);
+  Arguments arguments("backward", *find_cell(Lltm::kCell.name));
   arguments.add(weights, "weights", kPairWeights);
   arguments.add(X, "X", {{kBatch}, {kInput, 1, /*plus_hidden=*/1}});
   for (size_t k = 0; k < states.size(); ++k) arguments.add(states[k], kNames[k], kState);

@@ -19,24 +19,23 @@ namespace lltm::cpu {
 template <typename C>
 class BetweenStages {
  public:
-  // A null pass has one stage, that of a built-in cell. `readers` average rows separately: threads
-  // that share rows.
+  // `readers` average rows separately: threads that share rows.
   BetweenStages(
-      const Pass* pass,
+      const Pass& pass,
       int64_t batch,
       int64_t hidden,
       int64_t readers,
       const at::TensorOptions& options)
       : pass_(pass), batch_(batch), hidden_(hidden) {
     if (count() == 1) return;
-    kept_ = at::empty({batch, pass->kept * hidden}, options.dtype(kType));
-    sums_ = at::empty({batch, pass->means * groups()}, options.dtype(at::kDouble));
-    means_ = at::empty({readers * batch, pass->means}, options.dtype(kType));
+    kept_ = at::empty({batch, pass.kept * hidden}, options.dtype(kType));
+    sums_ = at::empty({batch, pass.means * groups()}, options.dtype(at::kDouble));
+    means_ = at::empty({readers * batch, pass.means}, options.dtype(kType));
   }
 
-  int count() const { return pass_ == nullptr ? 1 : pass_->count; }
-  bool has_means() const { return pass_ != nullptr && pass_->means > 0; }
-  const Stage& stage(int s) const { return pass_->stages[s]; }
+  int count() const { return pass_.count; }
+  bool has_means() const { return pass_.means > 0; }
+  const Stage& stage(int s) const { return pass_.stages[s]; }
 
   // For row 0 and unit 0; without a stage if there is only one.
   StageMemory<C> memory(int s, int64_t reader) const {
@@ -71,7 +70,7 @@ class BetweenStages {
 
   int64_t groups() const { return divide_up(hidden_, kUnitsPerSum); }
 
-  const Pass* pass_;
+  const Pass& pass_;
   int64_t batch_, hidden_;
   at::Tensor kept_, sums_, means_;
 };

@@ -70,7 +70,7 @@ class AtenGemm final : public DeviceGemm {
 template <typename Step, typename Args, typename C>
 class StepKernels : public StepDevice<Step> {
  public:
-  StepKernels(const SequenceInputs& args, const Pass* pass)
+  StepKernels(const SequenceInputs& args, const Pass& pass)
       : gemm_(compute_dtype(args.input->scalar_type())),
         parameters_(cell_parameters(*args.cell, args.bias_ih)),
         between_(

@@ -5,6 +5,7 @@
 // gradients between steps are float32.
 #include "cuda/kernel/persistent.h"
 #include "aten/row_gradients.h"
+#include "cell/cells.h"
 #include "common/step_io.h"
 #include "common/steps.h"
 #include "common/tensor_views.h"
@@ -135,7 +136,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   for (;; plan.kernel.tiles /= 2) {
     plan.why_not = why_slower(step_count, training, hidden, at::ceil_div(batch, plan.rows()));
     // The registers that a custom cell needs are known after its compilation.
-    if (plan.why_not != nullptr || cell.programs == nullptr || !spills()) return plan;
+    if (plan.why_not != nullptr || is_built_in(cell) || !spills()) return plan;
     if (plan.kernel.tiles == 1) {
       plan.why_not = "the cell needs too many registers";
       return plan;

@@ -49,18 +49,18 @@ class BetweenStages {
  public:
   using C = compute_t<T>;
 
-  BetweenStages(const Pass* pass, const SequenceInputs& args)
-      : pass_(pass != nullptr && pass->count > 1 ? pass : nullptr), hidden_(args.h_0->size(1)) {
-    if (pass_ == nullptr) return;
+  BetweenStages(const Pass& pass, const SequenceInputs& args)
+      : pass_(pass), hidden_(args.h_0->size(1)) {
+    if (!any()) return;
     const auto wide = compute_options(args.input);
     const int64_t batch = args.h_0->size(0);
-    kept_ = at::empty({batch, pass_->kept * hidden_}, wide);
-    terms_ = at::empty({batch, pass_->means * hidden_}, wide);
-    means_ = at::empty({batch, pass_->means}, wide);
+    kept_ = at::empty({batch, pass.kept * hidden_}, wide);
+    terms_ = at::empty({batch, pass.means * hidden_}, wide);
+    means_ = at::empty({batch, pass.means}, wide);
   }
 
-  bool any() const { return pass_ != nullptr; }
-  const Stage& stage(int s) const { return pass_->stages[s]; }
+  bool any() const { return pass_.count > 1; }
+  const Stage& stage(int s) const { return pass_.stages[s]; }
 
   StagePort kept(int k) const { return column(kept_, k * hidden_); }
   StagePort terms(int mean) const { return column(terms_, mean * hidden_); }
@@ -69,7 +69,7 @@ class BetweenStages {
   }
 
   void average(int s, int64_t rows) const {
-    if (pass_ == nullptr || stage(s).means.count() == 0) return;
+    if (stage(s).means.count() == 0) return;
     const auto [begin, end] = stage(s).means;
     const int64_t count = end - begin;
     Tensor to = means_.narrow(0, 0, rows).narrow(1, begin, count);
@@ -82,7 +82,7 @@ class BetweenStages {
     return {values.mutable_data_ptr<C>() + first, values.stride(0), 1};
   }
 
-  const Pass* pass_;
+  const Pass& pass_;
   int64_t hidden_;
   Tensor kept_, terms_, means_;
 };
@@ -92,7 +92,7 @@ class StepKernels : public StepDevice<Step> {
  public:
   using C = compute_t<T>;
 
-  StepKernels(const SequenceInputs& args, const Pass* pass)
+  StepKernels(const SequenceInputs& args, const Pass& pass)
       : cell_(*args.cell),
         hidden_(args.h_0->size(1)),
         stream_(current_stream()),  // before the cuBLAS handle: PyTorch warns without a context

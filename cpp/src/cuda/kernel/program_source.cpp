@@ -1,5 +1,6 @@
 #include "cuda/kernel/program_source.h"
 
+#include "cell/cells.h"
 #include "cell/program_compiler.h"
 
 #include <algorithm>
@@ -176,7 +177,7 @@ std::string print_kernel(const KernelForm& form) {
        << kernel_name(form) << ", Types, stage_at, 1)\n}\n";
     return to.str();
   }
-  const bool is_custom = form.cell->programs != nullptr;
+  const bool is_custom = !is_built_in(*form.cell);
   if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
   to << "namespace lltm::cuda {\n";
   if (!is_custom) {
