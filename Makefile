@@ -15,7 +15,7 @@
 #   make test-aarch64        cross-compile for ARM, test kernels, library and package in an emulator
 #   make test-mutants        run mutation tests with MUTANTS random mutations: an hour
 #   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
-#   make bench               benchmark kernels and layers, with ratios
+#   make bench               benchmark layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
 #   make bench-aarch64       count instructions of layers in an emulator of ARM, with ratios
 #   make bench-check         compare instruction counts with benchmarks/instructions.json
@@ -185,13 +185,9 @@ MUTANT_FLAGS ?=
 test-mutants: .venv/.test
 	python tests_cpp/mutants.py --count $(MUTANTS) $(MUTANT_FLAGS)
 
-# Needs Google Benchmark (Debian's libbenchmark-dev, or CMake downloads it) and an
-# otherwise idle system.
+# Needs an otherwise idle system.
 bench: .venv/.test .venv/.bench
-	cmake --preset bench
-	cmake --build --preset bench
 	mkdir -p build/results
-	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
 	python -m lltm.benchmark --tutorial
 	python -m lltm.benchmark --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
