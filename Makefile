@@ -191,9 +191,8 @@ bench: .venv/.test .venv/.bench
 	python -m lltm.benchmark --tutorial
 	python -m lltm.benchmark --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
-	python benchmarks/machine.py --json build/results/machine.json
-	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
-	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
+	python -m lltm.benchmark --callers 1 4 16 --prepacked --cell lstm --dtype float32 \
+	  --shapes 50,1,64,128 50,8,64,256 1,1,64,128 --json build/results/callers.json
 
 # Needs the files of `make test-aarch64`. One thread: waiting threads would count, too.
 COUNT := $(CURDIR)/build/aarch64/count
