@@ -20,6 +20,7 @@ from .report import Row, time_text
 from .timing import Sampler, Settings, measure
 
 LATE = ", 99th percentile"
+TIMEOUT = 60.0  # of waiting for the others, in seconds, if one has failed
 
 
 def call(
@@ -34,7 +35,7 @@ def call(
     """
     torch.set_num_threads(threads)
     layer = Layer(make, case)
-    start = threading.Barrier(callers, ready.wait)
+    start = threading.Barrier(callers, ready.wait, TIMEOUT)
 
     def caller(_: int) -> list[float]:
         times = []
@@ -63,7 +64,7 @@ def compare(
     """
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(processes) as pool:
-        ready = manager.Barrier(processes, timeout=60)
+        ready = manager.Barrier(processes, timeout=TIMEOUT)
 
         def sampler(make: Make, case: Case) -> Sampler:
             def sample(_: int) -> dict[str, float]:
