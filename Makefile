@@ -15,7 +15,7 @@
 #   make test-aarch64        cross-compile for ARM, test kernels, library and package in an emulator
 #   make test-mutants        run mutation tests with MUTANTS random mutations: an hour
 #   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
-#   make bench               benchmark kernels and layers, with ratios
+#   make bench               benchmark layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
 #   make bench-aarch64       count instructions of layers in an emulator of ARM, with ratios
 #   make bench-check         compare instruction counts with benchmarks/instructions.json
@@ -185,19 +185,14 @@ MUTANT_FLAGS ?=
 test-mutants: .venv/.test
 	python tests_cpp/mutants.py --count $(MUTANTS) $(MUTANT_FLAGS)
 
-# Needs Google Benchmark (Debian's libbenchmark-dev, or CMake downloads it) and an
-# otherwise idle system.
+# Needs an otherwise idle system.
 bench: .venv/.test .venv/.bench
-	cmake --preset bench
-	cmake --build --preset bench
 	mkdir -p build/results
-	build/bench/benchmarks/lltm_bench --benchmark_out=build/results/kernels.json
 	python -m lltm.benchmark --tutorial
 	python -m lltm.benchmark --compile \
 	  --json build/results/layers.json --plot build/results/layers.png
-	python benchmarks/machine.py --json build/results/machine.json
-	python benchmarks/chart.py build/results/layers.json --out build/results/speed.png
-	python benchmarks/sharing.py callers --seconds 1 --json build/results/callers.json
+	python -m lltm.benchmark --callers 1 4 16 --prepacked --cell lstm --dtype float32 \
+	  --shapes 50,1,64,128 50,8,64,256 1,1,64,128 --json build/results/callers.json
 
 # Needs the files of `make test-aarch64`. One thread: waiting threads would count, too.
 COUNT := $(CURDIR)/build/aarch64/count

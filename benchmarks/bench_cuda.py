@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -33,9 +33,9 @@ from typing import Any
 import torch
 
 from lltm import backends
-from lltm.benchmark.__main__ import begin, cases, finish, parser
 from lltm.benchmark.cases import TUTORIAL_SHAPE, Case, Shape
 from lltm.benchmark.contenders import OURS, PLAIN, Layer, Make, contenders
+from lltm.benchmark.options import begin, cases, finish, parser
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, reason, timed
 
@@ -184,7 +184,7 @@ def main() -> None:
     option("--seconds", type=float, default=math.inf, help=SECONDS)
     options = made.parse_args()
     warnings.filterwarnings("error", message="lltm")  # it reports a fallback
-    settings = begin(options, draws=False)
+    settings = begin(options)
     end = time.monotonic() + options.seconds
     rows, bad, planned, given = [], [], [], options.shapes
     for form in options.form or (["plain"] if given else FORMS):
@@ -211,7 +211,7 @@ def main() -> None:
             steps = case.steps * case.layers * case.directions
             medians = {name: statistics.median(s) / steps for name, s in row.seconds.items()}
             print(json.dumps({f"{measured}: seconds a step": medians}), flush=True)
-    finish(options, {"settings": asdict(settings), "bad": bad}, rows, ())
+    finish(options, settings, rows, bad=bad)
     if bad:
         raise SystemExit("; ".join(bad))
 

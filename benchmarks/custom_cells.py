@@ -21,7 +21,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import lltm
-from lltm.benchmark.__main__ import begin, finish, parser
 from lltm.benchmark.cases import Case, Shape
 from lltm.benchmark.contenders import OURS, Make, compiled
+from lltm.benchmark.options import begin, finish, parser
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
@@ -246,7 +246,7 @@ def main() -> None:
     print(f"\nTime of training / {LSTM}, by shape")
     for (cell, dtype), column in times.items():
         print(f"{cell:20} {dtype:10} {', '.join(column)}")
-    finish(options, {"settings": asdict(settings)}, rows, rows)
+    finish(options, settings, rows)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@
 
 Each size is sampled on a logarithmic scale: T from 1 to 500, B from 1 to 256, I and H from 1 to
 1024, odd sizes included. On a GPU, I and H are multiples of 8. Each shape is measured for every
-cell and dtype, in training and inference, with the method of `python -m lltm.benchmark`. On a CPU,
-the first dtype is then measured with one thread, on a GPU the rows are those of bench_cuda.py.
-Shapes with more than LARGEST multiply-adds are sampled again, because a few of them would take as
-long as all others.
+cell and dtype, in training and inference, with the method of `python -m lltm.benchmark`. On a GPU,
+the rows are those of bench_cuda.py. Shapes with more than LARGEST multiply-adds are sampled again,
+because a few of them would take as long as all others.
 
 Prints a line of time ratios, lltm to the other implementation, per shape (TxBxIxH) and cell, and
 the distributions of the speedups over torch.nn's layer, the LLTM's also over its PyTorch reference,
@@ -18,28 +17,28 @@ and of prepacked layers over ONNX Runtime's, which packs its weights in advance 
 
 from __future__ import annotations
 
+import io
 import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
+from typing import Any
 
 import bench_cuda
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lltm import modules
-from lltm.benchmark.__main__ import begin, finish, parser
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, PLAIN, Make, contenders
+from lltm.benchmark.contenders import OURS, PLAIN, PREPACKED, Make, contenders
+from lltm.benchmark.options import begin, finish, parser
 from lltm.benchmark.report import Row, speedup_text
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
-PREPACKED = "lltm, prepacked"
 ONNX_RUNTIME = "ONNX Runtime"
 LIMITS = (500, 256, 1024, 1024)  # T, B, I, H
 LARGEST = 10**10
@@ -56,26 +55,59 @@ def drawn(count: int, seed: int, multiple: int = 1) -> Iterator[Shape]:
             yield shape
 
 
-def prepacked(case: Case) -> Make:
-    def make(input_size: int, hidden_size: int, *, dtype: torch.dtype) -> nn.Module:
-        layer: nn.Module = getattr(modules, case.module)(input_size, hidden_size, dtype=dtype)
-        packed: nn.Module = layer.prepack()  # type: ignore[operator]
-        return packed
+class OnnxRuntime(nn.Module):
+    """A torch.nn layer that ONNX Runtime computes, with as many threads as PyTorch.
 
-    return make
+    The arguments are those of the first call. Passing them in every call would take longer than a
+    step.
+    """
+
+    def __init__(self, make: Make, *sizes: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer: Any = make(*sizes, dtype=dtype)
+        self.call: Callable[[], object] | None = None
+
+    def forward(self, input: Tensor, state: Any) -> tuple[Tensor]:
+        if self.call is None:
+            self.output = input.new_empty(*input.shape[:2], self.layer.hidden_size)
+            self.call = self.bound(input, state)
+        self.call()
+        return (self.output,)
+
+    def bound(self, input: Tensor, state: Any) -> Callable[[], object]:
+        import onnxruntime
+
+        model: Any = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated, but needs no other package
+            torch.onnx.export(self.layer, (input, state), model, dynamo=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(
+            model.getvalue(), options, providers=["CPUExecutionProvider"]
+        )
+        binding = session.io_binding()
+        arguments = [input, state] if isinstance(state, Tensor) else [input, *state]
+        for node, tensor in zip(session.get_inputs(), arguments, strict=True):
+            array = tensor.numpy()
+            binding.bind_input(node.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        output, *states = session.get_outputs()
+        array = self.output.numpy()
+        binding.bind_output(output.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for node in states:
+            binding.bind_output(node.name, "cpu")
+        return partial(session.run_with_iobinding, binding)
 
 
 def compare(case: Case, settings: Settings) -> Row:
     if case.device == "cuda":
         return bench_cuda.compare(case, settings, bench_cuda.ENGINES, graphs=False)
-    every = contenders(case)
+    every = contenders(case, prepack=True)
     makes = {name: every[name] for name in (OURS, f"nn.{case.yardstick}", PLAIN) if name in every}
     runs = not case.is_step and not case.training and case.dtype == torch.float32
     if runs and find_spec("onnxruntime") is not None:
-        from onnx_runtime import OnnxRuntime
-
         theirs = partial(OnnxRuntime, getattr(nn, case.yardstick))
-        makes |= {PREPACKED: prepacked(case), f"{ONNX_RUNTIME} {case.yardstick}": theirs}
+        makes |= {PREPACKED: every[PREPACKED], f"{ONNX_RUNTIME} {case.yardstick}": theirs}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     return measure(str(case), builds, settings)
 
@@ -110,14 +142,12 @@ def table(found: Mapping[tuple[str, str, str, str], Sequence[float]]) -> Iterato
             yield f"| {cell}, {dtype}, {kind}{over} | {distribution(values)} |"
 
 
-def by_baseline(
-    measured: Mapping[Case, Row], threads: str
-) -> dict[tuple[str, str, str, str], list[float]]:
+def by_baseline(measured: Mapping[Case, Row]) -> dict[tuple[str, str, str, str], list[float]]:
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for case, row in measured.items():
         for name in others(row):
             kind = "training" if case.training else "inference"
-            kind = f"{'prepacked ' * (ours(name) == PREPACKED)}{kind}{threads}"
+            kind = f"{'prepacked ' * (ours(name) == PREPACKED)}{kind}"
             baseline = ONNX_RUNTIME if name.startswith(ONNX_RUNTIME) else name
             key = (case.cell.upper(), str(case.dtype).removeprefix("torch."), kind, baseline)
             groups.setdefault(key, []).append(row.speedup(name, ours(name)))
@@ -133,40 +163,27 @@ def main() -> None:
     made.add_argument("--seconds", type=float, default=math.inf, help=bench_cuda.SECONDS)
     options = made.parse_args()
     options.rounds = options.rounds or 7
-    settings = begin(options, draws=False)
+    settings = begin(options)
     settings.seconds /= 2
     print(f"--seed {options.seed}")
     end = time.monotonic() + options.seconds
     multiple = 8 if options.device == "cuda" else 1
     shapes = options.shapes or [*drawn(options.count, options.seed, multiple)]
-
-    def sweep(dtypes: Sequence[str], prefix: str = "") -> dict[Case, Row]:
-        found = {}
-        for shape, cell in bench_cuda.until(end, [*product(shapes, options.cell)]):
-            print(f"{prefix}{cell.upper()} {'x'.join(map(str, shape))}", end="", flush=True)
-            for name, training in product(dtypes, (False, True)):
-                case = Case(shape, getattr(torch, name), training, options.device, cell)
-                row = found[case] = compare(case, settings)
-                ratios = (
-                    f"{row.ratio(n, ours(n)):.2f} {n}{' prepacked' * (ours(n) == PREPACKED)}"
-                    for n in others(row)
-                )
-                row.title = f"{prefix}{case}"
-                kind = "training" if training else "inference"
-                print(f"; {name} {kind}: {', '.join(ratios)}", end="", flush=True)
-            print()
-        return found
-
-    measured, alone, threads = sweep(options.dtype), {}, torch.get_num_threads()
-    # Last, because setting the number of threads changes MKL permanently.
-    if threads > 1 and options.device == "cpu":
-        torch.set_num_threads(1)
-        alone = sweep(options.dtype[:1], "1 thread: ")
-        torch.set_num_threads(threads)
-    groups = by_baseline(measured, "") | by_baseline(alone, ", 1 thread")
-    print("\n".join(["", *table(groups)]))
-    results = {"settings": asdict(settings), "seed": options.seed}
-    finish(options, results, [*measured.values(), *alone.values()], ())
+    measured = {}
+    for shape, cell in bench_cuda.until(end, [*product(shapes, options.cell)]):
+        print(f"{cell.upper()} {'x'.join(map(str, shape))}", end="", flush=True)
+        for name, training in product(options.dtype, (False, True)):
+            case = Case(shape, getattr(torch, name), training, options.device, cell)
+            row = measured[case] = compare(case, settings)
+            ratios = (
+                f"{row.ratio(n, ours(n)):.2f} {n}{' prepacked' * (ours(n) == PREPACKED)}"
+                for n in others(row)
+            )
+            kind = "training" if training else "inference"
+            print(f"; {name} {kind}: {', '.join(ratios)}", end="", flush=True)
+        print()
+    print("\n".join(["", *table(by_baseline(measured))]))
+    finish(options, settings, [*measured.values()], seed=options.seed)
 
 
 if __name__ == "__main__":

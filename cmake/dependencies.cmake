@@ -4,7 +4,6 @@
 #
 #     lltm_require_nlohmann_json()   nlohmann_json::nlohmann_json   always (headers only)
 #     lltm_require_googletest()      GTest::gtest                   LLTM_TESTS
-#     lltm_require_benchmark()       benchmark::benchmark           LLTM_BENCHMARKS
 include_guard(GLOBAL)
 include(FetchContent)
 
@@ -43,15 +42,4 @@ function(lltm_require_googletest)
     https://github.com/google/googletest/archive/refs/tags/v1.15.2.tar.gz
     7b42b4d6ed48810c5362c265a17faebe90dc2373c885e5216439d37927f02926
     "Debian: libgtest-dev" FIND_PACKAGE_ARGS NAMES GTest QUIET GLOBAL)
-endfunction()
-
-function(lltm_require_benchmark)
-  set(BENCHMARK_ENABLE_TESTING OFF)
-  set(BENCHMARK_ENABLE_INSTALL OFF)
-  set(BENCHMARK_INSTALL_DOCS OFF)
-  set(BENCHMARK_INSTALL_TOOLS OFF)
-  _lltm_require(benchmark
-    https://github.com/google/benchmark/archive/refs/tags/v1.9.5.tar.gz
-    9631341c82bac4a288bef951f8b26b41f69021794184ece969f8473977eaa340
-    "Debian: libbenchmark-dev" FIND_PACKAGE_ARGS CONFIG QUIET GLOBAL)
 endfunction()

@@ -7,6 +7,8 @@ import csv
 import json
 import re
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ import sweep
 import torch
 
 from lltm.benchmark import user_model
-from lltm.benchmark.__main__ import cases, parser
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
+from lltm.benchmark.options import cases, parser
 from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model, function
@@ -65,7 +67,9 @@ def test_a_failing_implementation_is_skipped_with_the_reason(call: int) -> None:
 def test_implementations_with_the_same_parameters_agree(cell: str, case: Case) -> None:
     """Only implementations whose arithmetic matches are compared."""
     case = replace(case, training=True, cell=cell)
-    found = {name: Layer(make, case) for name, make in contenders(case).items()}
+    makes = contenders(case, checkpoint_steps=2)
+    assert ("lltm, checkpointed" in makes) == (not case.is_step)
+    found = {name: Layer(make, case) for name, make in makes.items()}
     ours = found[OURS]
     weights = sum(p.numel() for p in ours.module.parameters() if p.dim() == 2)
     assert case.weights == weights
@@ -78,6 +82,22 @@ def test_implementations_with_the_same_parameters_agree(cell: str, case: Case) -
         if cell != "lltm" or not name.startswith("nn."):
             layer.module.load_state_dict(ours.module.state_dict())
             torch.testing.assert_close(layer.forward(), ours.forward())
+
+
+@pytest.mark.parametrize("cell", GATES)
+def test_prepacked_implementations_agree(cell: str) -> None:
+    case = replace(SEQUENCE, cell=cell)
+    makes = contenders(case, prepack=True)
+    other = f"nn.{case.yardstick}"
+    onnx_runtime = partial(sweep.OnnxRuntime, makes[other])
+    pairs = [(OURS, makes["lltm, prepacked"], 1e-6), (OURS, makes["lltm, int8"], 0.05)]
+    pairs += [(other, makes[f"{other}, int8"], 0.05), (other, onnx_runtime, 1e-6)]
+    with torch.no_grad():
+        for name, make, atol in pairs:
+            expected, layer = Layer(makes[name], case), Layer(make, case)
+            layer.input, layer.state = expected.input, expected.state
+            torch.testing.assert_close(layer.forward(), expected.forward(), rtol=0, atol=atol)
+    assert not {"lltm, prepacked", "lltm, int8"} & {*contenders(STEP, prepack=True)}
 
 
 def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
@@ -138,6 +158,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_path: Path) -> None:
     shown = run_program(*SHAPES, "--cell", "lltm", "gru", cwd=tmp_path)
     assert max(map(len, shown.splitlines())) <= 80, "a terminal"
+    draws = find_spec("matplotlib") is not None
+    assert (tmp_path / "lltm-benchmark.png").exists() == draws
     rows = rows_of(tmp_path / "out.json")
     beside = {row["title"].split(", ")[0]: [*row["seconds"]][-1] for row in rows}
     assert beside == {
@@ -153,6 +175,33 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
     pattern = r"^  GRU one step, \w+, B=2 I=3 H=4, float32\n    earlier .* speedup +\d"
     assert len(re.findall(pattern, shown, re.MULTILINE)) == 2
     assert rows_of(tmp_path / "new" / "out.json")
+
+
+def test_concurrent_calls_are_counted(tmp_path: Path) -> None:
+    """By processes, and by threads of a process."""
+    options = ["--quick", "--rounds=1", "--threads=1", "--cell=gru", "--dtype=float32"]
+    options = ["-m", "lltm.benchmark", *options, "--shapes=3,2,3,4", "--json=out.json"]
+    processes = support.run_python(*options, "--processes", "2", cwd=tmp_path)
+    titles = [row["title"].split(", ") for row in rows_of(tmp_path / "out.json")]
+    assert [title[1] for title in titles] == ["inference", "training"]
+    callers = support.run_python(*options, "--callers", "3", cwd=tmp_path)
+    rows = rows_of(tmp_path / "out.json")
+    assert [row["title"][-10:] for row in rows] == ["callers: 3"]
+    names = [f"{name}{part}" for name in (OURS, "nn.GRU") for part in ("", ", 99th percentile")]
+    assert all([*row["seconds"]] == names and not row["skipped"] for row in rows)
+    for run, count in ((processes, 4), (callers, 2)):
+        shown = re.findall(r"^  (?:lltm|nn\.GRU) +\d+ +[\d.]+ m?u?s ", run.stdout, re.M)
+        assert len(shown) == count
+
+
+def test_memory_is_shown_with_activation_checkpoints(tmp_path: Path) -> None:
+    options = ["--quick", "--rounds=1", "--cell=gru", "--dtype=float32", "--shapes=64,4,3,32"]
+    options.append("--checkpoint-steps=8")
+    shown = support.run_python("-m", "lltm.benchmark", *options, cwd=tmp_path).stdout
+    saved = re.findall(r"^  (lltm.*?|nn\.GRU) +([\d.]+) H +\d+ MiB$", shown, re.M)
+    assert [name for name, _ in saved] == [OURS, "nn.GRU", "lltm, checkpointed"]
+    assert float(saved[2][1]) < float(saved[0][1]) / 2
+    assert shown.count("saved for backward") == 1, "only in training"
 
 
 def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import support
 import torch
-from memory import peak_memory, saved_for_backward
 
 import lltm
 from lltm.benchmark.cases import Case
+from lltm.benchmark.memory import peak_memory, saved_for_backward
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
@@ -32,9 +32,9 @@ def test_neither_forward_nor_backward_stores_the_activations_of_all_steps() -> N
     The other steps need little more than H values.
     """
     case = Case((1000, 16, 8, 128), training=True)
-    plain = peak_memory(case)
+    plain = peak_memory(lltm.LLTM, case)
     assert plain > 1000 * 16 * 4 * 128 * 4
-    assert peak_memory(case, checkpoint_steps=32) < plain / 2
+    assert peak_memory(partial(lltm.LLTM, checkpoint_steps=32), case) < plain / 2
 
 
 def test_a_layer_calls_the_operators() -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -14,6 +15,9 @@ from ..integrations.inductor import inductor_decomposed
 from .cases import LOOP_SHAPE, Case
 
 OURS = "lltm"
+PREPACKED = "lltm, prepacked"
+INT8 = "lltm, int8"
+CHECKPOINTED = "lltm, checkpointed"
 PLAIN = "PyTorch reference"
 TUTORIAL = "tutorial's C++"
 COMPILED = "torch.compile, plain"
@@ -105,26 +109,50 @@ COMPILED_SEQUENCES: dict[str, Make] = {
 }
 
 
-def contenders(case: Case, compile: bool = False) -> dict[str, Make]:
+def prepacked(make: Make, *sizes: int, weights: torch.dtype | None = None, **dtype: Any) -> Any:
+    layer: Any = make(*sizes, **dtype)
+    return layer.prepack(weights)
+
+
+def quantized(make: Make, *sizes: int, **dtype: Any) -> Any:
+    """torch.nn's layer with weights in int8."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is deprecated, but still part of PyTorch
+        model = nn.Sequential(make(*sizes, **dtype)).eval()
+        return torch.ao.quantization.quantize_dynamic(model, {type(model[0])})[0]
+
+
+def contenders(
+    case: Case, compile: bool = False, prepack: bool = False, checkpoint_steps: int = 0
+) -> dict[str, Make]:
     """Returns the implementations that are compared in a case, lltm's first.
 
     LSTM and GRU are compared only with the torch.nn layers that they replace.
+
+    Args:
+        compile: also compiled by torch.compile
+        prepack: also inference of sequences with prepacked weights and, in float32, with int8
+        checkpoint_steps: also training of sequences with activation checkpoints, if not 0
     """
-    loops = case.cell == "lltm" and not case.is_step  # compiling a Python loop takes minutes
-    compiles = compile and (not loops or (case.shape == LOOP_SHAPE and case.dtype == torch.float32))
-    if compiles:
-        torch.compiler.reset()  # before the recompilation limit causes eager mode
+    ours, theirs = getattr(modules, case.module), getattr(nn, case.yardstick)
+    makes: dict[str, Make] = {OURS: ours, f"nn.{case.yardstick}": theirs}
+    compilable: dict[str, Make] = {COMPILED_OURS: compiled(ours), COMPILED_THEIRS: compiled(theirs)}
     if case.cell == "lltm":
         makes = dict(STEPS if case.is_step else SEQUENCES)
-        if compiles:
-            makes |= COMPILED_STEPS if case.is_step else COMPILED_SEQUENCES
-        if case.packed or case.layers * case.directions > 1:
-            del makes[TUTORIAL]
-        return makes
-    ours, theirs = getattr(modules, case.module), getattr(nn, case.yardstick)
-    makes = {OURS: ours, f"nn.{case.yardstick}": theirs}
-    if compiles:
-        makes |= {COMPILED_OURS: compiled(ours), COMPILED_THEIRS: compiled(theirs)}
+        compilable = COMPILED_STEPS if case.is_step else COMPILED_SEQUENCES
+    if case.packed or case.layers * case.directions > 1:
+        makes.pop(TUTORIAL, None)
+    loops = case.cell == "lltm" and not case.is_step  # compiling a Python loop takes minutes
+    if compile and (not loops or (case.shape == LOOP_SHAPE and case.dtype == torch.float32)):
+        torch.compiler.reset()  # before the recompilation limit causes eager mode
+        makes |= compilable
+    if prepack and not (case.is_step or case.training):
+        makes[PREPACKED] = partial(prepacked, ours)
+        if case.dtype == torch.float32:
+            makes[INT8] = partial(prepacked, ours, weights=torch.qint8)
+            makes[f"nn.{case.yardstick}, int8"] = partial(quantized, theirs)
+    if checkpoint_steps and case.training and not case.is_step:
+        makes[CHECKPOINTED] = partial(ours, checkpoint_steps=checkpoint_steps)
     return makes
 
 

@@ -7,12 +7,16 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..__main__ import report
 from .cases import Case, Shape
-from .contenders import OURS
+
+# Gray and the colors are legible on white and on dark pages, and for color-blind readers.
+INK = "#7a7a7a"
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 
 @dataclass
@@ -26,8 +30,7 @@ class Row:
     seconds: dict[str, list[float]]  # by implementation, a value per round
     iterations: dict[str, int]
     skipped: dict[str, str]  # the reason, by implementation
-    amounts: dict[str, float] = field(default_factory=dict)  # FLOP or bytes per run
-    unit: str = "FLOP"
+    flops: dict[str, float] = field(default_factory=dict)  # per run, by implementation
 
     def ratio(self, name: str, ours: str | None = None) -> float:
         """Median over the rounds of the time of `ours`, or the first, divided by this time."""
@@ -49,9 +52,8 @@ class Row:
             low, median, high = map(time_text, quartiles(seconds))
             line = f"  {name:{width}}{median:>10}{low:>10}{high:>10}"
             line += f"{'' if name == first else format(self.speedup(name), '.2f'):>8}"
-            if name in self.amounts:
-                rate = self.amounts[name] / statistics.median(seconds)
-                line += f"{rate / 1e9:>7.1f} G{self.unit}/s"
+            if name in self.flops:
+                line += f"{self.flops[name] / statistics.median(seconds) / 1e9:>7.1f} GFLOP/s"
             yield line
         for name, reason in self.skipped.items():
             yield f"  {name:{width}}   not measured: {reason}"
@@ -77,6 +79,12 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} us"
 
 
+def over_torch(case: Case, row: Row) -> float | None:
+    """Returns the speedup over torch.nn, or None if torch.nn failed."""
+    theirs = f"nn.{case.yardstick}"
+    return row.speedup(theirs) if theirs in row.seconds else None
+
+
 def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
     """Yields the speedups over torch.nn as Markdown: a table of steps and a table of sequences.
 
@@ -84,13 +92,9 @@ def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
     """
 
     def field(cell: str, shape: Shape, dtype: torch.dtype) -> str:
-        speedups = []
-        for training in (True, False):
-            case = Case(shape, dtype, training, cell=cell)
-            theirs, row = f"nn.{case.yardstick}", measured[case]
-            found = OURS in row.seconds and theirs in row.seconds
-            speedups.append(speedup_text(row.speedup(theirs)) if found else "-")
-        return ", ".join(speedups)
+        pair = (Case(shape, dtype, training, cell=cell) for training in (True, False))
+        speedups = (over_torch(case, measured[case]) for case in pair)
+        return ", ".join("-" if each is None else speedup_text(each) for each in speedups)
 
     for sizes in ("B×I×H", "T×B×I×H"):
         shapes = dict.fromkeys(c.shape for c in measured if len(c.shape) == len(sizes.split("×")))
@@ -110,38 +114,58 @@ def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
             yield f"| {' | '.join(f'{text:{n}}' for text, n in zip(line, widths, strict=True))} |"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws the times of the implementations relative to lltm's, a line for each case."""
+def draw(measured: Mapping[Case, Row], path: Path) -> None:
+    """Draws the speedups over torch.nn as bars, without a background, as .svg or .png."""
+    import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-    names = dict.fromkeys(name for row in rows for name in row.seconds)
-    works: dict[str, list[Row]] = {}
-    for row in rows:
-        works.setdefault(", ".join(row.title.split(", ")[:2]), []).append(row)
-    sizes = [len(group) for group in works.values()]
-    figure = Figure(figsize=(9, 1.5 + 0.6 * len(works) + 0.22 * sum(sizes)), layout="constrained")
-    grid = figure.subplots(len(works), 1, sharex=True, squeeze=False, height_ratios=sizes)
-    for axes, (work, group) in zip(grid[:, 0], works.items(), strict=True):
-        for k, name in enumerate(names):
-            shown = [(y, row) for y, row in enumerate(group) if name in row.seconds]
-            times = [1 / row.ratio(name) for _, row in shown]
-            axes.scatter(times, [y for y, _ in shown], s=22, color=f"C{k}", label=name)
-        axes.set_yticks(
-            range(len(group)), [row.title.removeprefix(f"{work}, ") for row in group], fontsize=7
-        )
-        axes.set_ylim(len(group) - 0.5, -0.5)
-        axes.set_xscale("log")
-        axes.set_xticks([0.5, 1, 2, 5, 10, 20])
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(axis="x", which="both", linewidth=0.3)
-        axes.set_title(work, fontsize=9, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-    grid[-1, 0].set_xlabel("time relative to lltm: how many times as fast lltm is", fontsize=8)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=7, frameon=False)
-    figure.savefig(path, dpi=150)
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    style: Any = dict.fromkeys(inked, INK)
+    style |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    cells = dict.fromkeys(case.cell for case in measured)
+    places: dict[tuple[Shape, torch.dtype], int] = {}  # from top to bottom
+    for case in measured:
+        places.setdefault((case.shape, case.dtype), len(places))
+    thickness = 0.8 / len(cells)
+    with matplotlib.rc_context(style | {"legend.frameon": False}):
+        # Small enough for a phone.
+        figure = Figure(figsize=(4.4, 1.4 + 0.2 * len(cells) * len(places)), layout="constrained")
+        both = figure.subplots(1, 2, sharex=True, sharey=True)
+        for axes, training in zip(both, (True, False), strict=True):
+            for k, cell in enumerate(cells):
+                offset = thickness * (k - (len(cells) - 1) / 2)
+                bars = {
+                    places[case.shape, case.dtype] + offset: speedup
+                    for case, row in measured.items()
+                    if case.cell == cell and case.training == training
+                    if (speedup := over_torch(case, row)) is not None
+                }
+                look: Any = {"color": COLORS[k % len(COLORS)], "label": cell.upper()}
+                drawn = axes.barh([*bars], [*bars.values()], 0.85 * thickness, **look)
+                texts = [f"{speedup_text(speedup)}×" for speedup in bars.values()]
+                axes.bar_label(drawn, texts, padding=3, fontsize=8)
+            axes.axvline(1, color=INK, linewidth=1)
+            axes.set_title("training" if training else "inference", fontsize=10)
+            axes.tick_params(axis="y", length=0)
+        most = both[0].get_xlim()[1]
+        both[0].set_xticks([1, 5, 10], ["1\ntorch.nn", "5", "10"])
+        both[0].set_xlim(0, 1.2 * most)  # with room for the texts
+        both[0].set_ylim(len(places) - 0.5, -0.5)
+        several = len({dtype for _, dtype in places}) > 1
+        names = [shape_text(*place, with_dtype=several) for place in places]
+        both[0].set_yticks([*places.values()], names, fontsize=8)
+        figure.supxlabel("times as fast as torch.nn (longer is better)", fontsize=9)
+        figure.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        figure.savefig(path, transparent=True, dpi=200)
+
+
+def shape_text(shape: Shape, dtype: torch.dtype, with_dtype: bool) -> str:
+    """Two lines, such as "T=100 B=16" and "I=32 H=128"."""
+    sizes = [f"{letter}={size}" for letter, size in zip("TBIH"[-len(shape) :], shape, strict=True)]
+    lines = [" ".join(sizes[:-2]), " ".join(sizes[-2:])]
+    if with_dtype:
+        lines[0] = f"{str(dtype).removeprefix('torch.')} {lines[0]}"
+    return "\n".join(lines)
 
 
 def samples(path: Path) -> dict[str, dict[str, list[float]]]:

@@ -89,14 +89,15 @@ class Settings:
     rounds: int
     seconds: float  # approximate duration of a turn
     compile: bool
+    prepacked: bool = False
+    checkpoint_steps: int = 0
 
 
 def measure(
     title: str,
     builds: Mapping[str, Callable[[], Sampler]],
     settings: Settings,
-    amounts: Mapping[str, float] | None = None,
-    unit: str = "FLOP",
+    flops: Mapping[str, float] | None = None,
 ) -> Row:
     """Measures implementations in interleaved rounds, each with a warm-up before its turn.
 
@@ -104,9 +105,9 @@ def measure(
 
     Args:
         builds: makes the sampler of an implementation, by name
-        amounts: FLOP or bytes per run, by name
+        flops: FLOP per run, by name
     """
-    row = Row(title, {}, {}, {}, dict(amounts or {}), unit)
+    row = Row(title, {}, {}, {}, dict(flops or {}))
     samplers: dict[str, Sampler] = {}
     samples: dict[str, dict[str, list[float]]] = {}  # by implementation and part
     first = next(iter(builds))

@@ -1,0 +1,114 @@
+"""The command line that all benchmarks of layers share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cases import GATES, QUICK_SHAPES, SHAPES, Case, Shape
+from .report import Row, compare_with, environment, samples
+from .timing import Settings
+
+
+def shape(text: str) -> Shape:
+    sizes = tuple(map(int, text.split(",")))
+    if len(sizes) not in (3, 4) or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"expected B,I,H or T,B,I,H, got {text}")
+    return sizes
+
+
+def written(text: str) -> Path:
+    """Checks that a file can be written, and makes its folder."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror}") from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text}")
+    return path
+
+
+def earlier(text: str) -> Path:
+    try:
+        samples(Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise argparse.ArgumentTypeError(f"{text} is not a file written by --json") from None
+    return Path(text)
+
+
+def parser(
+    prog: str, description: str | None, known: Iterable[str] = GATES
+) -> argparse.ArgumentParser:
+    """Returns a parser with the options that all benchmarks of layers share.
+
+    Args:
+        known: names of the cells
+    """
+    made = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = made.add_argument
+    known = [*known]
+    cells = f"of {', '.join(known)}; default: all"
+    names = ("float32", "bfloat16", "float16", "float64")
+    option("--cell", nargs="+", choices=known, default=known, metavar="CELL", help=cells)
+    option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these shapes")
+    dtypes = "of " + ", ".join(names) + "; default: the first two"
+    option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)
+    option("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    option("--threads", type=int, metavar="N", help="default: torch.get_num_threads()")
+    option("--rounds", type=int, metavar="N", help="default: 15")
+    option("--quick", action="store_true", help="small shapes and few rounds")
+    option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
+    option("--json", type=written, metavar="FILE", help="write every sample")
+    option("--compare", type=earlier, metavar="FILE", help="file of --json of an earlier run")
+    return made
+
+
+def begin(options: argparse.Namespace) -> Settings:
+    """Also prints versions and CPU."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no GPU found")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    print("\n".join(f"{name}: {value}" for name, value in environment().items()))
+    return Settings(
+        rounds=options.rounds or (3 if options.quick else 15),
+        seconds=0.005 if options.quick else 0.05,
+        compile=options.compile,
+    )
+
+
+def cases(options: argparse.Namespace, **form: Any) -> list[Case]:
+    """Returns all combinations of the options, with further arguments of the cases."""
+    return [
+        Case(shape, getattr(torch, dtype), training, options.device, cell, **form)
+        for cell in options.cell
+        for shape in options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
+        for dtype in options.dtype
+        for training in (False, True)
+    ]
+
+
+def finish(
+    options: argparse.Namespace, settings: Settings, rows: Sequence[Row], **results: object
+) -> None:
+    """Prints the comparison with an earlier run, and writes every sample and further results."""
+    if options.compare is not None:
+        print("\n".join(compare_with(options.compare, rows)))
+    if options.json is not None:
+        found = {"environment": environment(), "settings": asdict(settings), **results}
+        head = json.dumps(found, indent=1).removesuffix("\n}")
+        lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
+        options.json.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+        print(f"\nEvery sample: {options.json}")
