@@ -490,35 +490,6 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
     same(second(program), second(lambda given: cell([given], c)[0]))
 
 
-@pytest.mark.xdist_group("compilers")
-@each_of_some
-def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
-    torch._dynamo.reset()
-    layer = cell.Layer(3, 4)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, hx, reset = torch.randn(3, 2, 3), states(cell, 1, 2, 4), torch.rand(3, 2) < 0.5
-    same(compiled(x, hx, reset), layer(x, hx, reset))
-    same(compiled(x), layer(x))
-    parameters = list(layer.parameters())
-    gradients: list[Any] = [
-        torch.autograd.grad(flat(run(x, hx, reset))[0].sum(), parameters, allow_unused=True)
-        for run in (compiled, layer)
-    ]
-    same(*([g for g in grads if g is not None] for grads in gradients))
-
-
-@pytest.mark.xdist_group("compilers")
-@each_of((*SOME, limits))
-def test_decomposes_for_export(cell: lltm.Cell) -> None:
-    layer = cell.Layer(3, 4).eval()
-    arguments = torch.randn(3, 2, 3), states(cell, 1, 2, 4), torch.rand(3, 2) < 0.5
-    program = torch.export.export(layer, arguments)
-    same(program.module()(*arguments), layer(*arguments))
-    plain_program = program.run_decompositions(support.decompositions())
-    assert "lltm" not in str(plain_program.graph)
-    same(plain_program.module()(*arguments), layer(*arguments))
-
-
 def test_torchscript_traces() -> None:
     for module, x in (
         (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
