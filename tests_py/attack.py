@@ -296,8 +296,10 @@ def check_each_argument(rng: random.Random, op: str, valid: Call) -> None:
     }
     for (text, change), (name, value) in itertools.product(changes.items(), valid.items()):
         is_meta, is_shape = "meta" in text, "shape" in text
-        if op in ("_unpack", "_prepack_int8") and "storage" not in text:
-            continue  # only for packed weights and files
+        if op == "_unpack" and "storage" not in text:
+            continue  # only for packed weights
+        if op == "_prepack_int8" and (is_meta or "layout" in text):
+            continue  # only for files
         if (is_shape and op.startswith("layer")) or (is_meta and "indices" in name):
             continue  # batched and unbatched input
         tensors = value if isinstance(value, list) else [value]
@@ -314,7 +316,8 @@ def check_each_argument(rng: random.Random, op: str, valid: Call) -> None:
                 error = "returned"
             except (RuntimeError, ValueError, TypeError) as caught:
                 error = str(caught)
-            is_any = isinstance(value, list) or op == "_unpack" or (is_meta and name in MATRICES)
+            is_any = isinstance(value, list) or op in ("_unpack", "_prepack_int8")
+            is_any |= is_meta and name in MATRICES
             expected = rf"lltm::[\w.]+: expected {ANY if is_any else name} {text}"
             assert re.match(expected, error), f"{op}: {name}: {error[:300]}"
 

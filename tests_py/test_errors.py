@@ -545,6 +545,8 @@ NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
      "states to be a tuple (h, c), got Tensor"),
     (lambda: lltm.functional.sequence("lltm", X, (H1,) * 3, CELL["weight_ih"]), "sequence",
      "states to be a tuple (h_0, c_0), got 3 values"),
+    (lambda: lltm.functional.prepack("lltm", 3), "prepack",  # type: ignore[arg-type]
+     "weight_ih to be a tensor, got int"),
     *((lambda f=f, a=a, k=k: in_functional(f, {**a, k: NESTED[0]}), f,
        f"{k} to be a tensor, got a nested tensor")
       for f, a, k in (("step", CELL, "h"), ("sequence", SEQUENCE, "input"))),
