@@ -302,6 +302,7 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
     ({}, (X, STEP), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
+    ({}, (X, (STATE[0], randn(1, 2, 5))), ValueError, "c_0 of shape (1, 4, 5), got (1, 2, 5)"),
     ({}, (X[:, 0], STATE), ValueError, "h_0 of shape (1, 5), got (1, 4, 5)"),
     ({"bidirectional": True}, (pack_sequence([randn(2, 3), randn(1, 3)]), STATE), ValueError,
      "h_0 of shape (2, 2, 5), got (1, 4, 5)"),
