@@ -62,8 +62,10 @@ def test_an_exported_module_calls_our_operators(name: str) -> None:
 
 
 # Other options affect only the graph, tested above.
-SOME = ("cell", "layers and directions", "cell, GRU, state", "resets", "checkpoints", "bfloat16")
-SOME += support.CUSTOM
+SOME = (
+    *("cell", "layers and directions", "cell, GRU, state", "resets", "checkpoints", "bfloat16"),
+    *support.CUSTOM,
+)
 
 
 @pytest.mark.parametrize("name", SOME)
