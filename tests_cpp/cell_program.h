@@ -1,18 +1,14 @@
-// Serialized cells, and evaluators of their instructions and text. Compile without contraction:
-// fused operations round the product first.
+// Serialized cells, and an evaluator of their instructions. Compile without contraction: fused
+// operations round the product first.
 #pragma once
 
 #include "cell/math.h"
 #include "cell/program_text.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -300,86 +296,6 @@ inline std::vector<double> run_program(
     outputs.push_back(*values[y]);
   }
   return outputs;
-}
-
-// Values by name.
-using Values = std::map<std::string, double>;
-
-inline void run_text(const std::string& text, const std::string& section, Values& values) {
-  std::istringstream lines(text.substr(text.find("\n" + section + "\n") + section.size() + 2));
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string name, equals, operation;
-    words >> name >> equals >> operation;
-    if (equals != "=") return;
-    double operands[3] = {};
-    std::string word;
-    for (int k = 0; k < 3 && words >> word; ++k) {
-      const auto found = values.find(word);
-      operands[k] = found != values.end() ? found->second : std::strtod(word.c_str(), nullptr);
-    }
-    const auto op = std::find(kOperations.begin(), kOperations.end(), operation);
-    values[name] = apply(
-        static_cast<lltm::Op>(op - kOperations.begin()), operands[0], operands[1], operands[2]);
-  }
-}
-
-// The first bitwise difference between a cell's programs and its text, or "". `next` returns
-// arguments.
-inline std::string difference_from_text(
-    const lltm::CellText& cell, const std::string& text, const std::function<double()>& next) {
-  using Names = std::vector<std::string>;
-  // Names in the order of cell/program.h.
-  Names z = cell.gates, states, next_states = {"h"}, parameters;
-  if (cell.info.reads_h) states.emplace_back("h");
-  for (const auto& state : cell.states) {
-    states.push_back(state.name);
-    next_states.push_back(state.name);
-  }
-  for (const auto& parameter : cell.parameters) parameters.push_back(parameter.name);
-  const auto add = [](Names& to, const Names& names, const char* before, const char* after = "") {
-    for (const std::string& name : names) to.push_back(before + name + after);
-  };
-  Names inputs[2], outputs[2];
-  add(inputs[0], z, "z.");
-  add(inputs[0], states, "");
-  add(inputs[0], parameters, "");
-  add(outputs[0], next_states, "", "'");
-  add(outputs[0], cell.saved, "");
-  add(inputs[1], cell.saved, "");
-  add(inputs[1], parameters, "");
-  add(inputs[1], next_states, "d.", "'");
-  add(outputs[1], z, "d.z.");
-  add(outputs[1], parameters, "d.");
-  add(outputs[1], states, "d.");
-
-  Values known;
-  for (const int pass : {0, 1}) {
-    Values values;
-    std::vector<double> arguments;
-    for (const std::string& name : inputs[pass]) {
-      arguments.push_back(known.contains(name) ? known[name] : next());
-      values[name] = arguments.back();
-    }
-    const lltm::Pass& programs = pass == 0 ? cell.programs.forward : cell.programs.backward;
-    const std::vector<double> results = run_program(programs.program(), arguments);
-    run_text(text, pass == 0 ? "forward" : "backward", values);
-    if (results.size() != outputs[pass].size()) return "another number of outputs";
-    for (size_t k = 0; k < results.size(); ++k) {
-      const double expected = values[outputs[pass][k]];  // d.h is missing without reads_h
-      if (std::isnan(expected)
-              ? std::isnan(results[k])
-              : results[k] == expected && std::signbit(results[k]) == std::signbit(expected)) {
-        continue;
-      }
-      std::ostringstream line;
-      line.precision(17);
-      line << outputs[pass][k] << ": expected " << expected << ", got " << results[k];
-      return line.str();
-    }
-    known = values;
-  }
-  return "";
 }
 
 }  // namespace lltm_test

@@ -370,18 +370,14 @@ std::string not_next(const std::string& tensor, int next, int got) {
 // clang-format off
 const MalformedFile kMalformedFiles[] = {
     // Header length.
-    {"EmptyFile", "", "expected a safetensors file, got a file of 0 bytes"},
     {"FileShorterThanTheLength", "\x02\0\0\0\0\0\0"s,
      "expected a safetensors file, got a file of 7 bytes"},
     {"HeaderLongerThanTheFile", little_endian(3) + "{}",
      "expected a safetensors file, got a file of 10 bytes with a header of 3 bytes"},
-    {"HeaderLongerThanAnyFile", little_endian(UINT64_MAX) + "{}",
-     "expected a safetensors file, got a file of 10 bytes with a header of 18446744073709551615 bytes"},
     {"LengthThatOverflowsWithItsOwnBytes", little_endian(UINT64_MAX - 7) + "{}",
      "expected a safetensors file, got a file of 10 bytes with a header of 18446744073709551608 bytes"},
 
     // Headers that are no JSON object.
-    {"HeaderOfLengthZero", contents(""), no_json(1)},
     {"HeaderThatIsNoObject", contents("[]"),
      "expected an object as header, got a JSON array"},
     // A parser that stops at a null character would read only {}.
@@ -390,16 +386,12 @@ const MalformedFile kMalformedFiles[] = {
     {"TensorThatDoesNotEnd", contents(R"({"x":{})"), no_json(8)},
     {"Comment", contents("{/**/}"), no_json(2)},
     {"NameThatIsNotUtf8", contents("{\"\xff\":{}}"), no_json(3)},
-    {"NameWithALoneSurrogate", contents(R"({"\ud800":{}})"), no_json(9)},
 
     // Rejected before it uses memory.
     {"DeepArrays", one_tensor(repeated(1'000'000, "[")),
      "expected at most 64 dimensions of tensor \"x\", got more"},
     {"DeepObjects", one_tensor(repeated(100'000, "{\"shape\":")),
      "expected at most 128 levels in tensor \"x\", got more"},
-    {"DeepUnknownField", one_tensor(repeated(100'000, "{\"x\":")),
-     "expected at most 128 levels in tensor \"x\", got more"},
-    {"DeepShape", of_shape("[[1]]"), kNotASize + "a JSON array"},
 
     {"TensorOfANumber", one_tensor("1"), kNotATensor + "1"},
     {"TwoTensorsOfOneName",
@@ -411,15 +403,12 @@ const MalformedFile kMalformedFiles[] = {
      "expected different names in tensor \"x\", got \"dtype\" twice"},
     {"NoDtype", one_tensor(R"({"shape":[0],"data_offsets":[0,0]})"),
      "expected dtype in tensor \"x\", got none"},
-    {"NoOffsets", one_tensor(R"({"dtype":"U8","shape":[0]})"),
-     "expected data_offsets in tensor \"x\", got none"},
     {"DtypeThatIsNoText", one_tensor(R"({"dtype":32,"shape":[0],"data_offsets":[0,0]})"),
      "expected a string as dtype in tensor \"x\", got 32"},
 
     {"ShapeThatIsNoArray", contents(header_of("U8", "3", "[0,3]"), "123"),
      "expected an array as shape in tensor \"x\", got 3"},
     {"SizeBelowZero", of_shape("[-1]"), kNotASize + "-1"},
-    {"SizeWithAFraction", of_shape("[1.0]"), kNotASize + "1.0"},
     {"SizeOf2ToThe64", of_shape("[18446744073709551616]"),
      kNotASize + "1.8446744073709552e+19"},
     {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
@@ -448,13 +437,8 @@ const MalformedFile kMalformedFiles[] = {
      "expected 4 bytes of tensor \"x\", F32 of shape (), got data_offsets of 0"},
 
     {"OneOffset", of_offsets("[0]"), "expected two data_offsets in tensor \"x\", got 1"},
-    {"ThreeOffsets", of_offsets("[0,1,2]"), "expected two data_offsets in tensor \"x\", got 3"},
     {"OffsetsThatEndBeforeTheyBegin", of_offsets("[1,0]"), kNoPair + "[1, 0]"},
-    {"OffsetsBeyondTheFile", contents(header_of("U8", "[2]", "[0,2]"), "1"),
-     "expected 2 bytes after the header, got 1"},
     {"TensorsThatOverlap", two_tensors("[1,3]", "123"), not_next("y", 2, 1)},
-    {"HoleBeforeTheFirstTensor", contents(header_of("U8", "[1]", "[1,2]"), "12"),
-     not_next("x", 0, 1)},
     {"BytesAfterTheLastTensor", two_tensors("[2,4]", "12345"),
      "expected 4 bytes after the header, got 5"},
     {"EmptyTensorOutsideTheData", contents(header_of("U8", "[0]", "[7,7]")), not_next("x", 0, 7)},
@@ -463,8 +447,6 @@ const MalformedFile kMalformedFiles[] = {
      "expected an object as __metadata__, got a JSON string"},
     {"MetadataOfANumber", contents(R"({"__metadata__":{"a":1}})"),
      "expected strings in __metadata__, got 1"},
-    {"MetadataWithANameTwice", contents(R"({"__metadata__":{"a":"","a":""}})"),
-     "expected different names in __metadata__, got \"a\" twice"},
 
     // Elements, and names in messages.
     {"BoolThatIsNeitherTrueNorFalse", contents(header_of("BOOL", "[3]", "[0,3]"), "\0\1\2"s),

@@ -2,18 +2,20 @@
 
     python tests_py/attack.py SEED COUNT [operator ...]
 
-A call must return or raise an error, with wrong shapes and storages one of lltm's. Prints each call
-before it is made.
+A call must return or raise an error, with wrong shapes one of lltm's. Prints each call before it is
+made. If a single tensor has another storage, dtype, layout, device or rank, the error names it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -227,6 +229,8 @@ def other_values(rng: random.Random, tensor: Tensor) -> Tensor:
 
 
 REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2)
+MATRICES = ("input", "weight_ih", "weight_h", "weights")  # one on meta: the others are named
+ANY = r"\w+"
 DTYPES = (*REAL, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64)
 
 
@@ -281,24 +285,41 @@ def changed(rng: random.Random, value: Any) -> tuple[str, Any]:
     return "option", rng.choice((None, torch.zeros(3), torch.tensor([2, 1]), 1, True, torch.qint8))
 
 
-def check_storage_of_each(rng: random.Random, op: str, valid: Call) -> None:
-    """The storage of one tensor is too small."""
-    for name, value in valid.items():
+def check_each_argument(rng: random.Random, op: str, valid: Call) -> None:
+    """The error for one wrong tensor names it, or another argument that differs from a matrix."""
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        r"with storage of at least \d+ bytes": partial(short_of_storage, rng),
+        r"of dtype .*int16": lambda tensor: tensor.to(torch.int16),
+        r"of layout Strided, got Sparse": Tensor.to_sparse,
+        r"on device \w+.*, got (meta|cpu)": lambda tensor: tensor.to("meta"),
+        r"of (packed )?shape \(.*\), got \(": lambda tensor: tensor[None],
+    }
+    for (text, change), (name, value) in itertools.product(changes.items(), valid.items()):
+        is_meta, is_shape = "meta" in text, "shape" in text
+        if op == "_unpack" and "storage" not in text:
+            continue  # only for packed weights
+        if op == "_prepack_int8" and (is_meta or "layout" in text):
+            continue  # only for files
+        if (is_shape and op.startswith("layer")) or (is_meta and "indices" in name):
+            continue  # batched and unbatched input
         tensors = value if isinstance(value, list) else [value]
         for k, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor) or tensor.numel() == 0:
                 continue
-            short = short_of_storage(rng, tensor)
-            changed = [*tensors[:k], short, *tensors[k + 1 :]]
-            arguments = {**valid, name: changed if isinstance(value, list) else short}
+            if is_shape and tensor.dtype == torch.uint8:
+                continue  # packed weights are bytes
+            wrong = change(tensor)
+            changed = [*tensors[:k], wrong, *tensors[k + 1 :]]
+            arguments = {**valid, name: changed if isinstance(value, list) else wrong}
             try:
                 getattr(ops, op)(**arguments)
-                text = "returned"
-            except (RuntimeError, ValueError, TypeError) as error:
-                text = str(error)
-            named = r"\w+" if isinstance(value, list) or op == "_unpack" else name
-            expected = rf"lltm::[\w.]+: expected {named} with storage of at least \d+ bytes"
-            assert re.match(expected, text), f"{op}: {name}: {text[:300]}"
+                error = "returned"
+            except (RuntimeError, ValueError, TypeError) as caught:
+                error = str(caught)
+            is_any = isinstance(value, list) or op in ("_unpack", "_prepack_int8")
+            is_any |= is_meta and name in MATRICES
+            expected = rf"lltm::[\w.]+: expected {ANY if is_any else name} {text}"
+            assert re.match(expected, error), f"{op}: {name}: {error[:300]}"
 
 
 def attack(seed: int, count: int, only: list[str]) -> None:
@@ -307,7 +328,7 @@ def attack(seed: int, count: int, only: list[str]) -> None:
     calls = valid_calls()
     for op, arguments in calls:
         getattr(ops, op)(**arguments)
-        check_storage_of_each(rng, op, arguments)
+        check_each_argument(rng, op, arguments)
     known = {name.removeprefix("lltm::") for name in torch._C._dispatch_get_all_op_names()
              if name.startswith("lltm::")}  # fmt: skip
     assert {op for op, _ in calls} == known, {op for op, _ in calls} ^ known

@@ -600,6 +600,19 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
+def _custom_layer(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    layer = gallery_module(name, 3, 5)
+    x = torch.randn(6, 4, layer.input_size)
+    with torch.no_grad():
+        state = layer(x)[1]
+    return layer, (x, state, torch.rand(6, 4) < 0.3)
+
+
+# No GEMM of h; products; means; a custom gradient; derived parameters; several states.
+CUSTOM = ("indrnn", "keras_gru", "layernorm_lstm", "lif", "hgrn", "slstm")
+MODULES.update({name: functools.partial(_custom_layer, name) for name in CUSTOM})
+
+
 class Encoded(Dataset[Tensor]):
     """Dataset that encodes sequences with a layer, in a worker process."""
 

@@ -11,8 +11,6 @@ import pytest
 import support
 import torch
 
-import lltm
-
 
 def skip_without_own_gemm() -> None:
     """docs/accuracy.md lists these exceptions: PyTorch's GEMMs add them in longer chains."""
@@ -52,15 +50,6 @@ def test_small_batches_meet_the_accuracy_criterion(
         skip_without_own_gemm()
     for what, found in accuracy.distributions(accuracy.of_few(cell, shape)).items():
         assert found.meets_the_rule(), f"{what}: {found.median()}, {found.tail()}"
-
-
-@pytest.mark.parametrize("cell", accuracy.GATES)
-def test_permuting_units_and_inputs_only_permutes_results(cell: str) -> None:
-    a = support.of_cell(cell, support.packed_arguments((5, 3, 1), 4, 6, torch.float64))
-    b = accuracy.in_another_order(a, 1)
-    assert not torch.equal(a.input, b.input)
-    for x, y in zip(*(support.sequence_outputs(lltm.reference, p) for p in (a, b)), strict=True):
-        torch.testing.assert_close(x.sort(dim=-1).values, y.sort(dim=-1).values)
 
 
 # (T, B, I, H) with few results, whose rounding errors do not average out.

@@ -490,35 +490,6 @@ def test_no_grad_detaches_in_derivatives_of_any_order() -> None:
     same(second(program), second(lambda given: cell([given], c)[0]))
 
 
-@pytest.mark.xdist_group("compilers")
-@each_of_some
-def test_compiles_without_a_graph_break(cell: lltm.Cell) -> None:
-    torch._dynamo.reset()
-    layer = cell.Layer(3, 4)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, hx, reset = torch.randn(3, 2, 3), states(cell, 1, 2, 4), torch.rand(3, 2) < 0.5
-    same(compiled(x, hx, reset), layer(x, hx, reset))
-    same(compiled(x), layer(x))
-    parameters = list(layer.parameters())
-    gradients: list[Any] = [
-        torch.autograd.grad(flat(run(x, hx, reset))[0].sum(), parameters, allow_unused=True)
-        for run in (compiled, layer)
-    ]
-    same(*([g for g in grads if g is not None] for grads in gradients))
-
-
-@pytest.mark.xdist_group("compilers")
-@each_of((*SOME, limits))
-def test_decomposes_for_export(cell: lltm.Cell) -> None:
-    layer = cell.Layer(3, 4).eval()
-    arguments = torch.randn(3, 2, 3), states(cell, 1, 2, 4), torch.rand(3, 2) < 0.5
-    program = torch.export.export(layer, arguments)
-    same(program.module()(*arguments), layer(*arguments))
-    plain_program = program.run_decompositions(support.decompositions())
-    assert "lltm" not in str(plain_program.graph)
-    same(plain_program.module()(*arguments), layer(*arguments))
-
-
 def test_torchscript_traces() -> None:
     for module, x in (
         (two_states.Layer(3, 4), torch.randn(3, 2, 3)),
@@ -527,36 +498,12 @@ def test_torchscript_traces() -> None:
         same(torch.jit.trace(module, (x,))(x), module(x))
 
 
-@lltm.cell(gates=2, parameters={"p": 0.5, "q": 0.25}, states=3)
-def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) -> Any:
-    c_next = tanh(q * c + z[0])
-    return tanh(a + p * b) * z[1], 0.5 * a + c_next, tanh(z[1] * b), c_next
-
-
-@each_of((plain, three_states, *(cell for cell in SOME if cell is not derived)))
-def test_torchscript_compiles(cell: lltm.Cell) -> None:
-    """Covers every kind of module, before and after saving, direct and in a model."""
-    deep = cell.Layer(3, 4, num_layers=2, bidirectional=True, bias=False).eval()
-    layer, step = cell.Layer(3, 4), cell.Cell(3, 4)
-    with torch.no_grad():
-        for parameter in (*deep.parameters(), *layer.parameters(), *step.parameters()):
-            parameter.normal_()
-    x, reset = torch.randn(3, 2, 3), torch.rand(3, 2) < 0.5
-    cases: list[tuple[torch.nn.Module, tuple[Any, ...]]] = [
-        (deep, (x, states(cell, 4, 2, 4), reset)),
-        (layer, (x, states(cell, 1, 2, 4))),
-        (layer.prepack(), (x, states(cell, 1, 2, 4))),
-        (step, (x[0], states(cell, 2, 4))),
-        (cell.Cell(3, 4, bias=False), (x[0],)),
-    ]
-    for module, arguments in cases:
-        scripted: Any = torch.jit.script(module)
-        for run in (scripted, support.saved_and_loaded(scripted)):
-            same(run(*arguments), module(*arguments))
-            same(run(arguments[0]), module(arguments[0]))
+def test_a_model_is_pickled_with_the_scripted_layer() -> None:
+    """test_script.py has other modules."""
+    layer, x = two_states.Layer(3, 4), torch.randn(3, 2, 3)
     model = torch.nn.Sequential(layer)
     same(torch.jit.script(model)(x), model(x))
-    again = pickle.loads(pickle.dumps(model))  # has the scripted module
+    again = pickle.loads(pickle.dumps(model))
     same(again(x), model(x))
     assert type(again[0]).__name__ == type(layer).__name__
 

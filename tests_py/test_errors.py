@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -44,32 +44,17 @@ BAD_CELL: list[Row] = [
     ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
     ("input", randn(4, 3).to_sparse(), RuntimeError, "input of layout Strided, got Sparse"),
     ("input", torch.empty(4, 3, device="meta"), RuntimeError, "input on device cpu, got meta"),
-    ("h", randn(4, 6), ValueError, "h of shape (4, 5), got (4, 6)"),
-    ("h", randn(4, 5).double(), TypeError, "h of dtype float32, got float64"),
-    ("h", torch.empty(4, 5, device="meta"), RuntimeError, "h on device cpu, got meta"),
-    ("c", randn(4, 5).half(), TypeError, "c of dtype float32, got float16"),
     ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (3H, H+I), got (15, 4)"),
     ("weight_ih", randn(15, 8).bfloat16(), TypeError, "input of dtype bfloat16, got float32"),
     ("weight_ih", randn(15, 8).to(torch.int64), TypeError, f"weight_ih {DTYPES}, got int64"),
-    ("weight_ih", randn(15, 8).to_sparse(), RuntimeError, "weight_ih of layout Strided, got Sp"),
-    ("weight_ih", torch.empty(15, 8, device="meta"), RuntimeError, "input on device meta, got cpu"),
     ("bias_ih", randn(5), ValueError, "bias_ih of shape (15,), got (5,)"),
-    ("bias_ih", torch.empty(15, device="meta"), RuntimeError, "bias_ih on device cpu, got meta"),
 ]
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
     ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
-    ("h_0", randn(4, 6), ValueError, "h_0 of shape (4, 5), got (4, 6)"),
-    ("c_0", randn(4, 5).double(), TypeError, "c_0 of dtype float32, got float64"),
-    ("c_0", torch.empty(4, 5, device="meta"), RuntimeError, "c_0 on device cpu, got meta"),
     ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
-    ("reset", RESET.to("meta"), RuntimeError, "reset on device cpu, got meta"),
-    ("reset", RESET.to_sparse(), RuntimeError, "reset of layout Strided, got Sparse"),
-    ("recurrent_mask", randn(4, 5).double(), TypeError, f"{MASK} of dtype float32, got float64"),
     ("recurrent_mask", randn(5), ValueError, f"{MASK} of shape (4, 5), got (5,)"),
-    ("recurrent_mask", torch.empty(4, 5, device="meta"), RuntimeError,
-     f"{MASK} on device cpu, got meta"),
 ]
 ORDERED = "batch_sizes without negative or increasing values"
 BAD_PACKED: list[Row] = [
@@ -78,13 +63,7 @@ BAD_PACKED: list[Row] = [
      "batch_sizes with the sum 8, the number of input rows, got the sum 9"),
     ("batch_sizes", torch.tensor([3, 3, 3]), ValueError,
      "batch_sizes to begin with 4, the batch size of h_0, got 3"),
-    ("batch_sizes", SIZES.to("meta"), RuntimeError, "batch_sizes on device cpu, got meta"),
-    ("h_0", randn(5), ValueError, "h_0 of shape (B, H), got (5,)"),
-    ("reset", RESET, ValueError, "reset of shape (9,), got (6, 4)"),
     ("batch_sizes", torch.tensor([4, 2, 3]), ValueError, f"{ORDERED}, got 3 after 2"),
-    ("batch_sizes", torch.tensor([4, 4, 4, -3]), ValueError, f"{ORDERED}, got -3 after 4"),
-    ("batch_sizes", SIZES[None], ValueError, "batch_sizes of shape (T,), got (1, 3)"),
-    ("batch_sizes", SIZES.int(), TypeError, "batch_sizes of dtype int64, got int32"),
 ]
 BAD_CHECKPOINT_STEPS: list[Row] = [
     ("checkpoint_steps", -1, ValueError, "checkpoint_steps to be at least 0, got -1"),
@@ -246,6 +225,8 @@ def test_if_arguments_disagree_the_error_names_the_first_after_the_weights(name:
             elif argument == "h_0" and other_rows and "packed" in name:
                 named = "c_0"  # packed input does not state B
             expected = rf"{named} of shape \("
+            if named == argument:
+                expected += rf".*, got {re.escape(str(shape))}$"
             if argument == "input" and other_rows and name in ("packed", "packed of lstm"):
                 expected = "batch_sizes with the sum"
             with pytest.raises(ValueError, match=rf"^lltm::\w+: expected {expected}"):
@@ -274,8 +255,6 @@ STEP_OF_LSTM: dict[str, Any] = {
         ({"cell": "unknown"}, f"cell to be one of {', '.join(support.CELLS)} or a serialized "),
         ({"cell": "gru"}, "no c, since the cell gru has none, got a tensor"),
         ({"c": None}, "c to be a tensor, got an undefined tensor"),
-        ({"weight_hh": randn(20, 6)}, "weight_hh of shape (20, 5), got (20, 6)"),
-        ({"weight_ih": randn(20, 4)}, "input of shape (4, 4), got (4, 3)"),
         ({"weight_ih": randn(8, 4)}, "weight_hh of shape (8, 2), got (20, 5)"),
         ({"cell": "gru", "c": None, "weight_hh": randn(15, 5)},
          "weight_ih of shape (3H, I), got (20, 3)"),
@@ -314,9 +293,6 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({}, (randn(3),), ValueError, "input of shape (T, B, 3) or (T, 3), got (3,)"),
     ({}, ([1.0],), TypeError, f"{TENSOR_OR_PACKED}, got list"),
     ({}, (X.to_sparse(),), RuntimeError, "input of layout Strided, got Sparse"),
-    ({}, (X.to_mkldnn(),), RuntimeError, "input of layout Strided, got Mkldnn"),
-    ({}, (X, (STATE[0], STATE[1].to_sparse())), RuntimeError,
-     "c_0 of layout Strided, got Sparse"),
     *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; convert it")
       for x in NESTED),
     ({}, (X, (NESTED[0], STATE[1])), TypeError, "h_0 to be a tensor, got a nested tensor"),
@@ -328,8 +304,6 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
     ({}, (X, (STATE[0], randn(1, 2, 5))), ValueError, "c_0 of shape (1, 4, 5), got (1, 2, 5)"),
     ({}, (X[:, 0], STATE), ValueError, "h_0 of shape (1, 5), got (1, 4, 5)"),
-    ({}, (X[:, 0], (randn(1, 5), randn(1, 1, 5))), ValueError,
-     "c_0 of shape (1, 5), got (1, 1, 5)"),
     ({"bidirectional": True}, (pack_sequence([randn(2, 3), randn(1, 3)]), STATE), ValueError,
      "h_0 of shape (2, 2, 5), got (1, 4, 5)"),
     *(({}, (X, None, reset), error, f"reset {text}") for reset, error, text in (
@@ -350,7 +324,6 @@ BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (randn(2, 4, 3),), ValueError, "input of shape (B, 3) or (3,), got (2, 4, 3)"),
     ({}, (None,), TypeError, "input to be a tensor, got NoneType"),
     ({}, (ROW.to_sparse(),), RuntimeError, "input of layout Strided, got Sparse"),
-    ({}, (ROW, (STEP[0], STEP[1].to_sparse())), RuntimeError, "c of layout Strided, got Sparse"),
     *(({}, (x,), TypeError, "input to be a tensor, got a nested tensor") for x in NESTED),
     ({}, (ROW, randn(2, 4, 5)), TypeError, "hx to be a tuple (h, c), got Tensor"),
     ({}, (ROW, (STEP[0], 0)), TypeError, "c to be a tensor, got int"),
@@ -392,13 +365,10 @@ BAD_PROJECTION: list[Row] = [
 BAD_LAYER_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (X, STATE), TypeError, "h_0 to be a tensor, got tuple"),
     ({}, (X, STEP[0]), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
-    ({"num_layers": 2}, (X, STATE[0]), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
-    ({}, (X[:, 0], STATE[0]), ValueError, "h_0 of shape (1, 5), got (1, 4, 5)"),
 ]
 BAD_STEP_WITHOUT_C: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (ROW, STEP), TypeError, "h to be a tensor, got tuple"),
     ({}, (ROW, randn(4, 6)), ValueError, "h of shape (4, 5), got (4, 6)"),
-    ({}, (randn(3), randn(1, 5)), ValueError, "h of shape (5,), got (1, 5)"),
 ]
 # fmt: on
 # Modules that return a pair have the messages for a pair.
@@ -455,45 +425,35 @@ def test_a_module_rejects(
     refuses(call, error, op, text)
 
 
-# fmt: off
-BAD_PROJECTED: list[tuple[str, Callable[[Tensor], Tensor], type[Exception], str]] = [
-    *((name, Tensor.double, TypeError, "of dtype float32, the dtype of the input, got float64")
-      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr")),
-    *((name, lambda t: t.to("meta"), RuntimeError,
-       "on device cpu, the device of the input, got meta")
-      for name in ("h_0", "c_0", "bias_hh", "weight_hr")),
-    *((name, lambda t: t[..., :1], ValueError, "of shape")
-      for name in ("h_0", "c_0", "bias_ih", "bias_hh", "weight_ih", "weight_hh", "weight_hr")),
-    ("weight_hr", lambda t: t[0, 0], ValueError, "of shape (proj_size, hidden_size), got ()"),
-]
-# fmt: on
+PROJECTED = ("h_0", "c_0", "bias_ih", "bias_hh", "weight_hh", "weight_hr", "weight_ih")
 
 
 @pytest.mark.parametrize("steps", [0, 1, 40])  # the second is a short call
-@pytest.mark.parametrize(
-    ("name", "change", "error", "text"),
-    [pytest.param(*row, id=f"{row[0]}-{row[3]}") for row in BAD_PROJECTED],
-)
-def test_a_projected_lstm_checks_its_arguments(
-    name: str, change: Callable[[Tensor], Tensor], error: type[Exception], text: str, steps: int
-) -> None:
+@pytest.mark.parametrize("name", PROJECTED)
+def test_a_projected_lstm_checks_its_arguments(name: str, steps: int) -> None:
     layer = lltm.LSTM(3, 40, proj_size=2)
     arguments = {"h_0": randn(1, 4, 2), "c_0": randn(1, 4, 40)}
     arguments.update((n.removesuffix("_l0"), p.detach()) for n, p in layer.named_parameters())
-    arguments[name] = change(arguments[name])
-    h_0, c_0, *parameters = arguments.values()
-
-    def call(parameters: Sequence[Tensor], prepacked: bool) -> None:
-        sizes = 3, 40, 1, False, False, 0.0, 0.0, 0
-        x = randn(steps, 4, 3)
-        torch.ops.lltm.layer("lstm", x, [h_0, c_0], parameters, True, *sizes, prepacked)
-
-    refuses(partial(call, parameters, False), error, "LSTM", f"{name} {text}", OF_TORCH_OPS)
-    # A prepacked layer has its dtype from bias_ih.
-    if name not in ("weight_ih", "weight_hh", "bias_ih"):
-        packed = layer.prepack().get_buffer("packed_weights_l0")
-        given = [packed, *parameters[2:]]
-        refuses(partial(call, given, True), error, "LSTM", f"{name} {text}", OF_TORCH_OPS)
+    packed = layer.prepack().get_buffer("packed_weights_l0")
+    sizes = 3, 40, 1, False, False, 0.0, 0.0, 0
+    for wrong, error, text in (
+        (arguments[name].double(), TypeError, "of dtype float32, the dtype of the input, got"),
+        (arguments[name].to("meta"), RuntimeError, "on device cpu, the device of the input, got"),
+        (arguments[name][..., :1], ValueError, "of shape"),
+        (arguments[name].view(-1)[0], ValueError, "of shape"),
+    ):
+        if name == "weight_ih" and text != "of shape":
+            continue  # the error names the input
+        h_0, c_0, *parameters = {**arguments, name: wrong}.values()
+        # A prepacked layer has its dtype from bias_ih.
+        given = [(parameters, False)]
+        given += [([packed, *parameters[2:]], True)] * (
+            name not in ("weight_ih", "weight_hh", "bias_ih")
+        )
+        for weights, prepacked in given:
+            call = partial(torch.ops.lltm.layer, "lstm", randn(steps, 4, 3), [h_0, c_0], weights)
+            run = partial(call, True, *sizes, prepacked)
+            refuses(run, error, "LSTM", f"{name} {text}", OF_TORCH_OPS)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -586,6 +546,8 @@ NO_OPERATOR_S: list[tuple[Callable[[], Any], str, str]] = [
      "states to be a tuple (h, c), got Tensor"),
     (lambda: lltm.functional.sequence("lltm", X, (H1,) * 3, CELL["weight_ih"]), "sequence",
      "states to be a tuple (h_0, c_0), got 3 values"),
+    (lambda: lltm.functional.prepack("lltm", 3), "prepack",  # type: ignore[arg-type]
+     "weight_ih to be a tensor, got int"),
     *((lambda f=f, a=a, k=k: in_functional(f, {**a, k: NESTED[0]}), f,
        f"{k} to be a tensor, got a nested tensor")
       for f, a, k in (("step", CELL, "h"), ("sequence", SEQUENCE, "input"))),
@@ -644,17 +606,6 @@ def test_the_low_level_pair_s_forward_rejects() -> None:
     arguments = X1, CELL["weight_ih"], CELL["bias_ih"], H1[:2], C1
     text = "old_h of shape (4, 5), got (2, 5)"
     refuses(lambda: lltm._C.forward(*arguments), ValueError, "forward", text)
-
-
-@pytest.mark.parametrize(("name", "width"), [("grad_h", 5), ("new_cell", 5), ("gate_weights", 15)])
-def test_the_low_level_pair_s_backward_rejects(name: str, width: int) -> None:
-    new_h, *saved = lltm._C.forward(X1, CELL["weight_ih"], CELL["bias_ih"], H1, C1)
-    names = ("grad_h", "grad_cell", "new_cell", "i", "o", "g", "X", "gate_weights", "weights")
-    good = dict(zip(names, (new_h, new_h, *saved, CELL["weight_ih"]), strict=True))
-    lltm._C.backward(*good.values())
-    bad = {**good, name: good["g"][:, :4]}
-    text = f"{name} of shape (4, {width}), got (4, 4)"
-    refuses(lambda: lltm._C.backward(*bad.values()), ValueError, "backward", text)
 
 
 def test_the_low_level_pair_rejects_other_types() -> None:

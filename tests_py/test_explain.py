@@ -83,9 +83,7 @@ DYNAMIC = ["--op", "sequence", "--dynamic"]
     ("options", "message"),
     [
         (["--op", "loop"], "error: argument"),
-        (["--only", "linker"], "error: argument"),
         (["--batch", "0"], "error: argument"),
-        ([*DYNAMIC, "--steps", "1"], "with --dynamic, --batch and --steps must be 2 at least"),
         ([*DYNAMIC, "--batch", "1"], "with --dynamic, --batch and --steps must be 2 at least"),
     ],
     ids=str,

@@ -212,25 +212,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "joined weights": (lambda: coRNN("weight_ch"), "only weight_hh learned; set requires_grad"),
     "joined biases": (lambda: coRNN("bias_hh"), "only bias_ch learned; set requires_grad"),
     "modules between": (lambda: neurons(LINEAR, RELU), r"got \['Linear', 'ReLU', 'Leaky'\]"),
-    "two layers": (
-        lambda: neurons(LINEAR, Leaky(), LINEAR),
-        r"got \['Linear', 'Leaky', 'Linear', 'Leaky'\]",
-    ),
     "a neuron alone": (Leaky, "torch.nn.Sequential of .*, got Leaky"),
     "a forward": (
         lambda: type("Other", (torch.nn.Sequential,), {})(LINEAR, Leaky()),
         "torch.nn.Sequential of .*, got Other",
     ),
-    "doubled spikes": (lambda: neurons(scale=2.0), "the equations of leaky"),
     "rare spikes": (lambda: neurons(scale=2.0, threshold=1e4), "the equations of leaky"),
+    "doubled spikes": (lambda: neurons(scale=2.0), "the equations of leaky"),
     "thresholds": (lambda: neurons(threshold=ONES), r"threshold_l0 .* \(1,\), got \(3,\)"),
     "factors": (
         lambda: neurons(graded_spikes_factor=ONES / torch.arange(1, 4)),
         r"graded_spikes_factor=1, got \[1.0, 0.5, ",
-    ),
-    "a factor": (
-        lambda: neurons(graded_spikes_factor=torch.nn.Parameter(torch.ones(()))),
-        "learns only parameters of leaky, got 1.graded_spikes_factor",
     ),
     "no surrogate": (lambda: neurons(surrogate_disable=True), "surrogate_disable=False, got True"),
     "a surrogate": (

@@ -319,24 +319,6 @@ def test_weights_and_scales_are_saved() -> None:
     assert len(state_dict) == 5
 
 
-def test_saved_weights_of_other_shapes_are_rejected() -> None:
-    """From a damaged file: state_dict does not check them."""
-    packed: Any = layer().prepack(torch.qint8).packed_weights_l0
-    saved = torch.ops.lltm._unpack("lltm", packed)
-    assert torch.equal(torch.ops.lltm._prepack_int8("lltm", *saved), packed)
-    rows_ih, rows_hh, scales_ih, scales_hh = saved
-    for damaged in (
-        (rows_ih[:-1], rows_hh, scales_ih, scales_hh),
-        (rows_ih, rows_hh[:, :-1], scales_ih, scales_hh),
-        (rows_ih, rows_hh, scales_ih[1:], scales_hh),
-        (rows_ih, rows_hh, scales_ih, scales_hh[None]),
-        (rows_ih[None], rows_hh, scales_ih, scales_hh),
-        (rows_ih, rows_hh, scales_ih.double(), scales_hh),
-    ):
-        with pytest.raises((ValueError, TypeError), match=r"^lltm::_?prepack(_int8)?: expected"):
-            torch.ops.lltm._prepack_int8("lltm", *damaged)
-
-
 def test_other_dtypes_are_rejected() -> None:
     expected = "lltm::prepack: expected weights to be torch.qint8 or None, got"
     for dtype in (torch.int8, "qint8"):

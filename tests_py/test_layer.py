@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import support
 import torch
-from forms import tensors as flat
 from support import threads
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
@@ -110,30 +109,6 @@ class TestDirectionsSideBySide:
         with threads(2):
             yield
 
-    @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
-    @pytest.mark.parametrize("make", LAYERS)
-    def test_results_are_the_same(self, make: Any, dtype: torch.dtype) -> None:
-        # PyTorch's GEMMs add in another order on another number of threads, prepacked blocks too.
-        tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-2 if dtype.itemsize == 2 else 1e-5}
-        for batch in (1, 40):
-            layer = make(9, 33, num_layers=2, bidirectional=True).to(dtype)
-            for input in inputs(batch, dtype):
-                with threads(1):  # sequential
-                    expected = flat(layer(input))
-                with torch.no_grad():
-                    results = flat(layer(input))
-                with torch.inference_mode():
-                    inferred = flat(layer(input))
-                recorded = flat(layer(input))
-                of_packed = flat(layer.prepack()(input))
-                every = zip(expected, results, inferred, recorded, of_packed, strict=True)
-                for y, *others in every:
-                    for other in others:
-                        torch.testing.assert_close(other, y, **tolerance)
-                    a, b, c, _ = others
-                    assert b.is_inference()
-                    assert (a.requires_grad, c.requires_grad) == (False, True)
-
     def test_hooks_of_saved_tensors_and_a_graph_kept_for_two_backwards(self) -> None:
         layer = lltm.GRU(3, 5, bidirectional=True)
         x = torch.randn(4, 2, 3)
@@ -186,9 +161,3 @@ class TestDirectionsSideBySide:
         for operator in ("sequence", "sequence_forward", "sequence_backward"):
             events = [e for e in profile.events() or [] if e.name == f"lltm::{operator}"]
             assert len({e.thread for e in events}) == len(events) == 2, operator
-
-
-def inputs(batch: int, dtype: torch.dtype) -> list[Tensor | PackedSequence]:
-    x = torch.randn(12, batch, 9).to(dtype)
-    lengths = torch.arange(batch) % 12 + 1
-    return [x, pack_padded_sequence(x, lengths, enforce_sorted=False)]

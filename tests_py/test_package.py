@@ -119,26 +119,6 @@ def test_a_workflow_uses_every_supported_torch(workflow: str) -> None:
     assert {*re.findall(r"\b2\.\d+\.\d+", text)} == {*versions.split()}
 
 
-@pytest.mark.parametrize(
-    ("tag", "notes"),
-    [
-        ("", "Work"),
-        ("v1.2.3", "A [link](https://h/blob/v1.2.3/docs)"),
-        ("v1.2.4", "release_notes.py: expected the tag v1.2.3 (CMakeLists.txt), got v1.2.4"),
-    ],
-)
-def test_release_notes_are_a_section_of_the_changelog(tmp_path: Path, tag: str, notes: str) -> None:
-    sections = "## [Unreleased]\nWork\n## [1.2.3] - 2026-12-01\n\nA [link](docs)\n\n## [1.2.2]\n"
-    (tmp_path / "CHANGELOG.md").write_text(sections, encoding="utf-8")
-    (tmp_path / "CITATION.cff").write_text("version: 1.2.3\n", encoding="utf-8")
-    (tmp_path / "CMakeLists.txt").write_text(
-        'project(lltm VERSION 1.2.3 HOMEPAGE_URL "https://h")', encoding="utf-8"
-    )
-    script = str(support.ROOT / "python/release_notes.py")
-    run = support.run_python(script, *tag.split(), cwd=tmp_path, check=False)
-    assert (run.stdout + run.stderr).strip() == notes
-
-
 def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
     installed = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()}
     assert {path for path in installed if ".so" in path and path.startswith("lib/")} == {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import lltm
-from lltm.cells import slstm
+from lltm.cells import indrnn, lif, slstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
@@ -25,6 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_layers": 3, "batch_first": True},
     {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_dropout": 0.5},
 ]
+DEEP = {"num_layers": 2, "bidirectional": True}
 
 
 def script(module: nn.Module) -> Any:
@@ -32,6 +33,12 @@ def script(module: nn.Module) -> Any:
 
 
 same = torch.testing.assert_close
+
+
+@lltm.cell(gates=2, parameters={"p": 0.5, "q": 0.25}, states=3)
+def three_states(z: Any, a: Tensor, p: Tensor, b: Tensor, q: Tensor, c: Tensor) -> Any:
+    c_next = torch.tanh(q * c + z[0])
+    return torch.tanh(a + p * b) * z[1], 0.5 * a + c_next, torch.tanh(z[1] * b), c_next
 
 
 class Model(nn.Module):
@@ -56,6 +63,8 @@ class Model(nn.Module):
         (lltm.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 2}),
         *((make, {}) for make in (lltm.LSTMCell, lltm.GRUCell, lltm.RNNCell)),
         *((lltm.LLTMCell, {"bias": bias}) for bias in (True, False)),
+        *((cell.Layer, DEEP) for cell in (three_states, indrnn, lif)),
+        *((cell.Cell, {"bias": bias}) for cell in (three_states, lif) for bias in (True, False)),
     ],
     ids=str,
 )

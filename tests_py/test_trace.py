@@ -284,34 +284,17 @@ def scripted(x: Tensor) -> Tensor:
     return torch.tanh(x) * 2
 
 
+# test_special_values has each function.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "arithmetic": lambda a, b: -a * 2 + (3 - b) / (b * b + 1) - 1 / (a * a + 0.5) + a / 4,
-    "powers": lambda a, b: a**3 + (b * b + 1) ** -2 + torch.square(a) + (a * a + 1) ** -0.5,
-    "roots": lambda a, b: (a * a + 1).sqrt() + (b * b + 1).rsqrt() + (a * a + 2) ** 0.5,
-    "reciprocal": lambda a, b: torch.reciprocal(a * a + 1) + b**2,
-    "exponentials": lambda a, b: torch.exp(a) * torch.expm1(b) + torch.special.exp2(a * b),
-    "logarithms": lambda a, b: torch.log(a * a + 1) + torch.log1p(b.abs()),
-    "elu": lambda a, b: F.elu(a, 0.5) + F.selu(b) + torch.nn.ELU(2.0)(b),
-    "celu": lambda a, b: F.celu(a, 0.5) + F.celu(b, 2.0) * F.celu_(a * b),
-    "gelu": lambda a, b: F.gelu(2 * a, approximate="tanh") * b + F.gelu(3 * b),
-    "hardswish": lambda a, b: F.hardswish(4 * a) + F.hardswish(b - b.detach() + 3) * b,
-    "hardswish_at_its_edge": lambda a, b: F.hardswish(a - a.detach() - 3) * b,
-    "softplus": lambda a, b: F.softplus(a) + F.softplus(b, 2.0),
-    "frac": lambda a, b: torch.frac(3 * a) * b + torch.div(4 * a, b, rounding_mode="trunc") * a,
     "rounding_mode": lambda a, b: torch.div(a, b, rounding_mode=None),
-    "remainder": lambda a, b: torch.remainder(3 * a, b) * b + torch.fmod(3 * b, a) * a,
-    "maximum": lambda a, b: torch.maximum(a, b) + torch.minimum(a * b, a),
-    "ties": lambda a, b: torch.maximum(F.relu(a), F.relu(b)),
-    "clamp": lambda a, b: a.clamp(min=-0.5) + b.clamp(max=0.5) + a.clamp(-1, 1),
     "where": lambda a, b: torch.where((a > b) & ~(a >= 1) | (b != 0.5), a * b, 0.5),
     "logical": lambda a, b: torch.logical_or(a < b, torch.logical_not(a <= 0)).to(a.dtype) * a,
     "conditions": lambda a, b: (a > 0).float() * b + (b == a).double() + ((a > 0) ^ (b > 0)) * a,
     "masked_fill": lambda a, b: a.masked_fill(a > b, 0.25),
-    "lerp": lambda a, b: torch.lerp(a, b, 0.3) + torch.lerp(a, b, sigmoid(a)),
-    "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5) + torch.addcdiv(a, b, a * a + 1),
     "constants": lambda a, b: torch.zeros_like(a) + torch.full_like(b, 0.3) * a + a.new_ones(1) * b,
     "tensor": lambda a, b: a * torch.tensor(0.3, dtype=torch.float64) + torch.tensor(0.5) * b,
-    "in_place": lambda a, b: (a * b).add_(a).mul_(2).clamp_(max=1.0),
+    "in_place": lambda a, b: (a * b).add_(a).mul_(2).clamp_(max=1.0) + F.celu_(a * b),
     "detach": lambda a, b: a.detach() * b + a,
     "surrogate": lambda a, b: spike(a - b) * b,
     "maximum_of_constant": lambda a, b: torch.maximum(a, torch.tensor(0.5)) + b,
@@ -583,7 +566,6 @@ def in_place(z: Any, c: Tensor) -> Any:
 UNSUPPORTED: dict[str, Callable[..., Any]] = {
     r"layer_norm\(v, v.shape\[-1:\]\).*got the shape": lambda z: F.layer_norm(z[0], z[0].shape),
     "weight to be of same shape": lambda z, h: F.rms_norm(z[0], z[0].shape[-1:], h, 1e-3),
-    "bias to be of same shape": lambda z, h: F.layer_norm(z[0], z[0].shape[-1:], bias=h),
     "prelu: expected `weight` to be": lambda z, h: F.prelu(z[0], h),
     "argument 'eps' .*not Tensor": lambda z, h: F.rms_norm(z[0], z[0].shape[-1:], eps=h),
     "expected eps to be a number, got None": lambda z: lltm.layer_norm(
@@ -595,8 +577,6 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "got dim=-1, keepdim=True, dtype=torch.float32": lambda z: z[0].mean(
         -1, True, dtype=torch.float
     ),
-    "mean.* must be either a floating point": lambda z: (z[0] > 0).mean(-1, keepdim=True),
-    r"shape \[3, 1\] doesn't match the broadcast": lambda z, h: z[0].mean(-1, True).add_(h),
     'calls only of gates with "product" in reads': lambda z, h: z[0](h),
     "no matrix multiplications in addition to.*matmul": lambda z: (
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
@@ -607,7 +587,6 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
     "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
     "do not combine hidden units, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
     "no matrix multiplications in addition to.*linear": lambda z: F.linear(z[0], torch.ones(7, 7)),
-    "in parameters=, got a tensor that requires grad": lambda z: torch.nn.PReLU()(z[0]),
     "a single real value, .*on meta": lambda z: z[0] * torch.ones((), device="meta"),
     "aten::add_": in_place,
     "torch.where instead of Python's.*aten::_local_scalar_dense": lambda z: (
@@ -786,7 +765,6 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     (r"reads of gates \(g0\), got 'n'", ValueError, unit, {"reads": {"n": "x"}}),
     ("a tuple of these in reads of g0, got 'both'", ValueError, unit, {"reads": {"g0": "both"}}),
     ('"x" or "input" in reads of g0', ValueError, unit, {"reads": {"g0": ("x", "input")}}),
-    ('"h" or "product" in reads of g0', ValueError, unit, {"reads": {"g0": ("h", "product")}}),
     (r"parameters to be a dict, got \['p'\]", TypeError, unit, {"parameters": ["p"]}),
     ("a gate that reads x or input, got reads={'g0'", ValueError, unit, {"reads": {"g0": "h"}}),
     ("in z, and states={'x': 0} if x is a state", ValueError, lambda z, x: (x, x), {}),
@@ -796,7 +774,6 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("in the range of float, got a larger", ValueError, lambda z, c: c, {"states": {"c": 10**400}}),
     ("got 'p': its arguments are \\(\\)", ValueError, unit, {"parameters": {"p": 0}}),
     ("identifiers, got 'if'", ValueError, lambda z, **p: z[0], {"parameters": {"if": 0}}),
-    ("at most 4 states, got 5", ValueError, lambda z, a, b, c, d, e: (a, a, b, c, d, e), {}),
     ("named arguments, got \\*c", ValueError, lambda z, *c: c, {}),
     ("no default .* got k=3", ValueError, lambda z, k=3: z[0] * k, {}),
     (r"z, the gates, as the first argument .*, got \(a, z\)", ValueError, lambda a, z: (z, z), {}),
@@ -814,10 +791,8 @@ WRONG: list[tuple[str, type[Exception], Callable[..., Any], dict[str, Any]]] = [
     ("a state or a parameter", ValueError, state, {"states": {"c": 0}, "parameters": {"c": 0}}),
     ("bounded to be a bool, got 1", TypeError, unit, {"bounded": 1}),
     ("bias of gates \\(g0\\), got 'a'", ValueError, unit, {"bias": {"a": False}}),
-    ("bias of g0 to be a bool, got 0", TypeError, unit, {"bias": {"g0": 0}}),
     ("outputs, each once, from h, got 'c'", ValueError, unit, {"outputs": ("h", "c")}),
     ("outputs, each once, from h, c, got 'c'", ValueError, lambda z, c: c, {"outputs": ("c", "c")}),
-    ("outputs, each once, from h, got 3", ValueError, unit, {"outputs": 3}),
     (
         "a number as the initial value of p, got '0'",
         TypeError,

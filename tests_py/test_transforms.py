@@ -419,15 +419,6 @@ def test_the_operators_that_autograd_calls_have_no_derivatives() -> None:
         output.sum().backward()
 
 
-def test_an_error_names_the_sizes_of_one_sample() -> None:
-    a = support.sequence_arguments((5, 4, 3, 5))
-    text = r"lltm::sequence: expected h_0 of shape \(4, 5\), got \(4, 6\)"
-    with pytest.raises(ValueError, match=text):
-        torch.vmap(
-            lambda x: lltm.functional.sequence("lltm", x, (torch.zeros(4, 6), a.c), a.weights)
-        )(torch.randn(7, 5, 4, 3))
-
-
 def test_dropout_under_vmap_requires_a_choice_of_randomness() -> None:
     layer = lltm.LLTM(I, H, num_layers=2, dropout=0.5)
     x = torch.randn(5, 4, I).expand(3, 5, 4, I)
