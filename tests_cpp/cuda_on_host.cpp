@@ -252,7 +252,7 @@ void for_each_thread(int64_t count, const Body& body) {
 // Cells that the tests do not compile.
 bool is_compiled(const CellInfo& cell) {
   const auto& compiled = lltm_test::kCellTexts;
-  return cell.programs == nullptr || cell.name == lltm_test::kStagedText ||
+  return is_built_in(cell) || cell.name == lltm_test::kStagedText ||
          std::find(compiled.begin(), compiled.end(), cell.name) != compiled.end();
 }
 
@@ -349,7 +349,7 @@ void run_elementwise(
       with_width(functions, std::integral_constant<int, 1>());
     }
   };
-  if (cell.programs != nullptr) {
+  if (!is_built_in(cell)) {
     lltm_test::visit_custom_definition(cell, run);
   } else {
     visit_cell(

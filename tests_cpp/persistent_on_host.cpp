@@ -95,7 +95,7 @@ bool launch(const KernelForm& form, const Grid& grid, const DirectionArgs<Args>&
           });
     }
   };
-  if (form.cell->programs == nullptr) {
+  if (lltm::is_built_in(*form.cell)) {
     visit_cell(*form.cell, [&]<typename Definition>(Definition) {
       run(DefinitionRegisters<Definition>(), std::false_type());
     });

@@ -91,7 +91,9 @@ const bool kOneCell = std::getenv("LLTM_TEST_CELL") != nullptr;
 
 std::vector<const CellInfo*> cells() {
   std::vector<const CellInfo*> cells;
-  if (!kOneCell) cells.assign(std::begin(kCells), std::end(kCells));
+  if (!kOneCell) {
+    for (const CellInfo* const cell : kCells) cells.push_back(find_cell(cell->name));
+  }
   for (const std::string& text : lltm_test::given_cell_or(lltm_test::kCellTexts)) {
     cells.push_back(find_cell(text));
   }
@@ -238,8 +240,8 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
   const int chunk = shared_chunk(outputs);
   std::vector<int> unit_counts = {most, most + 3 * chunk}, tile_counts = {1, 4};
   // The engine checks the registers of custom cells.
-  if (cell.programs != nullptr) unit_counts = tile_counts = {1};
-  if (kCompilesAll && cell.programs == nullptr) {
+  if (!is_built_in(cell)) unit_counts = tile_counts = {1};
+  if (kCompilesAll && is_built_in(cell)) {
     unit_counts.insert(unit_counts.end(), {most - 1, most + 1, most + chunk + 1});
     tile_counts.push_back(2);
   }
@@ -255,7 +257,7 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
       form.tiles = tiles;
       form.tf32 = type.tf32;
       expect_no_spills(form, {{"Args", sizeof(Args)}});
-      if (cell.programs != nullptr) {
+      if (!is_built_in(cell)) {
         form.heads = 1;
         expect_no_spills(form, {{"Args", sizeof(Args)}});
       }
@@ -317,7 +319,8 @@ TEST(Nvrtc, TheKeyContainsEverythingThatDeterminesTheCode) {
 TEST(Nvrtc, KernelsOfTheLibraryAreNotCompiled) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path() / "lltm-kernels";
-  KernelForm form = {kCells[0], /*backward=*/false, KernelType::kHalf, KernelType::kFloat, 1};
+  KernelForm form = {
+      find_cell("lltm"), /*backward=*/false, KernelType::kHalf, KernelType::kFloat, 1};
   ::setenv("LLTM_CACHE_DIR", folder.c_str(), /*overwrite=*/1);
   cached(kernel_key(print_kernel(form), 86), [] { return "compiled before"; });
   ::setenv("LLTM_CACHE_DIR", "", /*overwrite=*/1);
