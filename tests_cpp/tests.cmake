@@ -112,7 +112,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   lltm_test(operators.avx512     lltm_tests "${numeric}" ISA avx512 THREADS 1 PARTS 7 ALWAYS 2)
 endif()
 lltm_test(operators.emulated_amx lltm_emulated_tests "${amx}" ISA avx512 THREADS 2 ${in_parts})
-lltm_test(operators.tsan         lltm_tsan_tests "${tsan}" ISA avx512 THREADS 3 SLOW TIMEOUT 1500)
+lltm_test(operators.tsan         lltm_tsan_tests "${tsan}" ISA avx512 THREADS 3 SLOW TIMEOUT 3600)
 lltm_test(engines                lltm_engine_tests "*" THREADS 7)
 lltm_test(engines.emulated_amx   lltm_engine_tests "-*Int8*" ENV LLTM_EMULATED_AMX=set:1
                                  ISA avx512 THREADS 2 ${in_parts})
