@@ -156,8 +156,10 @@ if(CMAKE_NM AND CMAKE_READELF)
 else()
   message(STATUS "lltm: nm or readelf not found; symbols are not tested")
 endif()
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_NM AND CMAKE_OBJDUMP
+# With Clang, CMAKE_OBJDUMP may be LLVM's, which has other options.
+find_program(LLTM_GNU_OBJDUMP NAMES objdump)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_NM AND LLTM_GNU_OBJDUMP
     AND LLTM_KERNEL_FLAGS MATCHES "-O3" AND NOT sanitized)
-  add_test(NAME vectorized COMMAND ${CMAKE_COMMAND} ${binaries} "-DOBJDUMP=${CMAKE_OBJDUMP}"
+  add_test(NAME vectorized COMMAND ${CMAKE_COMMAND} ${binaries} "-DOBJDUMP=${LLTM_GNU_OBJDUMP}"
     -P "${CMAKE_CURRENT_SOURCE_DIR}/check_vectorized.cmake")
 endif()
