@@ -25,6 +25,11 @@ foreach(object IN LISTS OBJECTS)
     continue()  # runs no programs
   endif()
   execute_process(COMMAND ${NM} "${object}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]+" names "${symbols}")
+  list(LENGTH names count)
+  if(count LESS_EQUAL 2)
+    continue()  # without its flags, a file has no kernels
+  endif()
   # execute<float, 64> and the other three; compilers append suffixes.
   string(REGEX MATCHALL "_ZN4lltm3cpu[A-Za-z0-9_]*7executeI[fd]Ll[0-9]+E[A-Za-z0-9_.]*"
     functions "${symbols}")
