@@ -14,6 +14,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace lltm {
@@ -174,10 +175,15 @@ void add_grad_states(const CellInfo& cell, const Tensor& grad_states, const Tens
 class InputProjection {
  public:
   InputProjection(
-      const SequenceInputs& args, const DeviceGemm& gemm, const PaddedSizes& padded, bool once)
+      const SequenceInputs& args,
+      const DeviceGemm& gemm,
+      const PaddedSizes& padded,
+      Tensor bias,
+      bool once)
       : cell_(*args.cell),
         hidden_(args.h_0->size(1)),
         gemm_(gemm),
+        bias_(std::move(bias)),
         input_(flat_rows(args.input)),
         // A GEMM over many steps needs a constant row stride: a batch-first input is copied.
         x_(as_operand(
@@ -196,12 +202,13 @@ class InputProjection {
   void write(const Tensor& z, const Chunk& chunk) const {
     const GemmOperand rows = operand_rows(x_, chunk.begin, chunk.rows);
     const GemmResult to = result_rows(z, 0, chunk.rows);
-    for (const SlotGemm& of : gemms_) {
-      gemm_(rows, transposed(of.weights), columns(to, of.begin, of.count), /*accumulate=*/false);
-    }
     const Tensor of_chunk = z.narrow(0, 0, chunk.rows);
+    if (bias_.defined()) of_chunk.copy_(bias_);
+    for (const SlotGemm& of : gemms_) {
+      gemm_(rows, transposed(of.weights), columns(to, of.begin, of.count), bias_.defined());
+    }
     const auto clear = [&](int64_t begin, int64_t end) {
-      if (begin < end) of_chunk.slice(1, begin, end).zero_();
+      if (begin < end && !bias_.defined()) of_chunk.slice(1, begin, end).zero_();
     };
     clear(0, cell_.x.begin * hidden_);
     if (cell_.x.end < cell_.slots) clear(cell_.x.end * hidden_, z.size(1));
@@ -215,7 +222,7 @@ class InputProjection {
   const CellInfo& cell_;
   const int64_t hidden_;
   const DeviceGemm& gemm_;
-  const Tensor input_, x_;
+  const Tensor bias_, input_, x_;
   const std::vector<SlotGemm> gemms_;
 };
 
@@ -250,7 +257,7 @@ SequenceResult per_step_forward(
   const Tensor operands = padded_empty(
       {batch, cell.operands().count * padded.hidden}, padded.hidden != hidden, of_operands);
 
-  const InputProjection input(args, gemm, padded, once);
+  const InputProjection input(args, gemm, padded, device.bias(), once);
   const SlotWeights weights_h = recurrent_weights(args, gemm, padded, cell.slots);
   const auto gemms_of = [&](SlotRange slots) { return weights_h.for_steps(slots, once); };
   const std::vector<SlotGemm> recurrent = gemms_of(cell.direct);

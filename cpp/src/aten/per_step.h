@@ -27,7 +27,7 @@ struct View {
 // be c.
 struct ForwardStep {
   std::int64_t rows;
-  View z;                       // C, without biases
+  View z;                       // C, with biases only if the device returns them
   View c, c_next;               // T
   View h_next;                  // T
   View h_operand;               // O: h_next for the next step's GEMM, or null
@@ -59,6 +59,9 @@ class StepDevice {
   virtual ~StepDevice() = default;
 
   virtual const DeviceGemm& gemm() const = 0;
+  // (S * H) in C and the order of pre-activations, if the engine adds the biases to z, which then
+  // has no padding.
+  virtual at::Tensor bias() const { return {}; }
   // Stage 0 of a cell without stages.
   virtual void run(int stage, const Step& step) const = 0;
   // The means that follow the stage.
