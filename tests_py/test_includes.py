@@ -1,4 +1,4 @@
-"""Sources include only what is below them (docs/architecture.md)."""
+"""Each folder of sources includes only lower ones (docs/architecture.md)."""
 
 import re
 from pathlib import Path

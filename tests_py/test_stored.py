@@ -1,4 +1,4 @@
-"""What version 0.1.0 stored still loads: stored.pt has inputs, results, and the bytes."""
+"""Files and prepacked weights of version 0.1.0 still load; stored.pt also has the results."""
 
 import io
 from pathlib import Path

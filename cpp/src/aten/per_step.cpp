@@ -1,5 +1,5 @@
 // Pre-activations and the gradients of states have the compute dtype: no rounding before the cell
-// reads them. A step's GEMM has only the engine's matrices, with padded rows (gemm_operand.h): an
+// reads them. A step's GEMM has only the engine's matrices, with padded rows (gemm.h): an
 // odd H may need a copy of the weights per sequence. GEMMs over many steps use the caller's input
 // and output in place. After pre-activations of only x, h columns are aligned only if H is.
 #include "aten/per_step.h"
@@ -21,27 +21,6 @@ namespace lltm {
 namespace {
 
 using at::Tensor;
-
-View view_at(const void* data, const Tensor& tensor, int64_t row) {
-  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  auto* const first = static_cast<char*>(const_cast<void*>(data));
-  return {row == 0 ? first : first + offset, tensor.stride(0), tensor.stride(1)};
-}
-View view(const Tensor& tensor, int64_t row = 0) {
-  return tensor.defined() ? view_at(tensor.mutable_data_ptr(), tensor, row) : View();
-}
-View read_view(const Tensor& tensor, int64_t row = 0) {
-  return tensor.defined() ? view_at(tensor.const_data_ptr(), tensor, row) : View();
-}
-
-// Rows of (T, B, .) or packed (N, .), from a step's first (steps.h), with any strides. Only read.
-View rows_of_step(const Tensor& tensor, int64_t offset) {
-  if (!tensor.defined() || tensor.dim() == 2) return read_view(tensor, offset);
-  const int64_t t = offset / std::max<int64_t>(tensor.size(1), 1);
-  const int64_t bytes = t * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  const auto* const data = static_cast<const char*>(tensor.const_data_ptr());
-  return {const_cast<char*>(data) + bytes, tensor.stride(1), tensor.stride(2)};
-}
 
 // The widths of rows with padding, in elements: for H, and for pre-activations or their gradients.
 struct PaddedSizes {
@@ -247,7 +226,7 @@ SequenceResult per_step_forward(
   const ForwardResults results(args, steps.size());
   const Tensor output = results.output_h();
   const Tensor z = at::empty({most_rows(chunks), padded.slots}, wide);
-  // Updated in place, but for those of a step, which are its arguments and results.
+  // Updated in place. Those of a single step are its arguments and results.
   const bool is_step = args.is_step();
   const Tensor h = is_step ? as_operand(args.h_0->to(gemm.dtype()))
                            : padded_copy(args.h_0, args.h_0->sizes(), padded.hidden, of_operands);

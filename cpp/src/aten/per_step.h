@@ -1,27 +1,16 @@
 // The per-step engine of every device: any cell and dtype, step by step and stage by stage
-// (program.h), in place. A device supplies GEMMs (gemm_operand.h) and what StepDevice declares.
+// (program.h), in place. A device supplies GEMMs (gemm.h) and a StepDevice.
 //
 // T is the tensors' dtype, C its compute dtype, O that of the device's GEMMs.
 #pragma once
 
-#include "aten/gemm_operand.h"
+#include "aten/gemm.h"
 #include "common/matrix.h"
 #include "common/operator_args.h"
 
 #include <cstdint>
 
 namespace lltm {
-
-// A matrix of any dtype, as in matrix.h. Null data is an omitted matrix.
-struct View {
-  void* data = nullptr;
-  std::int64_t row_stride = 0, col_stride = 1;
-
-  template <typename T>
-  Matrix<T> as() const {
-    return {static_cast<T*>(data), row_stride, col_stride};
-  }
-};
 
 // Of `rows` rows. H columns per pre-activation, state, saved value or operand (cell.h). c_next may
 // be c.

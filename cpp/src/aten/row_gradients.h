@@ -1,8 +1,8 @@
-// The gradients that a sequence computes after its steps, from dz of all rows: those of the input,
-// the weights and the biases.
+// The gradients that a sequence computes after its steps, from dz of all rows: of the input, the
+// weights and the biases.
 #pragma once
 
-#include "aten/gemm_operand.h"
+#include "aten/gemm.h"
 #include "common/operator_args.h"
 #include "common/steps.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "aten/gemm_operand.h"
+#include "aten/gemm.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -30,6 +30,17 @@ LLTM_CELL_INLINE Matrix<const T> as_const(const Matrix<T>& matrix) {
   return {matrix.data, matrix.row_stride, matrix.col_stride};
 }
 
+// A matrix of any element type.
+struct View {
+  void* data = nullptr;
+  std::int64_t row_stride = 0, col_stride = 1;
+
+  template <typename T>
+  Matrix<T> as() const {
+    return {static_cast<T*>(data), row_stride, col_stride};
+  }
+};
+
 // B (K, N) in a GEMM format (cpu/gemm/formats.h), k and n padded. ld: row stride in elements, if
 // row-major.
 template <typename Operand>

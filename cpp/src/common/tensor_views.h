@@ -65,28 +65,36 @@ Matrix<const T> read_row(const at::Tensor& tensor) {
   return {static_cast<const T*>(tensor.const_data_ptr()), 0, tensor.stride(0)};
 }
 
+// The rows from `row` on of a 2-d tensor. Null if undefined.
+inline View view_at(const void* data, const at::Tensor& tensor, int64_t row) {
+  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
+  auto* const first = static_cast<char*>(const_cast<void*>(data));
+  return {row == 0 ? first : first + offset, tensor.stride(-2), tensor.stride(-1)};
+}
+inline View view(const at::Tensor& tensor, int64_t row = 0) {
+  return tensor.defined() ? view_at(tensor.mutable_data_ptr(), tensor, row) : View();
+}
+inline View read_view(const at::Tensor& tensor, int64_t row = 0) {
+  return tensor.defined() ? view_at(tensor.const_data_ptr(), tensor, row) : View();
+}
+
 // A step's rows in a tensor (T, B, .) or packed (N, .) with any strides, also batch-first, without
-// copies. Null if undefined.
+// copies, from the index of its first row (steps.h). Only read. Null if undefined.
+inline View rows_of_step(const at::Tensor& tensor, int64_t offset) {
+  const bool steps = tensor.defined() && tensor.dim() == 3;
+  return read_view(tensor, steps ? offset / std::max<int64_t>(tensor.size(1), 1) : offset);
+}
 template <typename T>
 class StepRows {
  public:
-  explicit StepRows(const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    batch_ = tensor.dim() == 2 ? 1 : std::max<int64_t>(tensor.size(1), 1);
-    step_stride_ = tensor.stride(0);
-    rows_ = {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(-2), tensor.stride(-1)};
-  }
+  explicit StepRows(const at::Tensor& tensor) : tensor_(tensor) {}
 
-  // Index of the step's first row (steps.h).
   Matrix<const T> of(int64_t offset) const {
-    if (rows_.data == nullptr) return {};
-    return {rows_.data + offset / batch_ * step_stride_, rows_.row_stride, rows_.col_stride};
+    return rows_of_step(tensor_, offset).template as<const T>();
   }
 
  private:
-  Matrix<const T> rows_;
-  int64_t batch_ = 1;
-  int64_t step_stride_ = 0;
+  at::Tensor tensor_;
 };
 
 }  // namespace lltm

@@ -37,7 +37,7 @@ constexpr int64_t kSteps = 4, kInput = 5;
 // rows.
 constexpr int64_t kBatch = 3, kHidden = 24;
 
-// What is checked once. TF32: PyTorch allows GEMMs in float32 to use it.
+// Kernels that are checked once. TF32: PyTorch allows GEMMs in float32 to use it.
 struct KernelId {
   const CellInfo* cell;
   at::ScalarType dtype;

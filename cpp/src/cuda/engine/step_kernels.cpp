@@ -105,10 +105,11 @@ class StepKernels : public StepDevice<Step> {
   void average(int stage, std::int64_t rows) const override { between_.average(stage, rows); }
 
  protected:
-  // port_of(port, is_output) returns where a value of the stage is. D: as in launch_step.
+  // Sets the ports of `args`. port_of(port, is_output) returns where a value of the stage is. D: as
+  // in launch_step.
   template <typename D, typename PortOf>
   void launch_stage(
-      int s, bool backward, std::int64_t rows, StageArgs<> args, const PortOf& port_of) const {
+      int s, bool backward, std::int64_t rows, StageArgs<>& args, const PortOf& port_of) const {
     std::int64_t count = rows * hidden_;
     if (count == 0) return;
     const Stage& stage = between_.stage(s);

@@ -1,4 +1,4 @@
-#include "aten/gemm_operand.h"
+#include "aten/gemm.h"
 
 #include <ATen/ops/zeros.h>
 
