@@ -64,10 +64,9 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
     sizes = torch.tensor([4, 3, 1])
     packed = (cell, made(8, I), made(B, H), c, *weights, sizes, True, torch.rand(8) < 0.3, 0, None)
     yield "step", step
-    yield "step_forward", step
-    h_next, c_next, activations = ops.step_forward(*step)
-    yield "step_backward", (*step, activations, h_next, c_next if states else None, mask)
-    for call in ((*sequence, *options), packed, (*sequence, None, True, None, 2, None)):
+    single = (*step, None, False, reset[0], 0, made(B, H))
+    whole = (*sequence, None, True, None, 2, None)
+    for call in ((*sequence, *options), packed, whole, (*step, None, False, None, 0, None), single):
         yield "sequence", call
         yield "sequence_forward", call
         output, h_n, c_n, kept = ops.sequence_forward(*call)
@@ -80,6 +79,7 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
     wide = (made(B, H).to(z), made(B, columns).to(z))
     loop = (own, reset[0], made(B, H))
     yield "_sequence_step", (cell, z, *wide, weight_h, bias_h, *loop)
+    activations = ops.sequence_forward(*single)[3]
     yield "_sequence_step_backward", (cell, activations, *wide, weight_h, *loop)
     dz = ops._sequence_step_backward(cell, activations, *wide, weight_h, *loop)[0]
     kept = ops.sequence_forward(*sequence, *options)[3]

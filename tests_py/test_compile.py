@@ -210,8 +210,8 @@ def test_the_default_backend_works_where_ci_is_set(monkeypatch: pytest.MonkeyPat
 def test_inductor_calls_our_kernels_or_fuses_the_decomposition_of_a_cell() -> None:
     cell, x = lltm.LLTMCell(3, 5), torch.randn(4, 3)
     forward, backward = generated("inductor", cell, x)
-    assert "torch.ops.lltm.step_forward" in forward
-    assert "torch.ops.lltm.step_backward" in backward
+    assert "torch.ops.lltm.sequence_forward" in forward
+    assert "torch.ops.lltm.sequence_backward" in backward
     # The same model must not use a cached graph.
     sources = generated(lltm.inductor_decomposed, cell, x)
     assert not any("torch.ops.lltm." in source for source in sources)

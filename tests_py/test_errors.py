@@ -51,7 +51,6 @@ BAD_CELL: list[Row] = [
 ]
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
-    ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
     ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
     ("recurrent_mask", randn(5), ValueError, f"{MASK} of shape (4, 5), got (5,)"),
@@ -74,6 +73,8 @@ NO_CELL: list[Row] = [
     for name in CELL
 ]
 NO_SEQUENCE: list[Row] = [
+    # The operator runs a step.
+    ("input", randn(4, 3), ValueError, "input of shape (T, B, I), got (4, 3)"),
     *(
         (name, [1.0], TypeError, f"{name} to be a tensor{' or None' * (name == 'bias_ih')}, got")
         for name in SEQUENCE if name != "batch_sizes"

@@ -41,12 +41,12 @@ def test_every_stage_of_one_step_is_shown_and_described() -> None:
     assert "AutogradCPU: registered at" in found["dispatcher"]
     assert "B=2 I=3 H=4, cell: threads 1" in found["schedule"]
     assert "torch.ops.lltm.layer_step(" in found["dynamo"]
-    assert "lltm.step_forward" in found["joint"]
-    assert "lltm.step_backward" in found["joint"]
+    assert "lltm.sequence_forward" in found["joint"]
+    assert "lltm.sequence_backward" in found["joint"]
     assert "aten.addmm" in found["core-aten"]
     assert "lltm." not in found["core-aten"].replace("lltm.decompositions()", "")
-    assert "lltm.step_forward" in found["inductor"]
-    assert "lltm.step_backward" in found["inductor"]
+    assert "lltm.sequence_forward" in found["inductor"]
+    assert "lltm.sequence_backward" in found["inductor"]
     assert "tanh()" in found["inductor-decomposed"]
     for text in found.values():
         assert re.match(r"[A-Z](?:.+\n)*.*\.\n\n", text)

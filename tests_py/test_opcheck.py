@@ -47,6 +47,7 @@ STEPS: dict[str, Callable[[torch.dtype], Arguments]] = {
 }
 
 SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
+    "step, masks": lambda dtype: support.with_masks(STEPS["gru"](dtype)),
     "forward": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype),
     "reverse": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, reverse=True),
     "lstm, masks": lambda dtype: support.with_masks(

@@ -69,8 +69,7 @@ def dispatcher(call: Call) -> str:
     keys of its arguments and its thread in order: Autocast if torch.autocast is enabled, Autograd,
     then the device."""
     # Lines: "CPU: registered at FILE:LINE :: (SCHEMA) -> RESULT [ boxed unboxed ]".
-    operator = "lltm::step" if call.op == "step" else "lltm::sequence"
-    lines = torch._C._dispatch_dump_table(operator).splitlines()
+    lines = torch._C._dispatch_dump_table("lltm::sequence").splitlines()
     keys = ("CPU", "CUDA", "Meta", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
     return "\n".join(
         line.split(" :: ")[0].strip() for line in lines if line.split(":")[0].strip() in keys

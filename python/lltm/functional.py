@@ -118,6 +118,8 @@ def sequence(
     optional = {"weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh}
     optional |= {"batch_sizes": batch_sizes, "reset": reset, "recurrent_mask": recurrent_mask}
     text, names, h_0, c_0 = _checked("sequence", cell, input, states, weight_ih, optional)
+    is_sequence = input.dim() != 2 or batch_sizes is not None  # the operator also runs a step
+    _check.expect(is_sequence, "sequence", "input of shape (T, B, I)", tuple(input.shape))
     given = (weight_ih, weight_hh, bias_ih, bias_hh, batch_sizes, reverse, reset, steps)
     output, h_n, c_n = _check.call(
         torch.ops.lltm.sequence, text, input, h_0, c_0, *given, recurrent_mask

@@ -103,7 +103,7 @@ std::vector<Tensor> run_step(
   ConcatenatedState initial = states.empty()
                                   ? first_state(cell, input, {input.sym_size(0)}, hidden_size)
                                   : concatenate(cell, states);
-  StepArgs args = {{{cell, input, initial.h, std::move(initial.c), parameters[0]}}};
+  SequenceArgs args = {{cell, input, initial.h, std::move(initial.c), parameters[0]}};
   set_parameters(args, has_bias, /*prepacked=*/false, hidden_size, parameters);
   auto [output, h, c] = op::call(args);
   return split(cell, std::move(h), std::move(c));

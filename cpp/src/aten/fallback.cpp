@@ -148,9 +148,13 @@ std::tuple<Tensor, Tensor, Tensor> backward_of_step(
 
 namespace {
 
+StepIO io_of_single_step(const SequenceInputs& args) {
+  return StepIO(*args.cell, args.reset, args.recurrent_mask);
+}
+
 // h (N, H) as the recurrent GEMMs read it, in the order of input rows.
 Tensor recurrent_rows(const SequenceBackwardArgs& args) {
-  return args.is_step() ? widened(args.h_0) : entering_h(args);
+  return args.is_step() ? io_of_single_step(args).enter_h(widened(args.h_0)) : entering_h(args);
 }
 
 }  // namespace
@@ -229,9 +233,15 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
   const Operands operands(args);
   const Tensor z_x = project_x(operands, flat_rows(input));
   if (args.is_step()) {  // keeps symbolic sizes
+    const StepIO io = io_of_single_step(args);
     const auto [h, c, activations] =
-        forward_of_step(operands, z_x, args.h_0, args.c_0, StepIO(*args.cell), args.save);
-    return {Tensor(), h, c, activations};
+        forward_of_step(operands, z_x, args.h_0, args.c_0, io, args.saves_activations());
+    const Tensor output = io.leave(h, c);
+    return {
+        output.is_same(h) ? h.clone() : output,
+        h,
+        c,
+        args.saves_checkpoints() ? args.c_0->unsqueeze(0).clone() : activations};
   }
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, runs a step without rows: in autograd every result depends on every argument, as
@@ -276,12 +286,14 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Operands operands(args);
   if (args.is_step()) {
+    const StepIO io = io_of_single_step(args);
+    const Tensor grad_h = widened_or_zeros(args.grad_h_n, args.h_0);
     const auto [dz, dh, dc] = backward_of_step(
         operands,
         args.saved,
-        widened_or_zeros(args.grad_h_n, args.h_0),
-        widened_or_zeros(args.grad_c_n, args.c_0),
-        StepIO(*args.cell));
+        args.grad_output.defined() ? grad_h + widened(args.grad_output) : grad_h,
+        io.leave_backward(widened_or_zeros(args.grad_c_n, args.c_0), widened(args.grad_states)),
+        io);
     return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
   }
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));

@@ -226,13 +226,15 @@ SequenceResult per_step_forward(
   const ForwardResults results(args, steps.size());
   const Tensor output = results.output_h();
   const Tensor z = at::empty({most_rows(chunks), padded.slots}, wide);
-  // Updated in place. Those of a single step are its arguments and results.
-  const bool is_step = args.is_step();
-  const Tensor h = is_step ? as_operand(args.h_0->to(gemm.dtype()))
-                           : padded_copy(args.h_0, args.h_0->sizes(), padded.hidden, of_operands);
-  const Tensor c = is_step ? at::empty({batch, cell.state_columns() * hidden}, options)
-                           : copy_or_zeros(args.c_0, args.c_0->sizes(), options);
-  const Tensor& c_before = is_step ? *args.c_0 : c;
+  // Otherwise updated in each step.
+  const bool results_only = in_place(args);
+  const Tensor h = results_only
+                       ? as_operand(args.h_0->to(gemm.dtype()))
+                       : padded_copy(args.h_0, args.h_0->sizes(), padded.hidden, of_operands);
+  const Tensor h_next = results_only ? at::empty({batch, hidden}, of_operands) : h;
+  const Tensor c = results_only ? at::empty({batch, cell.state_columns() * hidden}, options)
+                                : copy_or_zeros(args.c_0, args.c_0->sizes(), options);
+  const Tensor& c_before = results_only ? *args.c_0 : c;
   const Tensor operands = padded_empty(
       {batch, cell.operands().count * padded.hidden}, padded.hidden != hidden, of_operands);
 
@@ -253,7 +255,7 @@ SequenceResult per_step_forward(
       const auto [offset, rows] = steps[k];
       const int64_t row = offset - chunk.begin;
       const GemmResult step_z = result_rows(z, row, rows);
-      if (!is_step) {
+      if (!results_only) {
         results.save_checkpoint(k, c);
         StepIO(args, steps[k]).enter_in_place(h, c);
       }
@@ -264,7 +266,7 @@ SequenceResult per_step_forward(
           read_view(c_before),
           view(c),
           view(output, offset),
-          is_step ? View() : view(h),
+          view(h_next),
           view(results.activations, offset),
           view(operands),
           padded.hidden};
@@ -277,12 +279,11 @@ SequenceResult per_step_forward(
         }
         device.average(s, rows);
       }
-      if (!is_step) results.leave_states(steps[k], c);
+      results.leave_states(steps[k], c);
     }
   }
-  if (is_step) return {Tensor(), output.contiguous(), c, results.activations};
   const at::ScalarType dtype = args.input->scalar_type();
-  return {results.output, unpadded(h, hidden).to(dtype), c, results.saved()};
+  return {results.output, unpadded(h_next, hidden).to(dtype), c, results.saved()};
 }
 
 Gradients per_step_backward(
@@ -293,18 +294,18 @@ Gradients per_step_backward(
   const int64_t blocks = cell.grad_columns(), states = cell.state_columns() * hidden;
   const auto wide = compute_options(args.input), of_operands = wide.dtype(gemm.dtype());
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const bool is_step = args.is_step();
+  const bool results_only = in_place(args);
   const bool want_h_0 = args.output_mask[1];
   const PaddedSizes padded(gemm, blocks, hidden, steps.size() <= 1);
   const Tensor dz = padded_empty(
       {flat_size(args.input), padded.slots}, padded.slots != blocks * hidden, of_operands);
   const auto gradient = [&](const Tensor& of_state, int64_t size, int64_t padded_size) {
-    return is_step ? at::empty({batch, size}, of_operands)
-                   : padded_copy(of_state, {batch, size}, padded_size, wide);
+    return results_only ? at::empty({batch, size}, of_operands)
+                        : padded_copy(of_state, {batch, size}, padded_size, wide);
   };
   const Tensor dh = gradient(args.grad_h_n, hidden, padded.hidden);
   const Tensor dc = gradient(args.grad_c_n, states, states);
-  const Tensor grad_c = !is_step                  ? dc
+  const Tensor grad_c = !results_only             ? dc
                         : args.grad_c_n.defined() ? args.grad_c_n->to(gemm.dtype())
                                                   : Tensor();
   const Tensor grad_operands = at::zeros({batch, cell.operands().count * padded.hidden}, wide);
@@ -326,8 +327,8 @@ Gradients per_step_backward(
     const BackwardStep step = {
         rows,
         read_view(args.saved, offset),
-        is_step ? read_view(args.grad_h_n) : rows_of_step(args.grad_output, offset),
-        is_step ? View() : view(dh),
+        results_only ? read_view(args.grad_h_n) : rows_of_step(args.grad_output, offset),
+        results_only ? View() : view(dh),
         read_view(grad_c),
         view(dc),
         view(dz, offset),
@@ -346,7 +347,7 @@ Gradients per_step_backward(
     if (k > 0 || want_h_0) {
       multiply(offset, recurrent, result_rows(dh, 0, rows), /*accumulate=*/false);
     }
-    if (!is_step) StepIO(args, steps[k]).enter_backward_in_place(dh, dc);
+    if (!results_only) StepIO(args, steps[k]).enter_backward_in_place(dh, dc);
   }
   return row_gradients(args, steps, gemm, {dh, dc, dz});
 }

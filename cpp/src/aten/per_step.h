@@ -7,6 +7,7 @@
 #include "aten/gemm.h"
 #include "common/matrix.h"
 #include "common/operator_args.h"
+#include "common/step_io.h"
 
 #include <cstdint>
 
@@ -19,13 +20,13 @@ struct ForwardStep {
   View z;                       // C, with biases only if the device returns them
   View c, c_next;               // T
   View h_next;                  // T
-  View h_operand;               // O: h_next for the next step's GEMM, or null
+  View h_operand;               // O: h_next for the next step's GEMM
   View saved;                   // T, or null
   View operands;                // O, of products
   std::int64_t operand_stride;  // columns between operands
 };
 
-// D is C between steps, and O in a single step. A null gradient is zero. grad_c_prev may be grad_c.
+// D is C between steps, and O if `in_place`. A null gradient is zero. grad_c_prev may be grad_c.
 struct BackwardStep {
   std::int64_t rows;
   View saved;          // T
@@ -37,6 +38,14 @@ struct BackwardStep {
   View grad_operands;  // C, of products
   std::int64_t operand_stride;
 };
+
+// A single step reads its states, or their gradients, and writes the new ones without copies.
+inline bool in_place(const SequenceArgs& args) {
+  return args.is_step() && changes_states(args) == nullptr && !args.saves_checkpoints();
+}
+inline bool in_place(const SequenceBackwardArgs& args) {
+  return args.is_step() && changes_states(args) == nullptr && !args.grad_output.defined();
+}
 
 // Kernels for the steps of a call, with its biases and parameters.
 template <typename Step>

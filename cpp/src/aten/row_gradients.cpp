@@ -62,8 +62,8 @@ WeightGradients weight_gradients(
                            : parts.hh;
     if (cell.direct.count() > 0) {
       // A copy costs less than a GEMM for h_0 and another for each run of steps.
-      const bool is_step = args.is_step() || dz.size(0) == 0;
-      const Tensor h = is_step ? *args.h_0 : entering_h(args, steps, 0, steps.size(), gemm.dtype());
+      const Tensor h =
+          dz.size(0) == 0 ? *args.h_0 : entering_h(args, steps, 0, steps.size(), gemm.dtype());
       compute(all, cell.direct, cell.h_blocks, h);
     }
     for (const Operand& operand : cell.operands()) {

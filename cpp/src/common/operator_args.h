@@ -21,7 +21,7 @@
 namespace lltm {
 
 // (output, h_n, c_n), and activations or checkpoints for backward, undefined unless requested. c_n
-// has shape (0,) if the cell has no c. Of a step, only h_n and c_n, its h' and c', count.
+// has shape (0,) if the cell has no c.
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
@@ -73,8 +73,8 @@ inline double first_value(const CellInfo& cell, int k) {
 }
 
 // Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is
-// [weight_hh, weight_ih]. Without bias_hh there is a single bias. A step is a sequence of length 1
-// with an input (B, I).
+// [weight_hh, weight_ih]. Without bias_hh there is a single bias. A single step is a sequence with
+// T = 1 without that dimension: input (B, I), output (B, H), reset (B).
 struct SequenceInputs {
   CellName cell;
   RequiredTensor input, h_0;
@@ -110,7 +110,7 @@ struct SequenceInputs {
   auto batched_elements() { return std::tie(reset); }
   auto batched_elements() const { return std::tie(reset); }
 
-  bool is_step() const { return input->dim() == 2 && !batch_sizes.defined(); }
+  bool is_step() const { return input.defined() && input->dim() == 2 && !batch_sizes.defined(); }
   bool prepacked() const { return weight_ih->scalar_type() == at::kByte; }
 };
 
@@ -144,57 +144,5 @@ struct SequenceBackwardArgs : SequenceInputs {
     return segment ? compute_dtype(input->scalar_type()) : input->scalar_type();
   }
 };
-
-// lltm::step and its derivative have shorter schemas.
-struct StepArgs : SequenceArgs {
-  auto flat() const {
-    return std::tie(cell, input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh);
-  }
-};
-
-struct StepBackwardArgs : SequenceBackwardArgs {
-  // No gradient depends on a step's output.
-  StepBackwardArgs(
-      const CellName& cell,
-      RequiredTensor input,
-      RequiredTensor h,
-      OptionalTensor c,
-      RequiredTensor weight_ih,
-      OptionalTensor weight_hh,
-      OptionalTensor bias_ih,
-      OptionalTensor bias_hh,
-      RequiredTensor activations,
-      OptionalTensor grad_h,
-      OptionalTensor grad_c,
-      const OutputMask& mask)
-      : SequenceBackwardArgs{
-            {cell, input, h, c, weight_ih, weight_hh, bias_ih, bias_hh},
-            h,
-            activations,
-            {},
-            grad_h,
-            grad_c,
-            mask} {}
-
-  auto flat() const {
-    return std::tie(
-        cell,
-        input,
-        h_0,
-        c_0,
-        weight_ih,
-        weight_hh,
-        bias_ih,
-        bias_hh,
-        saved,
-        grad_h_n,
-        grad_c_n,
-        output_mask);
-  }
-};
-
-template <typename Args>
-constexpr bool kIsStep =
-    std::is_base_of_v<StepArgs, Args> || std::is_base_of_v<StepBackwardArgs, Args>;
 
 }  // namespace lltm

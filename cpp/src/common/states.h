@@ -33,13 +33,9 @@ SequenceResult with_user_c(const SequenceArgs& args, const Forward& forward) {
   return results;
 }
 
-// backward uses the engines' c and its gradient, and the parts of the output; the two parts of the
-// gradient of h are added.
+// backward uses the engines' c and its gradient; the two parts of the gradient of h are added.
 template <typename Backward>
-Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backward) {
-  if (args.cell->outputs > 0 && args.output->sym_size(-1) != args.h_0->sym_size(1)) {
-    return with_grad_of_h(with_divided_output(args), backward);
-  }
+Gradients with_engines_c(const SequenceBackwardArgs& args, const Backward& backward) {
   if (!args.cell->reads_h) return backward(args);
   const bool has_c = args.cell->has_c();
   const at::Tensor& state = args.h_0;
@@ -56,6 +52,13 @@ Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backw
   if (h) d_h = at::add(d_h, has_c ? d_c.slice_symint(1, 0, hidden) : d_c);
   d_c = want_c ? d_c.slice_symint(1, hidden).contiguous() : at::Tensor();
   return gradients;
+}
+
+// Also divides the output and its gradient into their parts.
+template <typename Backward>
+Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backward) {
+  return args.cell->outputs > 0 ? with_engines_c(with_divided_output(args), backward)
+                                : with_engines_c(args, backward);
 }
 
 }  // namespace lltm

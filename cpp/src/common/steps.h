@@ -123,7 +123,7 @@ inline std::vector<StateSpan> states_before(
 
 // (T, B, .) as (T * B, .); packed (N, .) is unchanged. Copies if strides allow no view.
 inline at::Tensor flat_rows(const at::Tensor& tensor) {
-  return tensor.flatten(0, -2);
+  return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
 inline std::vector<int64_t> output_sizes(const at::Tensor& input, int64_t hidden) {

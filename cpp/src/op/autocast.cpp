@@ -4,25 +4,19 @@
 namespace lltm {
 namespace {
 
-template <c10::DeviceType device, typename Args>
-SequenceOutputs autocast(const Args& args) {
-  return under_autocast(device, args, op::call<Args>);
-}
-
 template <c10::DeviceType device>
-void register_autocast(torch::Library& m) {
-  implement<autocast<device, StepArgs>>(m, "step");
-  implement<autocast<device, SequenceArgs>>(m, "sequence");
+SequenceOutputs autocast(const SequenceArgs& args) {
+  return under_autocast(device, args, op::call);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, AutocastCPU, m) {
-  register_autocast<c10::DeviceType::CPU>(m);
+  implement<autocast<c10::DeviceType::CPU>>(m, "sequence");
 }
 
 TORCH_LIBRARY_IMPL(lltm, AutocastCUDA, m) {
-  register_autocast<c10::DeviceType::CUDA>(m);
+  implement<autocast<c10::DeviceType::CUDA>>(m, "sequence");
 }
 
 }  // namespace lltm

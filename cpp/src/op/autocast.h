@@ -43,8 +43,8 @@ inline std::optional<c10::DeviceType> autocast_device(const at::Tensor& input) {
 }
 
 // Casts nothing with prepacked weights, which keep their dtype.
-template <typename Args, typename Run>
-auto under_autocast(c10::DeviceType device, const Args& args, const Run& run) {
+template <typename Run>
+auto under_autocast(c10::DeviceType device, const SequenceArgs& args, const Run& run) {
   if (args.prepacked()) {
     const c10::impl::ExcludeDispatchKeyGuard off(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));

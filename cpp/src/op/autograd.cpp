@@ -26,40 +26,33 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The output, which backward reads and a step lacks, and the activations or checkpoints.
-template <typename Args>
-auto kept_of(const SequenceResult& result) {
+// The output, which backward reads, and the activations or checkpoints. Backward of a step reads
+// only the output's shape, so h_0 replaces it, which is saved anyway.
+auto kept_of(const SequenceArgs& args, const SequenceResult& result) {
   const auto& [output, h_n, c_n, saved] = result;
-  if constexpr (kIsStep<Args>) {
-    return std::tie(saved);
-  } else {
-    return std::tie(output, saved);
-  }
+  const bool replaced = args.is_step() && args.cell->outputs == 0;
+  return std::tie(replaced ? *args.h_0 : output, saved);
 }
 
-template <typename Args>
-using BackwardArgsOf = std::conditional_t<kIsStep<Args>, StepBackwardArgs, SequenceBackwardArgs>;
-
-template <typename Args, typename Visit>
-void for_each_member(const Args& args, const Visit& visit) {
+template <typename Visit>
+void for_each_member(const SequenceArgs& args, const Visit& visit) {
   std::apply([&](const auto&... members) { (visit(members), ...); }, args.flat());
 }
 
 // Backward returns gradients for the first seven tensors.
-template <typename Args, typename Visit>
-void for_each_tensor(const Args& args, const Visit& visit) {
+template <typename Visit>
+void for_each_tensor(const SequenceArgs& args, const Visit& visit) {
   for_each_member(args, [&](const auto& member) {
     if constexpr (TensorMember<decltype(member)>) visit(member);
   });
 }
 
-template <typename Args>
-constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<Args>().flat())>;
+constexpr size_t kMembers = std::tuple_size_v<decltype(std::declval<SequenceArgs>().flat())>;
 
-template <typename Args, size_t calls>
-auto passed_tensors(const std::array<Args, calls>& args) {
-  c10::SmallVector<Tensor, calls * kMembers<Args>> passed;
-  for (const Args& call : args) {
+template <size_t calls>
+auto passed_tensors(const std::array<SequenceArgs, calls>& args) {
+  c10::SmallVector<Tensor, calls * kMembers> passed;
+  for (const SequenceArgs& call : args) {
     for_each_tensor(call, [&](const Tensor& tensor) {
       if (tensor.defined()) passed.push_back(tensor);
     });
@@ -67,16 +60,14 @@ auto passed_tensors(const std::array<Args, calls>& args) {
   return passed;
 }
 
-template <typename Args>
-Interceptors interceptors_of(const Args& args) {
+Interceptors interceptors_of(const SequenceArgs& args) {
   Interceptors interceptors;
   for_each_tensor(args, [&](const Tensor& tensor) { interceptors.add(tensor); });
   return interceptors;
 }
 
 // The backend's checks report a missing required argument.
-template <typename Args>
-bool is_complete(const Args& args) {
+bool is_complete(const SequenceArgs& args) {
   bool complete = true;
   for_each_tensor(args, [&](const auto& member) {
     if constexpr (std::is_same_v<decltype(member), const RequiredTensor&>) {
@@ -94,8 +85,8 @@ bool differentiates_mask(const SequenceInputs& args) {
 
 // needs_input_grad counts only passed tensors: an omitted bias has no index. `passed` precede this
 // call.
-template <typename Args>
-OutputMask wanted_gradients(const AutogradContext& context, const Args& args, size_t& passed) {
+OutputMask wanted_gradients(
+    const AutogradContext& context, const SequenceArgs& args, size_t& passed) {
   OutputMask wanted = {};
   size_t k = 0;
   for_each_tensor(args, [&](const Tensor& tensor) {
@@ -106,8 +97,7 @@ OutputMask wanted_gradients(const AutogradContext& context, const Args& args, si
 }
 
 // Tensors as saved variables, others in saved_data unless 0.
-template <typename Args>
-void save(AutogradContext& context, const Args& args, variable_list& tensors) {
+void save(AutogradContext& context, const SequenceArgs& args, variable_list& tensors) {
   for_each_member(args, [&](const auto& member) {
     using Member = std::decay_t<decltype(member)>;
     if constexpr (TensorMember<Member>) {
@@ -126,9 +116,9 @@ void save(AutogradContext& context, const Args& args, variable_list& tensors) {
   });
 }
 
-template <typename Args>
-Args saved_args(const AutogradContext& context, const variable_list& tensors, size_t first) {
-  using Members = decltype(std::declval<Args>().flat());
+SequenceArgs saved_args(
+    const AutogradContext& context, const variable_list& tensors, size_t first) {
+  using Members = decltype(std::declval<SequenceArgs>().flat());
   const auto member = [&]<size_t k>() -> decltype(auto) {
     using Member = std::decay_t<std::tuple_element_t<k, Members>>;
     if constexpr (TensorMember<Member>) {
@@ -143,8 +133,8 @@ Args saved_args(const AutogradContext& context, const variable_list& tensors, si
     }
   };
   return [&]<size_t... k>(std::index_sequence<k...>) {
-    return from_flat<Args>(member.template operator()<k>()...);
-  }(std::make_index_sequence<kMembers<Args>>());
+    return from_flat<SequenceArgs>(member.template operator()<k>()...);
+  }(std::make_index_sequence<kMembers>());
 }
 
 // The ATen fallback differentiates forward, without the cell's custom gradient.
@@ -157,8 +147,7 @@ void check_is_differentiable(const CellInfo& cell) {
       " forward mode or a torch.func transform");
 }
 
-template <typename Args>
-void append_gradients(const Args& args, const Gradients& gradients, variable_list& all) {
+void append_gradients(const SequenceArgs& args, const Gradients& gradients, variable_list& all) {
   const auto of_first =
       std::apply([](const auto&... gradient) { return std::array{&gradient...}; }, gradients);
   size_t k = 0;
@@ -184,18 +173,17 @@ void append(Tensors&& results, variable_list& all) {
       std::forward<Tensors>(results));
 }
 
-template <typename Args, size_t calls>
-struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<Args, calls>> {
-  static constexpr size_t kKept = kIsStep<Args> ? 1 : 2;
-  static constexpr size_t kSaved = kMembers<Args> + kKept;
-  static constexpr size_t kOutputs = kIsStep<Args> ? 2 : 3;
+template <size_t calls>
+struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator<calls>> {
+  static constexpr size_t kKept = 2, kOutputs = 3;
+  static constexpr size_t kSaved = kMembers + kKept;
 
   // Compiled autograd may trace backward, which reads only the context.
   static constexpr bool is_traceable = true;
 
   template <typename Run>
   static void for_each_call(
-      const std::array<Args, calls>& args, bool side_by_side, const Run& run) {
+      const std::array<SequenceArgs, calls>& args, bool side_by_side, const Run& run) {
     if constexpr (calls == 2) {
       if (side_by_side) return run_side_by_side(args[0].input, run);
     }
@@ -203,7 +191,9 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   }
 
   static variable_list forward(
-      AutogradContext* context, at::TensorList /*passed*/, const std::array<Args, calls>& args) {
+      AutogradContext* context,
+      at::TensorList /*passed*/,
+      const std::array<SequenceArgs, calls>& args) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     std::array<SequenceResult, calls> results;
     for_each_call(args, true, [&](size_t k) { results[k] = op::forward(args[k]); });
@@ -213,8 +203,8 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     outputs.reserve(calls * kOutputs);
     for (size_t k = 0; k < calls; ++k) {
       save(*context, args[k], saved);
-      append(kept_of<Args>(results[k]), saved);
-      append(to_schema<Args>(without_saved(std::move(results[k]))), outputs);
+      append(kept_of(args[k], results[k]), saved);
+      append(without_saved(std::move(results[k])), outputs);
     }
     context->set_materialize_grads(false);
     context->save_for_backward(std::move(saved));
@@ -224,7 +214,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const auto args = [&]<size_t... k>(std::index_sequence<k...>) {
-      return std::array<Args, calls>{saved_args<Args>(*context, saved, k * kSaved)...};
+      return std::array{saved_args(*context, saved, k * kSaved)...};
     }(std::make_index_sequence<calls>());
     // Backward records a graph, or runs in a transform or in forward mode.
     Interceptors interceptors(grads);
@@ -234,11 +224,10 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     size_t passed = 0;
     for (size_t k = 0; k < calls; ++k) wanted[k] = wanted_gradients(*context, args[k], passed);
     const auto backward_args = [&](size_t k) {
-      const auto kept =
-          std::span(saved).subspan(k * kSaved + kMembers<Args>).template first<kKept>();
+      const auto kept = std::span(saved).subspan(k * kSaved + kMembers).template first<kKept>();
       const auto of_outputs = std::span(grads).subspan(k * kOutputs).template first<kOutputs>();
       return std::apply(
-          [](const auto&... members) { return from_flat<BackwardArgsOf<Args>>(members...); },
+          [](const auto&... members) { return from_flat<SequenceBackwardArgs>(members...); },
           std::tuple_cat(args[k].flat(), tie(kept), tie(of_outputs), std::tie(wanted[k])));
     };
     const bool side_by_side = !differentiated && interceptors.at_most_autograd();
@@ -261,31 +250,16 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
   }
 };
 
-template <typename Args, size_t calls>
-std::array<SequenceOutputs, calls> record(const std::array<Args, calls>& args) {
-  using Operator = DifferentiableOperator<Args, calls>;
+template <size_t calls>
+std::array<SequenceOutputs, calls> record(const std::array<SequenceArgs, calls>& args) {
+  using Operator = DifferentiableOperator<calls>;
   const variable_list results = Operator::apply(at::TensorList(passed_tensors(args)), args);
   std::array<SequenceOutputs, calls> outputs;
   for (size_t call = 0; call < calls; ++call) {
     const auto of_call = std::span(results).subspan(call * Operator::kOutputs);
-    outputs[call] = from_schema<SequenceOutputs>(tie(of_call.template first<Operator::kOutputs>()));
+    outputs[call] = tie(of_call.template first<Operator::kOutputs>());
   }
   return outputs;
-}
-
-template <typename Args>
-SequenceOutputs autograd(const Args& args) {
-  const Interceptors interceptors = interceptors_of(args);
-  if (interceptors.transform() || differentiates_mask(args)) {
-    check(args);
-    check_is_differentiable(*args.cell);
-    return without_saved(with_user_c(args, aten_fallback::sequence_forward));
-  }
-  if (!interceptors.autograd() || !is_complete(args)) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op::call(args);
-  }
-  return record<Args, 1>({args})[0];
 }
 
 // Backward through prepacked results raises an error instead of stopping silently.
@@ -310,17 +284,26 @@ struct WithoutDerivative : torch::autograd::Function<WithoutDerivative> {
 };
 
 SequenceOutputs sequence_autograd(const SequenceArgs& args) {
-  if (!args.prepacked()) return autograd(args);
   const Interceptors interceptors = interceptors_of(args);
+  const auto below_autograd = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return op::call(args);
+  };
+  if (!args.prepacked()) {
+    if (interceptors.transform() || differentiates_mask(args)) {
+      check(args);
+      check_is_differentiable(*args.cell);
+      return without_saved(with_user_c(args, aten_fallback::sequence_forward));
+    }
+    if (!interceptors.autograd() || !is_complete(args)) return below_autograd();
+    return record<1>({args})[0];
+  }
   bool dual = false;
   for_each_tensor(args, [&](const Tensor& tensor) {
     dual = dual || (tensor.defined() && tensor._fw_grad(/*level=*/0).defined());
   });
   if (dual || (interceptors.autograd() && interceptors.transform())) WithoutDerivative::refuse();
-  if (!interceptors.autograd() || !is_complete(args)) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op::call(args);
-  }
+  if (!interceptors.autograd() || !is_complete(args)) return below_autograd();
   const variable_list results =
       WithoutDerivative::apply(at::TensorList(passed_tensors(std::array{args})), args);
   return {results[0], results[1], results[2]};
@@ -347,11 +330,9 @@ std::array<SequenceOutputs, 2> sequences_with_autograd(const std::array<Sequence
 }
 
 TORCH_LIBRARY_IMPL(lltm, Autograd, m) {
-  implement<autograd<StepArgs>>(m, "step");
   implement<sequence_autograd>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_autograd));
-  for (const char* op :
-       {"step_forward", "step_backward", "sequence_forward", "sequence_backward"}) {
+  for (const char* op : {"sequence_forward", "sequence_backward"}) {
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
   }
 }

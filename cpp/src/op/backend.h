@@ -25,8 +25,7 @@ struct NoDeviceGuard {
 };
 
 // Omitted arguments have no gradient.
-template <typename Args>
-void want_gradients_of_passed(Args& args) {
+inline void want_gradients_of_passed(SequenceBackwardArgs& args) {
   auto& [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] = args.output_mask;
   c = c && args.cell->has_c();
   weight_hh = weight_hh && args.weight_hh.defined();
@@ -43,27 +42,21 @@ template <typename Backend>
 struct CheckedBackend {
   using DeviceGuard = typename Backend::DeviceGuard;
 
-  template <typename Args>
-  static SequenceResult run(const Args& args) {
+  static SequenceResult run(const SequenceArgs& args) {
     check(args);
     const WithoutAutocast without_autocast;
     const DeviceGuard guard(args.input->device());
     return with_user_c(args, Backend::forward);
   }
 
-  template <typename Args>
-  static SequenceOutputs call(const Args& args) {
-    return without_saved(run(args));
-  }
+  static SequenceOutputs call(const SequenceArgs& args) { return without_saved(run(args)); }
 
-  template <typename Args>
-  static SequenceResult forward(Args args) {
+  static SequenceResult forward(SequenceArgs args) {
     args.save = true;
     return run(args);
   }
 
-  template <typename Args>
-  static Gradients backward(Args args) {
+  static Gradients backward(SequenceBackwardArgs args) {
     check(args);
     want_gradients_of_passed(args);
     const WithoutAutocast without_autocast;
@@ -94,18 +87,15 @@ struct CheckedBackend {
 template <typename Backend>
 void register_training(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;
-  implement<Checked::template forward<StepArgs>>(m, "step_forward");
-  implement<Checked::template backward<StepBackwardArgs>>(m, "step_backward");
-  implement<Checked::template forward<SequenceArgs>>(m, "sequence_forward");
-  implement<Checked::template backward<SequenceBackwardArgs>>(m, "sequence_backward");
+  implement<Checked::forward>(m, "sequence_forward");
+  implement<Checked::backward>(m, "sequence_backward");
 }
 
 template <typename Backend>
 void register_backend(torch::Library& m) {
   using Checked = CheckedBackend<Backend>;
   register_training<Backend>(m);
-  implement<Checked::template call<StepArgs>>(m, "step");
-  implement<Checked::template call<SequenceArgs>>(m, "sequence");
+  implement<Checked::call>(m, "sequence");
   if constexpr (requires { Backend::prepack; }) m.impl("prepack", TORCH_FN(Checked::prepack));
 }
 

@@ -291,16 +291,14 @@ class Arguments {
 };
 
 // A row of `columns` for each row of the input.
-template <typename Args>
-Shape rows_of(const Args& args, const Size& columns) {
-  if (kIsStep<Args>) return {{kBatch}, columns};
+Shape rows_of(const SequenceInputs& args, const Size& columns) {
+  if (args.is_step()) return {{kBatch}, columns};
   if (args.batch_sizes.defined()) return {{kRows}, columns};
   return {{kSteps}, {kBatch}, columns};
 }
 
-template <typename Args>
-void add_inputs(Arguments& arguments, const Args& args, bool prepacked = false) {
-  constexpr bool step = kIsStep<Args>;
+void add_inputs(Arguments& arguments, const SequenceInputs& args, bool prepacked = false) {
+  const bool step = args.is_step();
   if (!prepacked) arguments.add_weights(args.weight_ih, args.weight_hh);
   arguments.add(args.input, "input", rows_of(args, {kInput}));
   arguments.add(args.h_0, step ? "h" : "h_0", kState);
@@ -311,16 +309,16 @@ void add_inputs(Arguments& arguments, const Args& args, bool prepacked = false) 
 }
 
 // checkpoint_steps: 0 without checkpoints.
-template <typename Args>
 void check_sizes(
-    const char* op, const Arguments& arguments, const Args& args, int64_t checkpoint_steps = 0) {
-  if constexpr (kIsStep<Args>) {
-    arguments.check();
-    return;
-  }
+    const char* op,
+    const Arguments& arguments,
+    const SequenceInputs& args,
+    int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
+  const bool step = args.is_step();
   const Sizes sizes = arguments.check([&](Sizes& s) {
     if (batch_sizes.defined()) s[kSteps] = batch_sizes.sym_numel();
+    if (step) s[kSteps] = 1;
     if (!s[kSteps].has_value()) return;
     if (!s[kRows].has_value() && s[kBatch].has_value()) s[kRows] = *s[kSteps] * *s[kBatch];
     if (checkpoint_steps > 0 && !s[kCheckpoints].has_value()) {
@@ -349,51 +347,48 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
   }
 }
 
-template <typename Args>
-void check_forward(const char* op, const Args& args) {
+}  // namespace
+
+void check(const SequenceArgs& args) {
+  const char* const op = args.is_step() ? "step" : "sequence";
   Arguments arguments(op, args.cell);
-  const bool prepacked = !kIsStep<Args> && args.prepacked();
+  const bool prepacked = !args.is_step() && args.prepacked();
   add_inputs(arguments, args, prepacked);
   if (prepacked) check_takes_prepacked(op, args);
   check_sizes(op, arguments, args);
-  if (kIsStep<Args>) return;
   check_reset(op, args.input, args.reset);
   check_checkpoint_steps(op, args.checkpoint_steps);
 }
 
-template <typename Args>
-Shape shape_of_output(const CellInfo& cell, const Args& args) {
+namespace {
+
+Shape shape_of_output(const CellInfo& cell, const SequenceInputs& args) {
   return rows_of(args, {kHidden, cell.output_columns()});
 }
-template <typename Args>
-void add_saved(Arguments& arguments, const Args& args) {
-  constexpr bool step = kIsStep<Args>;
+
+void add_saved(Arguments& arguments, const SequenceBackwardArgs& args) {
   const CellInfo& cell = arguments.cell();
-  if (!step) arguments.add(args.output, "output", shape_of_output(cell, args));
-  const Shape activations = {{step ? kBatch : kRows}, {kHidden, cell.saved}};
+  arguments.add(args.output, "output", shape_of_output(cell, args));
+  const Shape activations = {{kRows}, {kHidden, cell.saved}};
   const Shape checkpoints = {{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}};
-  arguments.add(
-      args.saved,
-      step ? "activations" : "saved",
-      args.checkpoint_steps > 0 ? checkpoints : activations);
+  arguments.add(args.saved, "saved", args.checkpoint_steps > 0 ? checkpoints : activations);
 }
 
-template <typename Args>
-void check_backward(const char* op, const Args& args) {
-  constexpr bool step = kIsStep<Args>;
+}  // namespace
+
+void check(const SequenceBackwardArgs& args) {
+  constexpr const char* op = "sequence_backward";
   check_checkpoint_steps(op, args.checkpoint_steps);
   Arguments arguments(op, args.cell);
   add_inputs(arguments, args);
   add_saved(arguments, args);
   const Shape output = shape_of_output(arguments.cell(), args);
-  if (!step) arguments.add(args.grad_output, "grad_output", output, /*optional=*/true);
-  arguments.add(args.grad_h_n, step ? "grad_h" : "grad_h_n", kState, /*optional=*/true);
-  arguments.add_grad_c(args.grad_c_n, step ? "grad_c" : "grad_c_n");
+  arguments.add(args.grad_output, "grad_output", output, /*optional=*/true);
+  arguments.add(args.grad_h_n, "grad_h_n", kState, /*optional=*/true);
+  arguments.add_grad_c(args.grad_c_n, "grad_c_n");
   check_sizes(op, arguments, args, args.checkpoint_steps);
   check_reset(op, args.input, args.reset);
 }
-
-}  // namespace
 
 void check_batch_sizes(
     const char* where,
@@ -443,19 +438,6 @@ void check_reset(const char* where, const Tensor& input, const Tensor& reset) {
   check_device(where, "reset", reset, input.device());
   check_memory(where, "reset", reset);
   check_shape(where, "reset", reset, input.sym_sizes().slice(0, input.dim() - 1));
-}
-
-void check(const StepArgs& args) {
-  check_forward("step", args);
-}
-void check(const SequenceArgs& args) {
-  check_forward("sequence", args);
-}
-void check(const StepBackwardArgs& args) {
-  check_backward("step_backward", args);
-}
-void check(const SequenceBackwardArgs& args) {
-  check_backward("sequence_backward", args);
 }
 
 void check_prepack(

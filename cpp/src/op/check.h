@@ -7,10 +7,9 @@
 
 namespace lltm {
 
-// Also used for the operators that save activations, with the same messages.
-void check(const StepArgs& args);
+// Also used for the operators that save activations, with the same messages. Messages name a single
+// step and its arguments as lltm::step does.
 void check(const SequenceArgs& args);
-void check(const StepBackwardArgs& args);
 void check(const SequenceBackwardArgs& args);
 
 // Checks the values of batch_sizes against the rows of an input on `device`. If h_0 is given,

@@ -7,8 +7,8 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
-  // Nothing is keyword-only: AOTInductor passes the default of a keyword-only int, which its
-  // runtime does not expect.
+  // Input (B, I) without batch_sizes is a single step. Nothing is keyword-only: AOTInductor passes
+  // the default of a keyword-only int, which its runtime does not expect.
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"
@@ -42,21 +42,12 @@ TORCH_LIBRARY(lltm, m) {
       " Tensor? reset=None) -> (Tensor, Tensor[])");
 
   // For training. Forward also returns the activations (rows, A * H), A saved values per hidden
-  // unit. With checkpoint_steps = n > 0, a sequence instead returns checkpoints (ceil(T / n), B, K
-  // * H): the engines' c before steps 0, n, 2 n, ... in execution order.
+  // unit. With checkpoint_steps = n > 0, it instead returns checkpoints (ceil(T / n), B, K * H):
+  // the engines' c before steps 0, n, 2 n, ... in execution order.
   //
   // Backward accepts forward's arguments and results, and the results' gradients (None: zero).
   // output_mask selects gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; others
   // are None.
-  m.def(
-      "step_forward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
-      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh)"
-      " -> (Tensor h_next, Tensor c_next, Tensor activations)");
-  m.def(
-      "step_backward(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih,"
-      " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor activations, Tensor? grad_h,"
-      " Tensor? grad_c, bool[7] output_mask)"
-      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "sequence_forward(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? batch_sizes, bool reverse,"

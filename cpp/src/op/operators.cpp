@@ -22,8 +22,8 @@ class Operator {
   explicit Operator(const char* name) : op_(find_op<Signature<Result, Args>>(name)) {}
 
   Result operator()(const Args& args) const {
-    return from_schema<Result>(std::apply(
-        [&](const auto&... members) { return op_.call(to_flat(members)...); }, args.flat()));
+    return std::apply(
+        [&](const auto&... members) { return op_.call(to_flat(members)...); }, args.flat());
   }
 
  private:
@@ -34,32 +34,20 @@ class Operator {
 
 namespace op {
 
-template <typename Args>
-SequenceOutputs call(const Args& args) {
-  static const Operator<SequenceOutputs, Args> op(kIsStep<Args> ? "lltm::step" : "lltm::sequence");
+SequenceOutputs call(const SequenceArgs& args) {
+  static const Operator<SequenceOutputs, SequenceArgs> op("lltm::sequence");
   return op(args);
 }
 
-template <typename Args>
-SequenceResult forward(const Args& args) {
-  static const Operator<SequenceResult, Args> op(
-      kIsStep<Args> ? "lltm::step_forward" : "lltm::sequence_forward");
+SequenceResult forward(const SequenceArgs& args) {
+  static const Operator<SequenceResult, SequenceArgs> op("lltm::sequence_forward");
   return op(args);
 }
 
-template <typename Args>
-Gradients backward(const Args& args) {
-  static const Operator<Gradients, Args> op(
-      kIsStep<Args> ? "lltm::step_backward" : "lltm::sequence_backward");
+Gradients backward(const SequenceBackwardArgs& args) {
+  static const Operator<Gradients, SequenceBackwardArgs> op("lltm::sequence_backward");
   return op(args);
 }
-
-template SequenceOutputs call(const StepArgs&);
-template SequenceOutputs call(const SequenceArgs&);
-template SequenceResult forward(const StepArgs&);
-template SequenceResult forward(const SequenceArgs&);
-template Gradients backward(const StepBackwardArgs&);
-template Gradients backward(const SequenceBackwardArgs&);
 
 Tensor prepack(
     std::string_view cell,

@@ -43,25 +43,6 @@ auto run_changed(const Args& args, const Change& change, const Run& run) {
       args.flat());
 }
 
-// In the schema of a step, without the output.
-template <typename Args, typename Result>
-auto to_schema(Result&& result) {
-  if constexpr (kIsStep<Args> && !std::is_same_v<std::decay_t<Result>, Gradients>) {
-    return std::apply(
-        [](auto& /*output*/, auto&... others) { return std::tuple(std::move(others)...); }, result);
-  } else {
-    return std::forward<Result>(result);
-  }
-}
-template <typename Result, typename Schema>
-Result from_schema(Schema&& results) {
-  if constexpr (std::tuple_size_v<std::decay_t<Schema>> == std::tuple_size_v<Result>) {
-    return std::forward<Schema>(results);
-  } else {
-    return std::tuple_cat(std::tuple<at::Tensor>(), std::forward<Schema>(results));
-  }
-}
-
 template <typename Result, typename Members>
 struct SignatureOf;
 template <typename Result, typename... Members>
@@ -69,9 +50,7 @@ struct SignatureOf<Result, std::tuple<Members...>> {
   using type = Result(decltype(to_flat(std::declval<Members>()))...);
 };
 template <typename Result, typename Args>
-using Signature = typename SignatureOf<
-    decltype(to_schema<Args>(std::declval<Result>())),
-    decltype(std::declval<Args>().flat())>::type;
+using Signature = typename SignatureOf<Result, decltype(std::declval<Args>().flat())>::type;
 
 template <auto run, typename Signature>
 struct Kernel;
@@ -79,7 +58,7 @@ template <auto run, typename Result, typename... Flat>
 struct Kernel<run, Result(Flat...)> {
   template <typename Args>
   static Result call(Flat... flat) {
-    return to_schema<Args>(run(from_flat<Args>(flat...)));
+    return run(from_flat<Args>(flat...));
   }
 };
 
@@ -100,13 +79,10 @@ inline SequenceOutputs without_saved(SequenceResult&& result) {
 
 namespace op {
 
-// lltm::sequence and its training operators or, for StepArgs, lltm::step and its own.
-template <typename Args>
-SequenceOutputs call(const Args& args);
-template <typename Args>
-SequenceResult forward(const Args& args);
-template <typename BackwardArgs>
-Gradients backward(const BackwardArgs& args);
+// lltm::sequence, sequence_forward and sequence_backward.
+SequenceOutputs call(const SequenceArgs& args);
+SequenceResult forward(const SequenceArgs& args);
+Gradients backward(const SequenceBackwardArgs& args);
 
 at::Tensor prepack(
     std::string_view cell,

@@ -111,8 +111,7 @@ bool maps_parameters(const Samples& samples, const SequenceInputs& args) {
          samples.in(args.bias_hh);
 }
 
-template <typename Args>
-SequenceOutputs fold_samples(const Args& args) {
+SequenceOutputs fold_samples(const SequenceArgs& args) {
   const Tensor& batch_sizes = args.batch_sizes;
   const bool packed = batch_sizes.defined();
   const Samples samples(packed ? Samples::Order::kInner : Samples::Order::kOuter);
@@ -122,7 +121,7 @@ SequenceOutputs fold_samples(const Args& args) {
   const SymInt batch = args.h_0->sym_size(0);
   const BelowVmap below;
   if (!any) return op::call(args);
-  Args folded = args;
+  SequenceArgs folded = args;
   std::apply([&](auto&... t) { ((t = samples.fold(t)), ...); }, folded.batched());
   std::apply([&](auto&... t) { ((t = samples.fold_mask(t)), ...); }, folded.batched_elements());
   if (packed) {
@@ -130,7 +129,7 @@ SequenceOutputs fold_samples(const Args& args) {
   }
   const auto [output, h_n, c_n] = op::call(folded);
   return {
-      output.defined() ? samples.unfold(output, rows) : output,
+      samples.unfold(output, rows),
       samples.unfold(h_n, batch),
       args.cell->has_c() ? samples.unfold(c_n, batch) : c_n};
 }
@@ -146,7 +145,7 @@ SequenceOutputs call_for_each(const Samples& samples, const SequenceArgs& args) 
       else
         return member;
     };
-    auto [output, h_n, c_n] = run_changed(args, of_sample, op::call<SequenceArgs>);
+    auto [output, h_n, c_n] = run_changed(args, of_sample, op::call);
     outputs.push_back(std::move(output));
     h_ns.push_back(std::move(h_n));
     c_ns.push_back(std::move(c_n));
@@ -157,10 +156,9 @@ SequenceOutputs call_for_each(const Samples& samples, const SequenceArgs& args) 
       args.cell->has_c() ? samples.stack(c_ns) : c_ns.front()};
 }
 
-template <typename Args>
-SequenceOutputs call_of_samples(const Args& args) {
+SequenceOutputs call_of_samples(const SequenceArgs& args) {
   if (const auto device = autocast_device(args.input)) {
-    return under_autocast(*device, args, op::call<Args>);
+    return under_autocast(*device, args, op::call);
   }
   check(args);  // here, for messages with a single sample's sizes
   const Samples samples;
@@ -170,7 +168,7 @@ SequenceOutputs call_of_samples(const Args& args) {
       "lltm::sequence: expected the same prepacked weights for all samples of vmap, got weights"
       " per sample; map over unpacked weights");
   // call_for_each cannot stack results if there are no samples.
-  if (!kIsStep<Args> && !is_differentiated() && samples.count() > 0) {
+  if (!args.is_step() && !is_differentiated() && samples.count() > 0) {
     return call_for_each(samples, args);
   }
   return without_saved(with_user_c(args, aten_fallback::sequence_forward));
@@ -193,8 +191,7 @@ Tensor prepack_of_samples(
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lltm, FuncTorchBatched, m) {
-  implement<call_of_samples<StepArgs>>(m, "step");
-  implement<call_of_samples<SequenceArgs>>(m, "sequence");
+  implement<call_of_samples>(m, "sequence");
   m.impl("prepack", TORCH_FN(prepack_of_samples));
 }
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OperatorBase
 
-from .schema import batch_dim, call, with_arguments
+from .schema import batch_dim, call, is_step, with_arguments
 
 Table = dict[OperatorBase, Callable[..., Any]]
 
@@ -40,17 +40,19 @@ def decompositions() -> Table:
 def ours() -> Table:
     """Returns only the decompositions of lltm's operators."""
     ops = torch.ops.lltm
-    # Steps use the ATen fallback (cpp/src/aten/fallback.cpp), and sequences loop over its steps.
-    steps: list[Any] = [ops.step.default, ops.step_forward.default, ops.step_backward.default]
     loops: dict[Any, Callable[[Any], Any]] = {
         ops.sequence.default: partial(_sequence, training=False),
         ops.sequence_forward.default: partial(_sequence, training=True),
         ops.sequence_backward.default: _sequence_backward,
     }
-    return {
-        **{op: partial(op._op_dk, DispatchKey.CompositeExplicitAutograd) for op in steps},
-        **{op: partial(with_arguments, op, loop) for op, loop in loops.items()},
-    }
+    return {op: partial(with_arguments, op, partial(_run, op, loop)) for op, loop in loops.items()}
+
+
+def _run(op: Any, loop: Callable[[Any], Any], a: Any) -> Any:
+    """Runs a single step as the ATen fallback (cpp/src/aten/fallback.cpp). Loops over its steps."""
+    if not is_step(a):
+        return loop(a)
+    return op._op_dk(DispatchKey.CompositeExplicitAutograd, *vars(a).values())
 
 
 def _read_by_steps(a: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils.flop_counter import register_flop_formula
 
-from .schema import Op, with_arguments
+from .schema import Op, is_step, with_arguments
 
 _ops = torch.ops.lltm
 
@@ -37,7 +37,7 @@ def _forward(a: Any) -> int:
         return _product(a, *(tensor.shape for tensor in matrices[:2]))
     # Prepacked, without data: an upper bound
     blocks_x, blocks_h, *_ = _ops._cell(a.cell)
-    hidden = (a.h if "h" in vars(a) else a.h_0).shape[-1]
+    hidden = a.h_0.shape[-1]
     rows_x, rows_h = (sum(b >= 0 for b in blocks) * hidden for blocks in (blocks_x, blocks_h))
     return _product(a, (rows_x, a.input.shape[-1]), (rows_h, hidden))
 
@@ -51,7 +51,9 @@ def _step_backward(a: Any) -> int:
     return of_x * (of_input + of_weight_ih) + of_recurrent
 
 
-def _sequence_backward(a: Any) -> int:
+def _backward(a: Any) -> int:
+    if is_step(a):
+        return _step_backward(a)
     # Backward through the states is always needed. With checkpoints, forward is recomputed.
     products = 1 + (a.output_mask[3] or a.output_mask[4]) + (a.checkpoint_steps > 0)
     return _forward(a) * products
@@ -65,11 +67,8 @@ def _count(op: Op, formula: Callable[[Any], int]) -> Callable[..., int]:
 
 
 for _op, _formula in {
-    _ops.step: _forward,
-    _ops.step_forward: _forward,
-    _ops.step_backward: _step_backward,
     _ops.sequence: _forward,
     _ops.sequence_forward: _forward,
-    _ops.sequence_backward: _sequence_backward,
+    _ops.sequence_backward: _backward,
 }.items():
     register_flop_formula(_op, get_raw=True)(_count(_op.default, _formula))

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from .. import modules
 from .decompositions import ours
-from .schema import options, with_arguments
+from .schema import is_step, options, with_arguments
 
 # ONNX operators by cell, from the classes that have them (Layer._ONNX).
 _OPERATORS = {
@@ -71,6 +71,8 @@ def _trace(
 
 
 def _sequence(decomposition: Callable[..., Any], a: Any) -> Any:
+    if is_step(a):
+        return decomposition(**vars(a))
     if a.weight_ih.dtype == torch.uint8:
         raise NotImplementedError(
             "lltm::sequence: only lltm's kernels can read prepacked weights, so they can't be"

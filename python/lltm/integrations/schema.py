@@ -15,7 +15,7 @@ PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 def batch_dim(name: str, dims: int, dtype: torch.dtype) -> int | None:
-    """Returns the batch dimension of a tensor argument of step or sequence, or None.
+    """Returns the batch dimension of a tensor argument of sequence, or None.
 
     The last dimension is features or hidden units, the one before it the batch: (B, H), (T, B, I).
     Only a mask of batch elements, such as reset, has no such last dimension.
@@ -23,6 +23,12 @@ def batch_dim(name: str, dims: int, dtype: torch.dtype) -> int | None:
     if name in (*PARAMETERS, "batch_sizes"):
         return None
     return dims - (1 if dtype == torch.bool else 2)
+
+
+def is_step(a: Any) -> bool:
+    """True if a call of sequence is a single step: input (B, I) without batch_sizes."""
+    step: bool = a.input.dim() == 2 and a.batch_sizes is None
+    return step
 
 
 def named(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

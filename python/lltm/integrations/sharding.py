@@ -20,14 +20,12 @@ from torch import Tensor
 
 from .schema import PARAMETERS, batch_dim, named
 
-# Batch dimensions of each operator's results. Gradients of parameters have none.
+# Batch dimensions of each operator's results. Gradients of parameters have none. The first of a
+# step, whose input is (B, I), is 0.
 # Saved activations are (T * B, A * H). Each process has the activations of its own batch. Their
 # concatenation would have another order than on a single process, but is never used.
 _SUMS = (None,) * len(PARAMETERS)
 OPERATORS: dict[str, tuple[int | None, ...]] = {
-    "step": (0, 0),  # h, c
-    "step_forward": (0, 0, 0),  # also activations
-    "step_backward": (0, 0, 0, *_SUMS),  # input, h, c
     "sequence": (1, 0, 0),  # output, h_n, c_n
     "sequence_forward": (1, 0, 0, 0),  # also saved
     "sequence_backward": (1, 0, 0, *_SUMS),  # input, h_0, c_0
@@ -71,6 +69,8 @@ def _register() -> None:
                 results = *results[:3], 1  # saved is states (T / n, B, H)
             # Results that are not required have no placement; PyTorch 2.11 must be told.
             wanted = given.get("output_mask", [True] * len(results))
+            if given["input"].ndim == 2:
+                results = 0, *results[1:]
             # An argument has a placement if it is a DTensor.
             tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
             dims = [batch_dim(name, x.ndim, x.tensor_meta.dtype) for name, x in tensors.items()]

@@ -11,10 +11,10 @@
 
 namespace lltm::cpu {
 
-// one_step_forward.cpp, one_step_backward.cpp: the engine for steps (operator_args.h) of a single
-// stage, without an output.
-SequenceResult step_forward(const SequenceArgs& args);
-Gradients step_backward(const SequenceBackwardArgs& args);
+// one_step_forward.cpp, one_step_backward.cpp: the one-step engine, for T = 1 and cells with a
+// single stage.
+SequenceResult one_step_forward(const SequenceArgs& args);
+Gradients one_step_backward(const SequenceBackwardArgs& args);
 
 // run.cpp: weights may be prepacked.
 SequenceResult sequence_forward(const SequenceArgs& args);
@@ -37,8 +37,7 @@ std::optional<Gradients> blocked_backward(
 
 struct Int8Result {
   SequenceResult result;
-  // Batch rows that cannot be quantized, ascending. Their results are invalid; other rows are
-  // valid.
+  // Batch elements that cannot be quantized. Their results are invalid.
   std::vector<int64_t> out_of_range;
 };
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule);

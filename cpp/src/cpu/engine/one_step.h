@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/operator_args.h"
+#include "common/step_io.h"
 #include "cpu/dispatch.h"
 #include "cpu/machine.h"
 #include "cpu/parallel.h"
@@ -25,12 +26,32 @@ inline StepSchedule schedule_of(const SequenceInputs& args) {
   const bool concatenated = !args.weight_hh.defined();
   const StepShape shape = {
       args.h_0->size(0),
-      args.input->size(1),
+      args.input->size(-1),
       args.h_0->size(1),
       storage_of(args.input->scalar_type()),
       weights_stride(stride_ih, concatenated ? stride_ih : row_stride(args.weight_hh)),
       slots_of(*args.cell)};
   return schedule_step(current_machine(), shape);
+}
+
+inline StepIO io_of_only_step(const SequenceInputs& args) {
+  return {args, {0, args.h_0->size(0)}};
+}
+// True if input (B, I) and states are as the kernels read them.
+inline bool is_entered(const SequenceInputs& args) {
+  return args.is_step() && changes_states(args) == nullptr;
+}
+// With input (B, I) and the states after mask and reset.
+inline SequenceInputs entered(const SequenceInputs& args, const StepIO& io) {
+  return {
+      args.cell,
+      flat_rows(args.input),
+      io.enter_h(args.h_0),
+      io.enter_c(args.c_0),
+      args.weight_ih,
+      args.weight_hh,
+      args.bias_ih,
+      args.bias_hh};
 }
 
 template <typename Body>

@@ -3,6 +3,7 @@
 #include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
@@ -249,11 +250,8 @@ StepGradients allocate_gradients(const SequenceBackwardArgs& args) {
       if_wanted(want_bias_ih || want_bias_hh, {columns})};
 }
 
-}  // namespace
-
-Gradients step_backward(const SequenceBackwardArgs& args) {
-  const StepSchedule schedule = schedule_of(args);
-  if (schedule.backward != StepGemm::kBlocked) return per_step_backward(args);
+// `args` are entered, with gradients of h_n and c_n only.
+Gradients run_step(const SequenceBackwardArgs& args, const StepSchedule& schedule) {
   const at::ScalarType dtype = args.input->scalar_type();
   const StepGradients results = allocate_gradients(args);
   const Tensor grad_c =
@@ -292,6 +290,33 @@ Gradients step_backward(const SequenceBackwardArgs& args) {
       results.weights.weight_hh,
       result(bias_ih),
       result(bias_hh)};
+}
+
+}  // namespace
+
+Gradients one_step_backward(const SequenceBackwardArgs& args) {
+  const StepSchedule schedule = schedule_of(args);
+  if (schedule.backward != StepGemm::kBlocked) return per_step_backward(args);
+  if (is_entered(args) && !args.grad_output.defined()) return run_step(args, schedule);
+  const StepIO io = io_of_only_step(args);
+  SequenceBackwardArgs step = {entered(args, io), args.output, args.saved};
+  step.grad_h_n = args.grad_h_n;
+  step.grad_c_n = args.grad_c_n;
+  step.output_mask = args.output_mask;
+  if (args.grad_output.defined()) {
+    const Tensor of_output = flat_rows(args.grad_output);
+    step.grad_h_n = args.grad_h_n.defined() ? at::add(of_output, args.grad_h_n) : of_output;
+  }
+  if (args.grad_states.defined()) {
+    const Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
+    step.grad_c_n = io.leave_backward(grad_c, flat_rows(args.grad_states));
+  }
+  Gradients gradients = run_step(step, schedule);
+  auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
+  if (d_input.defined()) d_input = d_input.view(args.input->sizes());
+  if (d_h.defined()) d_h = io.enter_h(d_h);
+  if (d_c.defined()) d_c = io.enter_backward_c(d_c);
+  return gradients;
 }
 
 }  // namespace lltm::cpu

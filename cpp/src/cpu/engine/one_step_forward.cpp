@@ -169,6 +169,7 @@ class BlockedStep {
   float* floats_;  // X^T, then z^T and z for each block
 };
 
+// `args` are entered.
 template <typename T>
 void run_step(
     const SequenceArgs& args, const SequenceResult& result, const StepSchedule& schedule) {
@@ -191,22 +192,47 @@ void run_step(
   TORCH_INTERNAL_ASSERT(false, "no kernel for a step's schedule");
 }
 
+// Copies h' and the states of c' that the output has.
+void leave(const CellInfo& cell, const SequenceResult& result, int64_t hidden) {
+  const auto& [output, h_next, c_next, saved] = result;
+  const size_t bytes = hidden * h_next.element_size();
+  auto* to = static_cast<char*>(output.mutable_data_ptr());
+  const auto* h = static_cast<const char*>(h_next.const_data_ptr());
+  const auto* c = static_cast<const char*>(c_next.const_data_ptr());
+  for (int64_t row = 0; row < h_next.size(0); ++row) {
+    to = std::copy_n(h, bytes, to);
+    h += bytes;
+    for (int n = 0; n < cell.outputs; ++n) {
+      to = std::copy_n(c + cell.output_states[n] * bytes, bytes, to);
+    }
+    c += cell.state_columns() * bytes;
+  }
+}
+
 }  // namespace
 
-SequenceResult step_forward(const SequenceArgs& args) {
+SequenceResult one_step_forward(const SequenceArgs& args) {
   const StepSchedule schedule = schedule_of(args);
   if (logs_schedules()) log_schedule(args, to_string(schedule));
   if (schedule.forward == StepGemm::kAten) return per_step_forward(args);
-  const int64_t batch = args.h_0->size(0);
-  const int64_t hidden = args.h_0->size(1);
+  const CellInfo& cell = *args.cell;
+  const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const auto options = args.input->options();
+  const auto rows = [&](int64_t blocks) { return new_tensor({batch, blocks * hidden}, options); };
+  const int64_t columns = cell.output_columns() * hidden;
   SequenceResult result = {
-      Tensor(),
-      new_tensor({batch, hidden}, options),
-      new_tensor({batch, args.cell->state_columns() * hidden}, options),
-      args.save ? new_tensor({batch, args.cell->saved * hidden}, options) : Tensor()};
-  visit_dtype(
-      args.input->scalar_type(), [&]<typename T>(T*) { run_step<T>(args, result, schedule); });
+      args.is_step() ? rows(cell.output_columns()) : new_tensor({1, batch, columns}, options),
+      rows(1),
+      rows(cell.state_columns()),
+      args.saves_activations() ? rows(cell.saved) : Tensor()};
+  visit_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
+    if (is_entered(args)) return run_step<T>(args, result, schedule);
+    run_step<T>({entered(args, io_of_only_step(args))}, result, schedule);
+  });
+  leave(cell, result, hidden);
+  if (args.saves_checkpoints()) {  // only the initial c
+    std::get<3>(result) = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
+  }
   return result;
 }
 

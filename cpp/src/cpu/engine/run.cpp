@@ -3,17 +3,14 @@
 #include "cpu/engine/engine.h"
 
 #include "common/schedule_log.h"
-#include "common/step_io.h"
 #include "common/steps.h"
-#include "cpu/engine/one_step.h"
-#include "cpu/engine/recompute_rows.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/add.h>
 
 #include <string>
+#include <vector>
 
 namespace lltm::cpu {
 namespace {
@@ -110,71 +107,34 @@ Result run_or_fall_back(
   return *run(engine, args, schedule(machine, shape));
 }
 
+// In all steps. One batch element does not change the results of others.
+void copy_batch_elements(
+    const std::vector<int64_t>& elements,
+    const SequenceArgs& args,
+    const SequenceResult& from,
+    const SequenceResult& to) {
+  const at::Tensor source = flat_rows(std::get<0>(from)), output = flat_rows(std::get<0>(to));
+  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
+  for (const int64_t element : elements) {
+    for (const auto [offset, rows] : steps) {
+      if (element < rows) output[offset + element].copy_(source[offset + element]);
+    }
+    std::get<1>(to)[element].copy_(std::get<1>(from)[element]);
+    std::get<2>(to)[element].copy_(std::get<2>(from)[element]);
+  }
+}
+
 SequenceResult int8_forward(const SequenceArgs& args, const Machine& machine) {
   const ForwardSchedule schedule = schedule_forward_int8(machine, shape_of(args));
   auto [result, out_of_range] = run(blocked_int8_forward, args, schedule);
   if (!out_of_range.empty()) {
-    recompute_rows(args, out_of_range, result, [](const SequenceArgs& of_rows) {
-      return sequence_forward(with_matrices(of_rows));
-    });
+    copy_batch_elements(out_of_range, args, sequence_forward(with_matrices(args)), result);
   }
   return std::move(result);
 }
 
-StepIO io_of_only_step(const SequenceInputs& args) {
-  return {args, {0, args.h_0->size(0)}};
-}
-
-// As a step, with mask and reset applied.
-SequenceInputs only_step(const SequenceInputs& args, const StepIO& io) {
-  return {
-      args.cell,
-      flat_rows(args.input),
-      io.enter_h(args.h_0),
-      io.enter_c(args.c_0),
-      args.weight_ih,
-      args.weight_hh,
-      args.bias_ih,
-      args.bias_hh};
-}
-
-// For a step, reading the weights in place is faster than packing.
-SequenceResult one_step_forward(const SequenceArgs& args) {
-  const StepIO io = io_of_only_step(args);
-  auto [none, h_next, c_next, activations] =
-      step_forward({only_step(args, io), args.saves_activations()});
-  const int64_t columns = args.cell->output_columns() * args.h_0->size(1);
-  const at::Tensor output = io.leave(h_next, c_next).view(output_sizes(args.input, columns));
-  if (args.saves_checkpoints()) {  // only the initial c
-    activations = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
-  }
-  return {output, h_next.clone(), c_next, activations};
-}
-
-Gradients one_step_backward(const SequenceBackwardArgs& args) {
-  const StepIO io = io_of_only_step(args);
-  SequenceBackwardArgs step = {only_step(args, io), args.output, args.saved};
-  if (args.grad_output.defined()) step.grad_h_n = flat_rows(args.grad_output);
-  if (args.grad_h_n.defined()) {
-    step.grad_h_n =
-        step.grad_h_n.defined() ? at::add(step.grad_h_n, args.grad_h_n) : *args.grad_h_n;
-  }
-  step.grad_c_n = args.grad_c_n;
-  if (args.grad_states.defined()) {
-    const at::Tensor grad_c = copy_or_zeros(args.grad_c_n, args.c_0->sizes(), args.c_0->options());
-    step.grad_c_n = io.leave_backward(grad_c, flat_rows(args.grad_states));
-  }
-  step.output_mask = args.output_mask;
-  Gradients gradients = step_backward(step);
-  auto& [d_input, d_h, d_c, d_weight_ih, d_weight_hh, d_bias_ih, d_bias_hh] = gradients;
-  if (d_input.defined()) d_input = d_input.view(args.input->sizes());
-  if (d_h.defined()) d_h = io.enter_h(d_h);
-  if (d_c.defined()) d_c = io.enter_backward_c(d_c);
-  return gradients;
-}
-
 // True for any machine: choosing an engine would be noticeable in a small step.
-bool has_step_engine(const SequenceInputs& args) {
+bool has_one_step_engine(const SequenceInputs& args) {
   return args.is_step() && args.cell->is_element_wise() && !has_heads(args.weight_hh);
 }
 
@@ -209,7 +169,7 @@ Gradients run_backward(const SequenceBackwardArgs& args, const Engine& engine) {
 }  // namespace
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
-  if (has_step_engine(args)) return step_forward(args);
+  if (has_one_step_engine(args)) return one_step_forward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.unpack && !engine.dense) return run_forward(args, engine);
   SequenceArgs changed = engine.unpack ? with_matrices(args) : args;
@@ -218,7 +178,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  if (has_step_engine(args)) return step_backward(args);
+  if (has_one_step_engine(args)) return one_step_backward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.dense) return run_backward(args, engine);
   SequenceBackwardArgs changed = args;

@@ -211,10 +211,10 @@ class BackwardKernels final : public StepKernels<T, BackwardStep> {
 
  public:
   explicit BackwardKernels(const SequenceBackwardArgs& args)
-      : Base(args, args.cell->backward()), is_step_(args.is_step()) {}
+      : Base(args, args.cell->backward()), in_place_(in_place(args)) {}
 
   void run(int stage, const BackwardStep& step) const override {
-    is_step_ ? run_with<T>(stage, step) : run_with<C>(stage, step);
+    in_place_ ? run_with<T>(stage, step) : run_with<C>(stage, step);
   }
 
  private:
@@ -263,7 +263,7 @@ class BackwardKernels final : public StepKernels<T, BackwardStep> {
     Base::template launch_stage<D>(stage, /*backward=*/true, step.rows, args, port_of);
   }
 
-  const bool is_step_;
+  const bool in_place_;
 };
 
 }  // namespace
