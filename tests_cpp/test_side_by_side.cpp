@@ -2,8 +2,8 @@
 #include "op/bidirectional.h"
 
 #include "cell_arguments.h"
-#include "cpu/parallel.h"
 #include "cpu/schedule.h"
+#include "cpu/threads/parallel.h"
 #include "op/operators.h"
 #include "testing.h"
 
@@ -169,6 +169,26 @@ TEST(Crews, RunTheRegionsOfTheirCalls) {
       EXPECT_EQ(sums[0], 50 * 3);
     }
   }
+}
+
+// A clock in milliseconds, and how long the thread has waited for a CPU.
+TEST(OtherProcesses, AreFoundFromTheTimeThatAThreadWaits) {
+  static std::chrono::milliseconds waited;
+  lltm::cpu::OtherProcesses others;
+  const auto found_at = [&](int64_t now, int64_t waits) {
+    waited = std::chrono::milliseconds(waits);
+    const auto time = lltm::cpu::OtherProcesses::Clock::time_point(std::chrono::milliseconds(now));
+    return others.found(time, [] { return std::chrono::nanoseconds(waited); });
+  };
+  EXPECT_FALSE(found_at(10'000, 500));  // reads only
+  EXPECT_FALSE(found_at(10'100, 520));  // a fifth
+  EXPECT_FALSE(found_at(10'200, 600));  // all, but once
+  EXPECT_TRUE(found_at(10'300, 700));
+  EXPECT_TRUE(found_at(10'310, 700)) << "read too early";
+  EXPECT_FALSE(found_at(10'400, 700)) << "all threads are tried again";
+  EXPECT_TRUE(found_at(10'500, 750)) << "found earlier now";
+  EXPECT_FALSE(found_at(20'000, 750));
+  EXPECT_FALSE(found_at(20'100, 850)) << "after a long pause, twice again";
 }
 
 #if defined(__linux__)

@@ -1,6 +1,6 @@
-// Parallel regions and barriers (cpu/parallel.h, cpu/barrier.h).
+// Parallel regions and barriers (cpu/threads/parallel.h, cpu/threads/barrier.h).
 #include "cell_program.h"
-#include "cpu/barrier.h"
+#include "cpu/threads/barrier.h"
 #include "testing.h"
 
 #include <lltm/nn.h>

@@ -291,17 +291,13 @@ Layers::Result Layers::forward_packed() const {
   const auto& [data, batch_sizes, sorted_indices, unsorted_indices, reset] = input;
   const SymInt batch = check_packed(cell.modules.layer_class, input, states);
   ConcatenatedState initial = initial_state(batch, /*batched=*/true);
-  // States are in the caller's order, packed rows in order of decreasing length.
-  if (!states.empty() && sorted_indices.defined()) {
-    initial.h = initial.h.index_select(1, sorted_indices);
-    if (cell.has_c()) initial.c = initial.c.index_select(1, sorted_indices);
+  if (!states.empty()) {
+    initial.h = permuted(initial.h, sorted_indices);
+    initial.c = permuted(initial.c, sorted_indices);
   }
   Result result = run({data, batch_sizes, reset}, initial);
-  if (unsorted_indices.defined()) {
-    result.states = map_states(result.states, [&order = unsorted_indices](const Tensor& s) {
-      return s.index_select(1, order);
-    });
-  }
+  result.states = map_states(
+      result.states, [&](const Tensor& state) { return permuted(state, unsorted_indices); });
   return result;
 }
 

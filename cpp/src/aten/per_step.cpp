@@ -140,16 +140,6 @@ SlotWeights recurrent_weights(
   return {gemm, padded, hh, cell.h, cell.h_blocks, args.h_0->size(1), slots, padded.hidden};
 }
 
-// Of the states in the output (rows, outputs * H), to the gradient of c'.
-void add_grad_states(const CellInfo& cell, const Tensor& grad_states, const Tensor& dc) {
-  const int64_t hidden = grad_states.size(1) / cell.outputs;
-  for (int n = 0; n < cell.outputs; ++n) {
-    dc.narrow(0, 0, grad_states.size(0))
-        .narrow(1, cell.output_states[n] * hidden, hidden)
-        .add_(grad_states.narrow(1, n * hidden, hidden));
-  }
-}
-
 // z = the part of the input, of all rows of a chunk.
 class InputProjection {
  public:
@@ -334,7 +324,9 @@ Gradients per_step_backward(
         view(dz, offset),
         view(grad_operands),
         padded.hidden};
-    if (grad_states.defined()) add_grad_states(cell, grad_states.narrow(0, offset, rows), dc);
+    if (grad_states.defined()) {
+      leave_states_backward(cell, grad_states.narrow(0, offset, rows), dc);
+    }
     for (int s = 0; s < static_cast<int>(products.size()); ++s) {
       device.run(s, step);
       for (const auto& [p, gemms] : products[s]) {

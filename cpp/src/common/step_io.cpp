@@ -135,9 +135,23 @@ ForwardResults::ForwardResults(const SequenceArgs& args, size_t steps)
 void ForwardResults::leave_states(const Step& step, const Tensor& c) const {
   if (cell.outputs == 0) return;
   const Tensor rows = flat_rows(output).narrow(0, step.offset, step.rows);
+  lltm::leave_states(cell, c.narrow(0, 0, step.rows), rows);
+}
+
+void leave_states(const CellInfo& cell, const Tensor& c, const Tensor& output_rows) {
+  const int64_t hidden = output_rows.size(1) / cell.output_columns();
   for (int n = 0; n < cell.outputs; ++n) {
-    rows.narrow(1, (1 + n) * hidden, hidden)
-        .copy_(c.narrow(0, 0, step.rows).narrow(1, cell.output_states[n] * hidden, hidden));
+    output_rows.narrow(1, (1 + n) * hidden, hidden)
+        .copy_(c.narrow(1, cell.output_states[n] * hidden, hidden));
+  }
+}
+
+void leave_states_backward(const CellInfo& cell, const Tensor& grad_states, const Tensor& grad_c) {
+  const int64_t hidden = grad_states.size(1) / cell.outputs;
+  const Tensor rows = grad_c.narrow(0, 0, grad_states.size(0));
+  for (int n = 0; n < cell.outputs; ++n) {
+    rows.narrow(1, cell.output_states[n] * hidden, hidden)
+        .add_(grad_states.narrow(1, n * hidden, hidden));
   }
 }
 

@@ -20,7 +20,6 @@
 
 #include <cstddef>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -104,7 +103,7 @@ struct ForwardResults {
   void save_checkpoint(size_t k, const at::Tensor& c) const {
     if (has_checkpoint(k, every)) checkpoint(k).copy_(c);
   }
-  // The output's columns of states of c' (rows, .) of a step.
+  // Of a step.
   void leave_states(const Step& step, const at::Tensor& c) const;
   const at::Tensor& saved() const { return every > 0 ? checkpoints : activations; }
 
@@ -116,25 +115,12 @@ struct ForwardResults {
   at::Tensor checkpoints;  // (ceil(T / every), B, columns of c), or undefined
 };
 
-// Arguments for some steps, as `of_steps` selects them in tensors like the input, and for some
-// batch elements, as `of_batch` selects them in tensors like h_0. Not h_0 and c_0.
-template <typename Args, typename OfSteps, typename OfBatch>
-Args part_of(const Args& args, const OfSteps& of_steps, const OfBatch& of_batch) {
-  Args part = args;
-  const auto select = [](auto& argument, const auto& rows) {
-    if (argument.defined()) argument = rows(argument);
-  };
-  part.checkpoint_steps = 0;
-  select(part.input, of_steps);
-  select(part.reset, of_steps);
-  select(part.recurrent_mask, of_batch);
-  if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
-    select(part.output, of_steps);
-    select(part.grad_output, of_steps);
-    select(part.grad_states, of_steps);
-  }
-  return part;
-}
+// Copies states of c' (rows, .) to the output's rows (rows, (1 + outputs) * H), after h'.
+void leave_states(const CellInfo& cell, const at::Tensor& c, const at::Tensor& output_rows);
+// Adds the gradient of the states in the output (rows, outputs * H) to the first rows of that of
+// c'.
+void leave_states_backward(
+    const CellInfo& cell, const at::Tensor& grad_states, const at::Tensor& grad_c);
 
 // Divides the output and its gradient into parts of h and of states.
 SequenceBackwardArgs with_divided_output(const SequenceBackwardArgs& args);

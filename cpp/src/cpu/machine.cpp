@@ -1,7 +1,7 @@
 #include "cpu/machine.h"
 
 #include "cpu/gemm/formats.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <algorithm>
 #include <fstream>

@@ -5,7 +5,7 @@
 #include "common/memory.h"
 #include "cpu/choose_engine.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

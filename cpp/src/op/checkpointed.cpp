@@ -40,10 +40,34 @@ class Segments {
 
   // The segment's part of the input, the output, its gradient, or reset.
   Tensor rows(const Tensor& tensor, size_t s) const {
+    if (args_.is_step()) return tensor;
     if (args_.batch_sizes.defined()) return tensor.narrow(0, chunks_[s].begin, chunks_[s].rows);
     return tensor.narrow(0, first_time(s), length(s));
   }
 
+  // Without gradients of the states, and saved values.
+  SequenceBackwardArgs arguments(size_t s) const {
+    SequenceBackwardArgs part = args_;
+    part.segment = true;
+    part.checkpoint_steps = 0;
+    part.h_0 = h(s);
+    part.c_0 = args_.saved->select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
+    part.batch_sizes = batch_sizes(s);
+    const auto select = [&](auto& argument) {
+      if (argument.defined()) argument = rows(argument, s);
+    };
+    select(part.input);
+    select(part.output);
+    select(part.grad_output);
+    select(part.grad_states);
+    select(part.reset);
+    if (part.recurrent_mask.defined()) {
+      part.recurrent_mask = args_.recurrent_mask->narrow(0, 0, batch(s));
+    }
+    return part;
+  }
+
+ private:
   Tensor batch_sizes(size_t s) const {
     const Tensor& sizes = args_.batch_sizes;
     return sizes.defined() ? sizes.narrow(0, first_time(s), length(s)) : sizes;
@@ -59,11 +83,6 @@ class Segments {
     return carried == batch(s) ? last : at::cat({last, joining});
   }
 
-  Tensor c(size_t s) const {
-    return args_.saved->select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
-  }
-
- private:
   int64_t length(size_t s) const {
     return static_cast<int64_t>(chunks_[s].last - chunks_[s].first);
   }
@@ -125,14 +144,7 @@ Gradients checkpointed_backward(
     const int64_t batch = segments.batch(s);
     const Tensor segment_dh = dh.narrow(0, 0, batch);
     const Tensor segment_dc = dc.narrow(0, 0, batch);
-    SequenceBackwardArgs of_segment = part_of(
-        args,
-        [&](const Tensor& tensor) { return segments.rows(tensor, s); },
-        [&](const Tensor& tensor) { return tensor.narrow(0, 0, batch); });
-    of_segment.segment = true;
-    of_segment.h_0 = segments.h(s);
-    of_segment.c_0 = segments.c(s);
-    of_segment.batch_sizes = segments.batch_sizes(s);
+    SequenceBackwardArgs of_segment = segments.arguments(s);
     of_segment.saved = std::get<3>(forward({of_segment, /*save=*/true}));
     of_segment.grad_h_n = segment_dh;
     of_segment.grad_c_n = segment_dc;

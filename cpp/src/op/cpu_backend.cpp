@@ -4,7 +4,7 @@
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 #include "op/argument_checks.h"
 #include "op/aten_backend.h"
 #include "op/backend.h"

@@ -33,8 +33,9 @@ Tensor activations(const CellInfo& cell, const SymInt& rows, const Tensor& h) {
 }
 
 Tensor checkpoints(const SequenceArgs& args) {
-  const SymInt steps =
-      args.batch_sizes.defined() ? args.batch_sizes->sym_numel() : args.input->sym_size(0);
+  const SymInt steps = args.batch_sizes.defined() ? args.batch_sizes->sym_numel()
+                       : args.is_step()           ? SymInt(1)
+                                                  : args.input->sym_size(0);
   const SymInt count = checkpoint_count(steps, args.checkpoint_steps);
   return empty(args.input, {count, args.h_0->sym_size(0), c_columns(*args.cell, args.h_0)});
 }

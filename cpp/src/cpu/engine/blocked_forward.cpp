@@ -24,8 +24,8 @@
 #include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
-#include "cpu/parallel.h"
 #include "cpu/prefetch.h"
+#include "cpu/threads/parallel.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

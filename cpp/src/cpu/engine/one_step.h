@@ -4,7 +4,7 @@
 #include "common/step_io.h"
 #include "cpu/dispatch.h"
 #include "cpu/machine.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 namespace lltm::cpu {
@@ -192,21 +193,17 @@ void run_step(
   TORCH_INTERNAL_ASSERT(false, "no kernel for a step's schedule");
 }
 
-// Copies h' and the states of c' that the output has.
-void leave(const CellInfo& cell, const SequenceResult& result, int64_t hidden) {
+// The output (B, (1 + outputs) * H), or with T = 1 before. Without other outputs it is a copy of
+// h', made without the dispatcher.
+void leave(const CellInfo& cell, const SequenceResult& result) {
   const auto& [output, h_next, c_next, saved] = result;
-  const size_t bytes = hidden * h_next.element_size();
-  auto* to = static_cast<char*>(output.mutable_data_ptr());
-  const auto* h = static_cast<const char*>(h_next.const_data_ptr());
-  const auto* c = static_cast<const char*>(c_next.const_data_ptr());
-  for (int64_t row = 0; row < h_next.size(0); ++row) {
-    to = std::copy_n(h, bytes, to);
-    h += bytes;
-    for (int n = 0; n < cell.outputs; ++n) {
-      to = std::copy_n(c + cell.output_states[n] * bytes, bytes, to);
-    }
-    c += cell.state_columns() * bytes;
+  if (cell.outputs == 0) {
+    std::memcpy(output.mutable_data_ptr(), h_next.const_data_ptr(), h_next.nbytes());
+    return;
   }
+  const Tensor rows = flat_rows(output);
+  rows.narrow(1, 0, h_next.size(1)).copy_(h_next);
+  leave_states(cell, c_next, rows);
 }
 
 }  // namespace
@@ -229,7 +226,7 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
     if (is_entered(args)) return run_step<T>(args, result, schedule);
     run_step<T>({entered(args, io_of_only_step(args))}, result, schedule);
   });
-  leave(cell, result, hidden);
+  leave(cell, result);
   if (args.saves_checkpoints()) {  // only the initial c
     std::get<3>(result) = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
   }

@@ -6,8 +6,8 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"
-#include "cpu/parallel.h"
 #include "cpu/schedule.h"
+#include "cpu/threads/parallel.h"
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>

@@ -3,7 +3,7 @@
 #include "common/memory.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #include "cpu/gemm/gemm.h"
 
 #include "common/memory.h"
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 #include <algorithm>
 #include <type_traits>

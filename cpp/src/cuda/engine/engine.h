@@ -16,7 +16,7 @@
 
 namespace lltm::cuda {
 
-// choose.cpp: one of these engines.
+// choose_engine.cpp: one of these engines.
 SequenceResult sequence_forward(const SequenceArgs& args);
 Gradients sequence_backward(const SequenceBackwardArgs& args);
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cpu/barrier.h"
-#include "cpu/concurrent_callers.h"
 #include "cpu/range.h"
+#include "cpu/threads/barrier.h"
+#include "cpu/threads/concurrent_callers.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,6 +1,6 @@
-#include "cpu/barrier.h"
+#include "cpu/threads/barrier.h"
 
-#include "cpu/concurrent_callers.h"
+#include "cpu/threads/usable_cpus.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,8 +1,10 @@
-// The CPUs of a call: threads of the application share them (Running), other processes use them
-// (other_processes_run), and the two directions of a layer share the call's (Crew).
+// The CPUs of a call: threads of the application share them (Running), and the two directions of a
+// layer share the call's (Crew).
 #pragma once
 
-#include "cpu/barrier.h"
+#include "cpu/threads/barrier.h"
+#include "cpu/threads/other_processes.h"
+#include "cpu/threads/usable_cpus.h"
 
 #include <ATen/Parallel.h>
 
@@ -13,14 +15,6 @@
 #include <utility>
 
 namespace lltm::cpu {
-
-// CPUs that this thread may use: its affinity, and the quota of its container. Both may change.
-int64_t usable_cpus();
-
-// Whether this thread recently waited for a CPU for a quarter of the time. Then a call on a single
-// thread is faster: with several, each barrier waits for the thread that has no CPU. From time to
-// time false, to try all threads again.
-bool other_processes_run();
 
 // Exists while a thread of the application is in a region. Concurrent regions share the CPUs. Their
 // number is the recent maximum, because calls do other work between their regions.
