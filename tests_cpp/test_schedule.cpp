@@ -375,8 +375,8 @@ TEST(ChooseEngine, BySizes) {
   EXPECT_EQ(kind(with(call(1, 128, 8), backward)), Engine::kBlocked) << "small weights";
   EXPECT_EQ(kind(with(call(20, 512, 2), backward)), Engine::kBlocked) << "many rows";
   EXPECT_EQ(kind(with(call(1, 512, 5), backward)), Engine::kBlocked) << "many steps";
-  const auto segment = [](Call& c) { c.backward = c.segment = true; };
-  EXPECT_EQ(kind(with(call(4, 128, 1), segment)), Engine::kBlocked);
+  const auto wide = [](Call& c) { c.backward = c.wide_gradients = true; };
+  EXPECT_EQ(kind(with(call(4, 128, 1), wide)), Engine::kBlocked);
 }
 
 TEST(ChooseEngine, PerStepForFloat64EmptySizesAndCpusWithoutKernels) {

@@ -164,8 +164,7 @@ Gradients gradients_of(
     const Operands& operands,
     const Tensor& dz,
     const Tensor& dh,
-    const Tensor& dc,
-    at::ScalarType dtype) {
+    const Tensor& dc) {
   const CellInfo& cell = operands.cell;
   const bool concatenated = !args.weight_hh.defined();
   const Tensor dz_x = columns(cell, dz, cell.x), dz_h = columns(cell, dz, cell.h);
@@ -214,18 +213,17 @@ Gradients gradients_of(
     return concatenate(cell, {of_weight_x(), of_weight_h()});
   };
   const auto& mask = args.output_mask;
-  const auto wanted = [](bool is_wanted, const auto& compute, at::ScalarType to) {
-    return is_wanted ? compute().to(to) : Tensor();
+  const auto wanted = [](bool is_wanted, const auto& compute) {
+    return is_wanted ? compute() : Tensor();
   };
   return {
-      wanted(mask[0], of_input, args.input->scalar_type()),
-      mask[1] ? dh.to(dtype) : Tensor(),
-      mask[2] ? dc.to(dtype) : Tensor(),
-      concatenated ? wanted(mask[3], concatenated_weight, dtype)
-                   : wanted(mask[3], of_weight_x, dtype),
-      with_heads(wanted(mask[4] && !concatenated, of_weight_h, dtype), args.weight_hh),
-      wanted(mask[5], of_bias_x, dtype),
-      wanted(mask[6], of_bias_h, dtype)};
+      wanted(mask[0], of_input),
+      mask[1] ? dh : Tensor(),
+      mask[2] ? dc : Tensor(),
+      concatenated ? wanted(mask[3], concatenated_weight) : wanted(mask[3], of_weight_x),
+      with_heads(wanted(mask[4] && !concatenated, of_weight_h), args.weight_hh),
+      wanted(mask[5], of_bias_x),
+      wanted(mask[6], of_bias_h)};
 }
 
 SequenceResult sequence_forward(const SequenceArgs& args) {
@@ -294,7 +292,7 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
         args.grad_output.defined() ? grad_h + widened(args.grad_output) : grad_h,
         io.leave_backward(widened_or_zeros(args.grad_c_n, args.c_0), widened(args.grad_states)),
         io);
-    return gradients_of(args, operands, dz, dh, dc, args.input->scalar_type());
+    return gradients_of(args, operands, dz, dh, dc);
   }
   const Tensor grad_rows = flat_rows(widened_or_zeros(args.grad_output, args.output));
   const Tensor grad_states =
@@ -320,12 +318,11 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
     dc = with_rows(dc_before, dc);
   }
   if (!args.reverse) std::reverse(dz.begin(), dz.end());
-  const at::ScalarType dtype = args.carried_dtype();
   if (steps.empty()) {  // results must not be arguments
     dh = dh.clone();
     dc = dc.clone();
   }
-  return gradients_of(args, operands, at::cat(dz), dh, dc, dtype);
+  return gradients_of(args, operands, at::cat(dz), dh, dc);
 }
 
 }  // namespace lltm::aten_fallback

@@ -57,7 +57,6 @@ Gradients gradients_of(
     const Operands& operands,
     const at::Tensor& dz,
     const at::Tensor& dh,
-    const at::Tensor& dc,
-    at::ScalarType dtype);
+    const at::Tensor& dc);
 
 }  // namespace lltm::aten_fallback

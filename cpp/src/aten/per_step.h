@@ -44,7 +44,8 @@ inline bool in_place(const SequenceArgs& args) {
   return args.is_step() && changes_states(args) == nullptr && !args.saves_checkpoints();
 }
 inline bool in_place(const SequenceBackwardArgs& args) {
-  return args.is_step() && changes_states(args) == nullptr && !args.grad_output.defined();
+  return args.is_step() && changes_states(args) == nullptr && !args.grad_output.defined() &&
+         !args.has_wide_gradients();
 }
 
 // Kernels for the steps of a call, with its biases and parameters.

@@ -29,7 +29,7 @@ Tensor input_gradient(const SequenceBackwardArgs& args, const DeviceGemm& gemm, 
   for_each_given(cell, hidden, columns, [&](int slot, int64_t column) {
     rows.narrow(1, column, hidden).copy_(dz.narrow(1, slot * hidden, hidden));
   });
-  return d_input.to(args.input->scalar_type());
+  return d_input;
 }
 
 // In 16 bits, a GEMM sums in float32 and rounds once.
@@ -40,10 +40,7 @@ WeightGradients weight_gradients(
     const Tensor& dz) {
   const CellInfo& cell = *args.cell;
   const int64_t hidden = args.h_0->size(1);
-  const at::ScalarType dtype = args.input->scalar_type();
-  const bool rounds = gemm.dtype() == dtype;
-  WeightGradients d_weights(
-      args, args.input->options().dtype(rounds ? args.carried_dtype() : gemm.dtype()));
+  WeightGradients d_weights(args, args.input->options().dtype(gemm.dtype()));
   // A GEMM per run of adjacent rows in `to`.
   const auto compute = [&](const Tensor& to, SlotRange slots, const int* blocks, const Tensor& by) {
     const Tensor b = as_operand(by);
@@ -87,30 +84,23 @@ Gradients row_gradients(
     const DeviceGemm& gemm,
     const BackwardTensors& t) {
   const CellInfo& cell = *args.cell;
-  const at::ScalarType carried = args.carried_dtype();
   const auto [want_input, want_h_0, want_c_0, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
   const int64_t hidden = args.h_0->size(1);
   const WeightGradients d_weights = weight_gradients(args, steps, gemm, t.dz);
   // ATen's sum accumulates in float32, in a fixed order.
-  const at::ScalarType dtype = t.dz.scalar_type();
-  const at::ScalarType of_sums = dtype == carried ? carried : compute_dtype(dtype);
-  const Tensor sums =
-      want_bias_ih || want_bias_hh
-          ? t.dz.slice(1, 0, cell.grad_columns() * hidden).sum(0, /*keepdim=*/false, of_sums)
-          : Tensor();
+  const Tensor sums = want_bias_ih || want_bias_hh
+                          ? t.dz.slice(1, 0, cell.grad_columns() * hidden).sum(0)
+                          : Tensor();
   const auto [bias_ih, bias_hh] = bias_gradients(sums, cell, want_bias_ih, want_bias_hh);
-  const auto rounded = [&](bool wanted, const Tensor& gradient) {
-    return wanted ? gradient.to(carried) : Tensor();
-  };
   return {
       want_input ? input_gradient(args, gemm, t.dz) : Tensor(),
-      want_h_0 ? unpadded(t.dh, hidden).to(carried) : Tensor(),
-      rounded(want_c_0, t.dc),
-      rounded(want_ih, d_weights.weight_ih),
-      rounded(d_weights.weight_hh.defined(), d_weights.weight_hh),
-      rounded(want_bias_ih, bias_ih),
-      rounded(want_bias_hh, bias_hh)};
+      want_h_0 ? unpadded(t.dh, hidden) : Tensor(),
+      want_c_0 ? t.dc : Tensor(),
+      d_weights.weight_ih,
+      d_weights.weight_hh,
+      bias_ih,
+      bias_hh};
 }
 
 }  // namespace lltm

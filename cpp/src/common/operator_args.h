@@ -25,6 +25,7 @@ namespace lltm {
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
+// Those of a backend have the arguments' dtype or the compute dtype, and states.h rounds them.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OutputMask = std::array<bool, 7>;
@@ -127,9 +128,6 @@ struct SequenceBackwardArgs : SequenceInputs {
   RequiredTensor output, saved;
   OptionalTensor grad_output = {}, grad_h_n = {}, grad_c_n = {};
   OutputMask output_mask = {};
-  // Not an operator argument: within a sequence, gradients of states, weights and biases stay in
-  // the compute dtype for the next segment.
-  bool segment = false;
   // Not an operator argument: for backends, output and grad_output have only h, and this has the
   // gradients of the states in the output (states.h).
   at::Tensor grad_states = {};
@@ -140,8 +138,12 @@ struct SequenceBackwardArgs : SequenceInputs {
         std::tie(output, saved, grad_output, grad_h_n, grad_c_n, output_mask));
   }
 
-  at::ScalarType carried_dtype() const {
-    return segment ? compute_dtype(input->scalar_type()) : input->scalar_type();
+  // Between the segments of a sequence (checkpointed.h), gradients of 16-bit states are float32.
+  bool has_wide_gradients() const {
+    const auto wide = [&](const at::Tensor& gradient) {
+      return gradient.defined() && gradient.scalar_type() != input->scalar_type();
+    };
+    return wide(grad_h_n) || wide(grad_c_n);
   }
 };
 

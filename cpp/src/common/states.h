@@ -1,5 +1,5 @@
 // Converts between the engines' c (cell.h), which the ATen fallback shares, and the user's c, which
-// never begins with h.
+// never begins with h. Rounds gradients.
 #pragma once
 
 #include "common/step_io.h"
@@ -54,11 +54,18 @@ Gradients with_engines_c(const SequenceBackwardArgs& args, const Backward& backw
   return gradients;
 }
 
-// Also divides the output and its gradient into their parts.
+// Also divides the output and its gradient into their parts, and rounds the gradients to the dtype
+// of the arguments.
 template <typename Backward>
 Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backward) {
-  return args.cell->outputs > 0 ? with_engines_c(with_divided_output(args), backward)
-                                : with_engines_c(args, backward);
+  Gradients gradients = args.cell->outputs > 0 ? with_engines_c(with_divided_output(args), backward)
+                                               : with_engines_c(args, backward);
+  const at::ScalarType dtype = args.input->scalar_type();
+  const auto round = [&](at::Tensor& gradient) {
+    if (gradient.defined() && gradient.scalar_type() != dtype) gradient = gradient.to(dtype);
+  };
+  std::apply([&](auto&... each) { (round(each), ...); }, gradients);
+  return gradients;
 }
 
 }  // namespace lltm

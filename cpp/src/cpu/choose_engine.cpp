@@ -18,8 +18,8 @@ bool is_faster_in_place(const Call& call) {
 // dominate. With more steps, ATen's operations take longer on several threads.
 bool has_few_rows(const Call& call) {
   constexpr int64_t kMostRows = 16, kMostSteps = 4, kWeightsPerStep = 3 * 256 * 256;
-  return call.backward && !call.segment && !call.heads && call.storage == Storage::kF32 &&
-         call.steps > 1 && call.steps <= kMostSteps && call.shape.rows <= kMostRows &&
+  return call.backward && !call.heads && call.storage == Storage::kF32 && call.steps > 1 &&
+         call.steps <= kMostSteps && call.shape.rows <= kMostRows &&
          call.weights >= call.steps * kWeightsPerStep;
 }
 
@@ -87,7 +87,7 @@ Engine choose_engine(const Machine& machine, Call call) {
     call.heads = false;
     call.stride_hh = call.shape.hidden;
   }
-  const bool one_step = call.steps == 1 && call.prepacked == 0 && !call.segment;
+  const bool one_step = call.steps == 1 && call.prepacked == 0 && !call.wide_gradients;
   const bool has_engine = !call.stages && !call.given && !call.heads;
   if (one_step && has_engine && has_step_kernel(machine, call)) engine.kind = Engine::kOneStep;
   return engine;

@@ -18,11 +18,11 @@ struct Call {
   int64_t steps;
   Storage storage;
   bool backward = false;
-  bool segment = false;  // of a sequence with activation checkpoints
-  bool empty = false;    // input, state or a matrix has no elements
-  bool stages = false;   // the step has several stages
-  bool given = false;    // the step has given gates
-  bool forgets = false;  // as CellInfo
+  bool wide_gradients = false;  // SequenceBackwardArgs::has_wide_gradients
+  bool empty = false;           // input, state or a matrix has no elements
+  bool stages = false;          // the step has several stages
+  bool given = false;           // the step has given gates
+  bool forgets = false;         // as CellInfo
   // Weights with heads, and whether these are packed by head.
   bool heads = false, packs_heads = false;
   unsigned prepacked = 0;                // formats of prepacked weights

@@ -249,7 +249,7 @@ Gradients sequence_gradients(
   check_sequence_gradients(args, dz, dh, dc);
   want_gradients_of_passed(args);
   return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {
-    return gradients_of(a, Operands(a), flat_rows(dz), dh, dc, input.scalar_type());
+    return gradients_of(a, Operands(a), flat_rows(dz), dh, dc);
   });
 }
 

@@ -48,7 +48,6 @@ class Segments {
   // Without gradients of the states, and saved values.
   SequenceBackwardArgs arguments(size_t s) const {
     SequenceBackwardArgs part = args_;
-    part.segment = true;
     part.checkpoint_steps = 0;
     part.h_0 = h(s);
     part.c_0 = args_.saved->select(0, static_cast<int64_t>(s)).narrow(0, 0, batch(s));
@@ -114,9 +113,7 @@ class ParameterGradients {
     }
   }
 
-  Tensor result(size_t k, at::ScalarType dtype) const {
-    return sums_[k].defined() ? sums_[k].to(dtype) : Tensor();
-  }
+  const Tensor& operator[](size_t k) const { return sums_[k]; }
 
  private:
   std::array<Tensor, 4> sums_;
@@ -128,7 +125,6 @@ Gradients checkpointed_backward(
     const SequenceBackwardArgs& args,
     SequenceResult (*forward)(const SequenceArgs&),
     Gradients (*backward)(const SequenceBackwardArgs&)) {
-  const at::ScalarType dtype = args.input->scalar_type();
   const auto wide = compute_options(args.input);
   const OutputMask& mask = args.output_mask;
   const Segments segments(args);
@@ -158,12 +154,12 @@ Gradients checkpointed_backward(
   }
   return {
       d_input,
-      mask[1] ? dh.to(dtype) : Tensor(),
-      mask[2] ? dc.to(dtype) : Tensor(),
-      parameters.result(0, dtype),
-      parameters.result(1, dtype),
-      parameters.result(2, dtype),
-      parameters.result(3, dtype)};
+      mask[1] ? dh : Tensor(),
+      mask[2] ? dc : Tensor(),
+      parameters[0],
+      parameters[1],
+      parameters[2],
+      parameters[3]};
 }
 
 }  // namespace lltm

@@ -277,19 +277,16 @@ Gradients run_step(const SequenceBackwardArgs& args, const StepSchedule& schedul
       BlockedStepBackward<T, F32InPlaceFormat<T>>(step, args, results, schedule).run();
     }
   });
-  const auto result = [&](const Tensor& tensor) {
-    return tensor.defined() ? tensor.to(dtype) : Tensor();
-  };
   const auto [bias_ih, bias_hh] =
       bias_gradients(results.d_bias, *args.cell, args.output_mask[5], args.output_mask[6]);
   return {
-      result(results.d_input),
-      result(results.d_h),
-      args.output_mask[2] ? results.dc.to(dtype) : Tensor(),
+      results.d_input,
+      results.d_h,
+      args.output_mask[2] ? results.dc : Tensor(),
       results.weights.weight_ih,
       results.weights.weight_hh,
-      result(bias_ih),
-      result(bias_hh)};
+      bias_ih,
+      bias_hh};
 }
 
 }  // namespace

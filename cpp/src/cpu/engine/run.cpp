@@ -59,7 +59,7 @@ Call call_of(const Args& args) {
   call.forgets = cell.forgets;
   if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
     call.backward = true;
-    call.segment = args.segment;
+    call.wide_gradients = args.has_wide_gradients();
   }
   if (args.prepacked()) {
     call.heads = call.packs_heads = call.shape.heads > 1;
@@ -178,7 +178,7 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
 }
 
 Gradients sequence_backward(const SequenceBackwardArgs& args) {
-  if (has_one_step_engine(args)) return one_step_backward(args);
+  if (has_one_step_engine(args) && !args.has_wide_gradients()) return one_step_backward(args);
   const Engine engine = choose_engine(current_machine(), call_of(args));
   if (!engine.dense) return run_backward(args, engine);
   SequenceBackwardArgs changed = args;

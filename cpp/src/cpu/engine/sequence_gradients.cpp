@@ -49,7 +49,7 @@ SequenceGradients::SequenceGradients(
     const int64_t before = (cell_.direct.begin - cell_.h.begin) * hidden_;
     weights_h_ =
         without_heads(weights.hh).narrow(0, before, cell_.direct.count() * hidden_).to(at::kFloat);
-    d_h_0_ = at::empty(args.h_0->sizes(), args.h_0->options().dtype(args.carried_dtype()));
+    d_h_0_ = at::empty(args.h_0->sizes(), compute_options(args.h_0));
   }
   const bool concatenated = !args.weight_hh.defined();
   const bool of_h = concatenated ? want_ih : want_hh;
@@ -144,7 +144,6 @@ void SequenceGradients::add_initial_state(size_t first, size_t last, const Tenso
 }
 
 Gradients SequenceGradients::finish(const Tensor& dc, const Tensor& parameter_sums) {
-  const at::ScalarType dtype = args_.carried_dtype();
   const auto& mask = args_.output_mask;
   const WeightGradients weights(args_, dc.options().dtype(at::kFloat));
   const auto bias = [&](bool wanted, int64_t blocks) {
@@ -183,15 +182,14 @@ Gradients SequenceGradients::finish(const Tensor& dc, const Tensor& parameter_su
       write_sums(bias_hh, blocks);
     }
   }
-  const auto result = [&](const Tensor& sum) { return sum.defined() ? sum.to(dtype) : Tensor(); };
   return {
-      mask[0] ? d_input_.to(args_.input->scalar_type()).view(args_.input->sizes()) : Tensor(),
+      mask[0] ? d_input_.view(args_.input->sizes()) : Tensor(),
       d_h_0_,
-      mask[2] ? dc.to(dtype) : Tensor(),
-      result(weights.weight_ih),
-      result(weights.weight_hh),
-      result(bias_ih),
-      result(bias_hh)};
+      mask[2] ? dc : Tensor(),
+      weights.weight_ih,
+      weights.weight_hh,
+      bias_ih,
+      bias_hh};
 }
 
 }  // namespace lltm::cpu
