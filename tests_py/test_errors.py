@@ -219,8 +219,10 @@ def test_if_arguments_disagree_the_error_names_the_first_after_the_weights(name:
             other_rows = shape[1:] == right[1:]
             if argument in MATRICES:
                 named = r"\w+"  # another argument disagrees with the weights
-            elif argument == "input" and name.startswith("sequence") and (
-                other_rows or shape == right[1:]
+            elif (
+                argument == "input"
+                and name.startswith("sequence")
+                and (other_rows or shape == right[1:])
             ):
                 continue  # any T is valid, and a step
             elif argument == "input" and name not in ("packed", "packed of lstm"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import attack
 import pytest
 import support
 import torch
@@ -175,3 +177,28 @@ def test_prepack(dtype: torch.dtype, layout: str) -> None:
     assert found == dict.fromkeys(utilities, "SUCCESS")
     with pytest.raises(NotImplementedError, match="lltm::prepack: expected weights with data"):
         ops.prepack("lltm", weights.to("meta"))
+
+
+@pytest.mark.parametrize("cell", attack.CELLS, ids=lambda cell: cell.split()[0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_step_is_a_sequence_of_length_one(cell: str, dtype: torch.dtype) -> None:
+    """With input (B, I) or (1, B, I), also masked, with checkpoints, and through the output."""
+    B, I, H = attack.B, attack.I, attack.H  # noqa: E741
+    weights = attack.weights_of(cell, dtype=dtype)
+    states = len(ops._cell(cell)[2])
+    c = torch.rand(B, states * H, dtype=dtype) if states else None
+    x, h, mask = (torch.rand(B, size, dtype=dtype) for size in (I, H, H))
+    leaves = [t.requires_grad_() for t in (x, h, c, *weights) if t is not None]
+    reset = torch.tensor([True, False, True, False])
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    grads: list[Tensor] = []
+    for masked, checkpoint_steps in itertools.product((False, True), (0, 1)):
+        found = []
+        for steps in ((), (1,)):
+            given = (reset.expand(*steps, B), mask) if masked else (None, None)
+            options = None, False, given[0], checkpoint_steps, given[1]
+            output, *last = ops.sequence(cell, x.expand(*steps, B, I), h, c, *weights, *options)
+            results = [y for y in (output.reshape(B, -1), *last) if y.numel() > 0]
+            grads = grads or [torch.randn_like(y) for y in results]
+            found.append((*results, *torch.autograd.grad(results, leaves, grads)))
+        torch.testing.assert_close(*found, atol=tolerance, rtol=tolerance)
