@@ -19,7 +19,7 @@ namespace {
 
 // The operator sequence runs a step for 2 dimensions, which a user may have passed by mistake.
 void check_rank(const char* where, const Tensor& input, int64_t rank, const char* shape) {
-  check_tensor(where, "input", input);
+  check_defined(where, "input", input);
   TORCH_CHECK_VALUE(
       input.dim() == rank,
       expected(where, c10::str("input of shape ", shape), shape_text(input.sym_sizes())));

@@ -234,12 +234,8 @@ SequenceResult sequence_forward(const SequenceArgs& args) {
     const StepIO io = io_of_single_step(args);
     const auto [h, c, activations] =
         forward_of_step(operands, z_x, args.h_0, args.c_0, io, args.saves_activations());
-    const Tensor output = io.leave(h, c);
     return {
-        output.is_same(h) ? h.clone() : output,
-        h,
-        c,
-        args.saves_checkpoints() ? args.c_0->unsqueeze(0).clone() : activations};
+        Tensor(), h, c, args.saves_checkpoints() ? args.c_0->unsqueeze(0).clone() : activations};
   }
   std::vector<Step> steps = plan_steps(input, args.batch_sizes, args.reverse);
   // Without steps, runs a step without rows: in autograd every result depends on every argument, as
@@ -285,12 +281,11 @@ Gradients sequence_backward(const SequenceBackwardArgs& args) {
   const Operands operands(args);
   if (args.is_step()) {
     const StepIO io = io_of_single_step(args);
-    const Tensor grad_h = widened_or_zeros(args.grad_h_n, args.h_0);
     const auto [dz, dh, dc] = backward_of_step(
         operands,
         args.saved,
-        args.grad_output.defined() ? grad_h + widened(args.grad_output) : grad_h,
-        io.leave_backward(widened_or_zeros(args.grad_c_n, args.c_0), widened(args.grad_states)),
+        widened_or_zeros(args.grad_h_n, args.h_0),
+        widened_or_zeros(args.grad_c_n, args.c_0),
         io);
     return gradients_of(args, operands, dz, dh, dc);
   }

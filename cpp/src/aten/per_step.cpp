@@ -1,5 +1,5 @@
 // Pre-activations and the gradients of states have the compute dtype: no rounding before the cell
-// reads them. A step's GEMM has only the engine's matrices, with padded rows (gemm.h): an
+// reads them. A step's GEMM has only the engine's matrices, with padded rows (device_gemm.h): an
 // odd H may need a copy of the weights per sequence. GEMMs over many steps use the caller's input
 // and output in place. After pre-activations of only x, h columns are aligned only if H is.
 #include "aten/per_step.h"
@@ -221,7 +221,6 @@ SequenceResult per_step_forward(
   const Tensor h = results_only
                        ? as_operand(args.h_0->to(gemm.dtype()))
                        : padded_copy(args.h_0, args.h_0->sizes(), padded.hidden, of_operands);
-  const Tensor h_next = results_only ? at::empty({batch, hidden}, of_operands) : h;
   const Tensor c = results_only ? at::empty({batch, cell.state_columns() * hidden}, options)
                                 : copy_or_zeros(args.c_0, args.c_0->sizes(), options);
   const Tensor& c_before = results_only ? *args.c_0 : c;
@@ -256,7 +255,7 @@ SequenceResult per_step_forward(
           read_view(c_before),
           view(c),
           view(output, offset),
-          view(h_next),
+          results_only ? View() : view(h),
           view(results.activations, offset),
           view(operands),
           padded.hidden};
@@ -272,8 +271,9 @@ SequenceResult per_step_forward(
       results.leave_states(steps[k], c);
     }
   }
+  if (results_only) return {Tensor(), output.contiguous(), c, results.saved()};
   const at::ScalarType dtype = args.input->scalar_type();
-  return {results.output, unpadded(h_next, hidden).to(dtype), c, results.saved()};
+  return {results.output, unpadded(h, hidden).to(dtype), c, results.saved()};
 }
 
 Gradients per_step_backward(

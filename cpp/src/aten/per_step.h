@@ -1,10 +1,10 @@
 // The per-step engine of every device: any cell and dtype, step by step and stage by stage
-// (program.h), in place. A device supplies GEMMs (gemm.h) and a StepDevice.
+// (program.h), in place. A device supplies GEMMs (device_gemm.h) and a StepDevice.
 //
 // T is the tensors' dtype, C its compute dtype, O that of the device's GEMMs.
 #pragma once
 
-#include "aten/gemm.h"
+#include "aten/device_gemm.h"
 #include "common/matrix.h"
 #include "common/operator_args.h"
 #include "common/step_io.h"
@@ -20,7 +20,7 @@ struct ForwardStep {
   View z;                       // C, with biases only if the device returns them
   View c, c_next;               // T
   View h_next;                  // T
-  View h_operand;               // O: h_next for the next step's GEMM
+  View h_operand;               // O: h_next for the next step's GEMM, or null
   View saved;                   // T, or null
   View operands;                // O, of products
   std::int64_t operand_stride;  // columns between operands
@@ -44,8 +44,7 @@ inline bool in_place(const SequenceArgs& args) {
   return args.is_step() && changes_states(args) == nullptr && !args.saves_checkpoints();
 }
 inline bool in_place(const SequenceBackwardArgs& args) {
-  return args.is_step() && changes_states(args) == nullptr && !args.grad_output.defined() &&
-         !args.has_wide_gradients();
+  return args.is_step() && changes_states(args) == nullptr && !args.has_wide_gradients();
 }
 
 // Kernels for the steps of a call, with its biases and parameters.

@@ -2,7 +2,7 @@
 // weights and the biases.
 #pragma once
 
-#include "aten/gemm.h"
+#include "aten/device_gemm.h"
 #include "common/operator_args.h"
 #include "common/steps.h"
 

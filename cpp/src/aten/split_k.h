@@ -1,6 +1,6 @@
 #pragma once
 
-#include "aten/gemm.h"
+#include "aten/device_gemm.h"
 
 #include <ATen/core/Tensor.h>
 

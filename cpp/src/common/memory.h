@@ -14,7 +14,7 @@ namespace lltm {
 
 // at::empty on the CPU without dispatcher overhead, noticeable in short calls.
 inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::Tensor(at::detail::empty_cpu(sizes, options));
+  return at::Tensor(at::detail::empty_cpu(sizes, at::typeMetaToScalarType(options.dtype())));
 }
 
 // On any device.

@@ -21,7 +21,8 @@
 namespace lltm {
 
 // (output, h_n, c_n), and activations or checkpoints for backward, undefined unless requested. c_n
-// has shape (0,) if the cell has no c.
+// has shape (0,) if the cell has no c. So has the output of a step, whose results are h_n and c_n;
+// backends may return any.
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
@@ -75,7 +76,7 @@ inline double first_value(const CellInfo& cell, int k) {
 
 // Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is
 // [weight_hh, weight_ih]. Without bias_hh there is a single bias. A single step is a sequence with
-// T = 1 without that dimension: input (B, I), output (B, H), reset (B).
+// T = 1 without that dimension: input (B, I), reset (B).
 struct SequenceInputs {
   CellName cell;
   RequiredTensor input, h_0;

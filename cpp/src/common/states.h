@@ -2,6 +2,8 @@
 // never begins with h. Rounds gradients.
 #pragma once
 
+#include "common/device.h"
+#include "common/memory.h"
 #include "common/step_io.h"
 
 #include <ATen/TensorOperators.h>
@@ -14,22 +16,33 @@
 
 namespace lltm {
 
+// (0,), without the dispatcher if possible: noticeable in a step.
+inline at::Tensor empty_small(const at::Tensor& like) {
+  return like.is_cpu() && is_unwrapped(like) ? new_tensor({0}, like.options())
+                                             : at::empty({0}, like.options());
+}
+
 inline void concatenate_states(SequenceInputs& args) {
   if (!args.cell->reads_h) return;
   const at::Tensor& h = args.h_0;
   args.c_0 = args.cell->has_c() ? at::cat({h, args.c_0}, 1) : h;
 }
 
-// forward uses the engines' c. c_n becomes the user's.
+// forward uses the engines' c. c_n becomes the user's, and the output of a step empty.
 template <typename Forward>
 SequenceResult with_user_c(const SequenceArgs& args, const Forward& forward) {
-  if (!args.cell->reads_h) return forward(args);
+  const auto run = [&](const SequenceArgs& changed) {
+    SequenceResult results = forward(changed);
+    if (args.is_step()) std::get<0>(results) = empty_small(args.input);
+    return results;
+  };
+  if (!args.cell->reads_h) return run(args);
   SequenceArgs changed = args;
   concatenate_states(changed);
-  SequenceResult results = forward(changed);
+  SequenceResult results = run(changed);
   at::Tensor& c = std::get<2>(results);
   c = args.cell->has_c() ? c.slice_symint(1, args.h_0->sym_size(1)).contiguous()
-                         : at::empty({0}, args.input->options());
+                         : empty_small(args.input);
   return results;
 }
 
@@ -55,11 +68,20 @@ Gradients with_engines_c(const SequenceBackwardArgs& args, const Backward& backw
 }
 
 // Also divides the output and its gradient into their parts, and rounds the gradients to the dtype
-// of the arguments.
+// of the arguments. A step has no output: backends read a tensor of h.
 template <typename Backward>
 Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backward) {
-  Gradients gradients = args.cell->outputs > 0 ? with_engines_c(with_divided_output(args), backward)
-                                               : with_engines_c(args, backward);
+  const auto run = [&] {
+    if (args.is_step()) {
+      SequenceBackwardArgs step = args;
+      step.output = *args.h_0;
+      step.grad_output = at::Tensor();
+      return with_engines_c(step, backward);
+    }
+    return args.cell->outputs > 0 ? with_engines_c(with_divided_output(args), backward)
+                                  : with_engines_c(args, backward);
+  };
+  Gradients gradients = run();
   const at::ScalarType dtype = args.input->scalar_type();
   const auto round = [&](at::Tensor& gradient) {
     if (gradient.defined() && gradient.scalar_type() != dtype) gradient = gradient.to(dtype);

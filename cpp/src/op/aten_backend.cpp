@@ -28,7 +28,9 @@ Gradients sequence_backward_recomputed(const SequenceBackwardArgs& args) {
   SequenceBackwardArgs recomputed = args;
   recomputed.checkpoint_steps = 0;
   const SequenceResult results = sequence_forward({recomputed, /*save=*/true});
-  recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
+  if (!args.is_step()) {
+    recomputed.output = std::get<0>(results).slice_symint(-1, 0, args.h_0->sym_size(1));
+  }
   recomputed.saved = std::get<3>(results);
   return sequence_backward(recomputed);
 }

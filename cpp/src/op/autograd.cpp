@@ -26,12 +26,10 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The output, which backward reads, and the activations or checkpoints. Backward of a step reads
-// only the output's shape, so h_0 replaces it, which is saved anyway.
-auto kept_of(const SequenceArgs& args, const SequenceResult& result) {
+// The output, which backward reads, and the activations or checkpoints.
+auto kept_of(const SequenceResult& result) {
   const auto& [output, h_n, c_n, saved] = result;
-  const bool replaced = args.is_step() && args.cell->outputs == 0;
-  return std::tie(replaced ? *args.h_0 : output, saved);
+  return std::tie(output, saved);
 }
 
 template <typename Visit>
@@ -203,7 +201,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
     outputs.reserve(calls * kOutputs);
     for (size_t k = 0; k < calls; ++k) {
       save(*context, args[k], saved);
-      append(kept_of(args[k], results[k]), saved);
+      append(kept_of(results[k]), saved);
       append(without_saved(std::move(results[k])), outputs);
     }
     context->set_materialize_grads(false);

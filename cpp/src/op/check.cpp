@@ -316,6 +316,7 @@ void check_sizes(
     int64_t checkpoint_steps = 0) {
   const Tensor& batch_sizes = args.batch_sizes;
   const bool step = args.is_step();
+  if (step && checkpoint_steps == 0) return arguments.check();
   const Sizes sizes = arguments.check([&](Sizes& s) {
     if (batch_sizes.defined()) s[kSteps] = batch_sizes.sym_numel();
     if (step) s[kSteps] = 1;
@@ -350,26 +351,28 @@ void check_takes_prepacked(const char* op, const SequenceArgs& args) {
 }  // namespace
 
 void check(const SequenceArgs& args) {
-  const char* const op = args.is_step() ? "step" : "sequence";
+  const bool step = args.is_step();
+  const char* const op = step ? "step" : "sequence";
   Arguments arguments(op, args.cell);
-  const bool prepacked = !args.is_step() && args.prepacked();
+  const bool prepacked = !step && args.prepacked();
   add_inputs(arguments, args, prepacked);
   if (prepacked) check_takes_prepacked(op, args);
   check_sizes(op, arguments, args);
-  check_reset(op, args.input, args.reset);
+  if (args.reset.defined()) check_reset(op, args.input, args.reset);
   check_checkpoint_steps(op, args.checkpoint_steps);
 }
 
 namespace {
 
 Shape shape_of_output(const CellInfo& cell, const SequenceInputs& args) {
+  if (args.is_step()) return {{kHidden, 0}};
   return rows_of(args, {kHidden, cell.output_columns()});
 }
 
 void add_saved(Arguments& arguments, const SequenceBackwardArgs& args) {
   const CellInfo& cell = arguments.cell();
   arguments.add(args.output, "output", shape_of_output(cell, args));
-  const Shape activations = {{kRows}, {kHidden, cell.saved}};
+  const Shape activations = {{args.is_step() ? kBatch : kRows}, {kHidden, cell.saved}};
   const Shape checkpoints = {{kCheckpoints}, {kBatch}, {kHidden, cell.state_columns()}};
   arguments.add(args.saved, "saved", args.checkpoint_steps > 0 ? checkpoints : activations);
 }

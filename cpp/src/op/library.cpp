@@ -7,8 +7,9 @@ TORCH_LIBRARY(lltm, m) {
   m.def(
       "step(str cell, Tensor input, Tensor h, Tensor? c, Tensor weight_ih, Tensor? weight_hh=None,"
       " Tensor? bias_ih=None, Tensor? bias_hh=None) -> (Tensor, Tensor)");
-  // Input (B, I) without batch_sizes is a single step. Nothing is keyword-only: AOTInductor passes
-  // the default of a keyword-only int, which its runtime does not expect.
+  // Input (B, I) without batch_sizes is a single step, whose output is empty. Nothing is
+  // keyword-only: AOTInductor passes the default of a keyword-only int, which its runtime does not
+  // expect.
   m.def(
       "sequence(str cell, Tensor input, Tensor h_0, Tensor? c_0, Tensor weight_ih,"
       " Tensor? weight_hh=None, Tensor? bias_ih=None, Tensor? bias_hh=None,"

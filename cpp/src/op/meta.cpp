@@ -49,7 +49,7 @@ struct Meta {
     const SymInt rows = shape.size() == 2 ? shape[0] : shape[0] * shape[1];
     shape.back() = hidden * args.cell->output_columns();
     return {
-        empty(args.input, std::move(shape)),
+        args.is_step() ? Tensor() : empty(args.input, std::move(shape)),
         contiguous_like(args.h_0),
         c_like(*args.cell, args.h_0),
         args.saves_checkpoints()   ? checkpoints(args)

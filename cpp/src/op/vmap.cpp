@@ -129,7 +129,7 @@ SequenceOutputs fold_samples(const SequenceArgs& args) {
   }
   const auto [output, h_n, c_n] = op::call(folded);
   return {
-      samples.unfold(output, rows),
+      args.is_step() ? output : samples.unfold(output, rows),
       samples.unfold(h_n, batch),
       args.cell->has_c() ? samples.unfold(c_n, batch) : c_n};
 }

@@ -37,10 +37,6 @@ inline StepSchedule schedule_of(const SequenceInputs& args) {
 inline StepIO io_of_only_step(const SequenceInputs& args) {
   return {args, {0, args.h_0->size(0)}};
 }
-// True if input (B, I) and states are as the kernels read them.
-inline bool is_entered(const SequenceInputs& args) {
-  return args.is_step() && changes_states(args) == nullptr;
-}
 // With input (B, I) and the states after mask and reset.
 inline SequenceInputs entered(const SequenceInputs& args, const StepIO& io) {
   return {

@@ -294,7 +294,7 @@ Gradients run_step(const SequenceBackwardArgs& args, const StepSchedule& schedul
 Gradients one_step_backward(const SequenceBackwardArgs& args) {
   const StepSchedule schedule = schedule_of(args);
   if (schedule.backward != StepGemm::kBlocked) return per_step_backward(args);
-  if (is_entered(args) && !args.grad_output.defined()) return run_step(args, schedule);
+  if (args.is_step() && changes_states(args) == nullptr) return run_step(args, schedule);
   const StepIO io = io_of_only_step(args);
   SequenceBackwardArgs step = {entered(args, io), args.output, args.saved};
   step.grad_h_n = args.grad_h_n;

@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 namespace lltm::cpu {
@@ -49,8 +48,10 @@ void step_by_products(
     const ElementwiseForward<T>& step, const SequenceArgs& args, const StepSchedule& schedule) {
   const int64_t batch = args.h_0->size(0);
   const int64_t hidden = args.h_0->size(1);
-  const Tensor h = with_contiguous_rows(args.h_0->to(at::kFloat));
-  const Tensor x = with_contiguous_rows(args.input->to(at::kFloat));
+  const auto as_floats = [](const Tensor& rows) {  // without the dispatcher, if possible
+    return with_contiguous_rows(rows.scalar_type() == at::kFloat ? rows : rows.to(at::kFloat));
+  };
+  const Tensor h = as_floats(args.h_0), x = as_floats(args.input);
   const Tensor bias = slot_bias(args, hidden);
   const Blocks& blocks = schedule.blocks;
   const int64_t columns = args.cell->slots * blocks.width;
@@ -193,19 +194,6 @@ void run_step(
   TORCH_INTERNAL_ASSERT(false, "no kernel for a step's schedule");
 }
 
-// The output (B, (1 + outputs) * H), or with T = 1 before. Without other outputs it is a copy of
-// h', made without the dispatcher.
-void leave(const CellInfo& cell, const SequenceResult& result) {
-  const auto& [output, h_next, c_next, saved] = result;
-  if (cell.outputs == 0) {
-    std::memcpy(output.mutable_data_ptr(), h_next.const_data_ptr(), h_next.nbytes());
-    return;
-  }
-  const Tensor rows = flat_rows(output);
-  rows.narrow(1, 0, h_next.size(1)).copy_(h_next);
-  leave_states(cell, c_next, rows);
-}
-
 }  // namespace
 
 SequenceResult one_step_forward(const SequenceArgs& args) {
@@ -213,20 +201,24 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
   if (logs_schedules()) log_schedule(args, to_string(schedule));
   if (schedule.forward == StepGemm::kAten) return per_step_forward(args);
   const CellInfo& cell = *args.cell;
+  const bool step = args.is_step();
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const auto options = args.input->options();
   const auto rows = [&](int64_t blocks) { return new_tensor({batch, blocks * hidden}, options); };
-  const int64_t columns = cell.output_columns() * hidden;
   SequenceResult result = {
-      args.is_step() ? rows(cell.output_columns()) : new_tensor({1, batch, columns}, options),
+      Tensor(),
       rows(1),
       rows(cell.state_columns()),
       args.saves_activations() ? rows(cell.saved) : Tensor()};
   visit_dtype(args.input->scalar_type(), [&]<typename T>(T*) {
-    if (is_entered(args)) return run_step<T>(args, result, schedule);
+    if (step && changes_states(args) == nullptr) return run_step<T>(args, result, schedule);
     run_step<T>({entered(args, io_of_only_step(args))}, result, schedule);
   });
-  leave(cell, result);
+  if (!step) {
+    const auto& [none, h_next, c_next, saved] = result;
+    const Tensor output = StepIO(cell).leave(h_next, c_next);
+    std::get<0>(result) = (output.is_same(h_next) ? h_next.clone() : output).unsqueeze(0);
+  }
   if (args.saves_checkpoints()) {  // only the initial c
     std::get<3>(result) = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
   }

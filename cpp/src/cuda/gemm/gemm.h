@@ -1,7 +1,7 @@
 // GEMMs on a GPU with cuBLAS. A GEMM is one call: the handle is fetched once per sequence.
 #pragma once
 
-#include "aten/gemm.h"
+#include "aten/device_gemm.h"
 
 #include <c10/core/ScalarType.h>
 

@@ -1,4 +1,4 @@
-#include "aten/gemm.h"
+#include "aten/device_gemm.h"
 
 #include <ATen/ops/zeros.h>
 
