@@ -34,7 +34,7 @@ import torch
 
 from lltm import backends
 from lltm.benchmark.cases import TUTORIAL_SHAPE, Case, Shape
-from lltm.benchmark.contenders import OURS, PLAIN, Layer, Make, contenders
+from lltm.benchmark.implementations import OURS, PLAIN, Layer, Make, implementations
 from lltm.benchmark.options import begin, cases, finish, parser
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Sampler, Settings, measure, reason, timed
@@ -124,8 +124,8 @@ def engine_that_ran(run: Callable[[], object]) -> str:
 def faults(case: Case, engine: str, tf32: bool | None) -> Iterator[str]:
     """Yields the errors of an engine's results."""
     case = replace(case, training=True)
-    makes = contenders(case)
-    theirs = makes[PLAIN if case.cell == "lltm" else f"nn.{case.yardstick}"]
+    makes = implementations(case)
+    theirs = makes[PLAIN if case.cell == "lltm" else f"nn.{case.baseline}"]
     with mode(engine, tf32):
         layer = Layer(makes[OURS], case)
         assert layer.gradient is not None
@@ -138,10 +138,10 @@ def faults(case: Case, engine: str, tf32: bool | None) -> Iterator[str]:
     least = 4 * (2**-10 if tf32 else torch.finfo(case.dtype).eps)
     shares = {}
     for name, value in exact.items():
-        error, yardstick = (
+        error, baseline = (
             float((each[name] - value).abs().max() / value.abs().max()) for each in (found, plain)
         )
-        shares[name] = error / max(yardstick, least)
+        shares[name] = error / max(baseline, least)
     worst = max(shares, key=lambda name: (shares[name] != shares[name], shares[name]))  # NaN first
     print(f"{engine}{TF32[tf32]}: {worst}: {shares[worst]:.2f} of PyTorch's error", flush=True)
     if not shares[worst] <= 2:
@@ -153,8 +153,8 @@ def faults(case: Case, engine: str, tf32: bool | None) -> Iterator[str]:
 
 
 def compare(case: Case, settings: Settings, chosen: Sequence[str], graphs: bool = True) -> Row:
-    makes = contenders(case, settings.compile)
-    both = (OURS, f"nn.{case.yardstick}") if case.device == "cuda" else ()
+    makes = implementations(case, settings.compile)
+    both = (OURS, f"nn.{case.baseline}") if case.device == "cuda" else ()
     builds: dict[str, Callable[[], Sampler]] = {}
     for graph, (name, make) in product((False, True), makes.items()):
         if graph and not (graphs and name in both):

@@ -31,7 +31,7 @@ from torch.nn.functional import linear
 
 import lltm
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, Make, compiled
+from lltm.benchmark.implementations import OURS, Make, compiled
 from lltm.benchmark.options import begin, finish, parser
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Settings, layer_timer, measure

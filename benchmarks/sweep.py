@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from lltm.benchmark.cases import Case, Shape
-from lltm.benchmark.contenders import OURS, PLAIN, PREPACKED, Make, contenders
+from lltm.benchmark.implementations import OURS, PLAIN, PREPACKED, Make, implementations
 from lltm.benchmark.options import begin, finish, parser
 from lltm.benchmark.report import Row, speedup_text
 from lltm.benchmark.timing import Settings, layer_timer, measure
@@ -102,12 +102,12 @@ class OnnxRuntime(nn.Module):
 def compare(case: Case, settings: Settings) -> Row:
     if case.device == "cuda":
         return bench_cuda.compare(case, settings, bench_cuda.ENGINES, graphs=False)
-    every = contenders(case, prepack=True)
-    makes = {name: every[name] for name in (OURS, f"nn.{case.yardstick}", PLAIN) if name in every}
+    every = implementations(case, prepack=True)
+    makes = {name: every[name] for name in (OURS, f"nn.{case.baseline}", PLAIN) if name in every}
     runs = not case.is_step and not case.training and case.dtype == torch.float32
     if runs and find_spec("onnxruntime") is not None:
-        theirs = partial(OnnxRuntime, getattr(nn, case.yardstick))
-        makes |= {PREPACKED: every[PREPACKED], f"{ONNX_RUNTIME} {case.yardstick}": theirs}
+        theirs = partial(OnnxRuntime, getattr(nn, case.baseline))
+        makes |= {PREPACKED: every[PREPACKED], f"{ONNX_RUNTIME} {case.baseline}": theirs}
     builds = {name: partial(layer_timer, make, case) for name, make in makes.items()}
     return measure(str(case), builds, settings)
 

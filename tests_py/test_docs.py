@@ -222,7 +222,6 @@ def calls_that_raise() -> Iterator[Callable[[], object]]:
     yield lambda: setattr(prepacked, "hidden_size", 8)
     yield lambda: prepacked(x.clone().requires_grad_())[0].sum().backward()
     yield double_backward
-    yield lambda: torch.fx.symbolic_trace(layer)
     yield lambda: torch.jit.script(Packing(layer))
     yield lambda: layer(x, mask=wrong)
 

@@ -1,4 +1,4 @@
-"""torch.fx treats layers as leaves, like torch.nn's; quantization skips them."""
+"""torch.fx traces a layer as a call of its operator; a tracer may make it a leaf."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import flat
+from support import flat, run_python
 from torch import Tensor, fx, nn
 
 import lltm
@@ -15,9 +15,36 @@ from lltm.cells import slstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
+REBOUND = """
+import sys, types
+import torch, torch._dynamo, torch._inductor, torch.ao.quantization, torch.distributed.tensor
+import torch.fx, torch.onnx, torch.utils.flop_counter
+
+def known():
+    found = {}
+    for name, module in [*sys.modules.items()]:
+        if name.split(".")[0] == "torch" and isinstance(module, types.ModuleType):
+            found.update(((name, key), value) for key, value in vars(module).items())
+            for cls in filter(lambda value: isinstance(value, type), [*vars(module).values()]):
+                key = cls.__module__, cls.__qualname__
+                found.update(((*key, member), value) for member, value in vars(cls).items())
+    return found
+
+before = known()
+import lltm
+lltm.LSTM(2, 3)(torch.ones(4, 1, 2))
+after = known()
+functions = types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property
+print([key for key, x in before.items() if isinstance(x, functions) and after.get(key) is not x])
+"""
+
+
+def test_the_import_replaces_no_function_or_class_of_torch() -> None:
+    assert run_python("-c", REBOUND).stdout == "[]\n"
+
 
 class Model(nn.Module):
-    """The two calls have an input that is not a proxy."""
+    """The last two calls have an input that is not a proxy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,16 +66,25 @@ def draw() -> tuple[Tensor, tuple[Tensor, Tensor]]:
     return torch.randn(6, 4, 3), (torch.randn(2, 4, 5), torch.randn(2, 4, 5))
 
 
-def called(graph: fx.GraphModule) -> list[Any]:
-    return [node.target for node in graph.graph.nodes if node.op == "call_module"]
+def targets(graph: fx.GraphModule, op: str) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == op]
+
+
+def operators(graph: fx.GraphModule) -> list[str]:
+    called = targets(graph, "call_function")
+    return [target.removesuffix(".default") for target in called if target.startswith("lltm.")]
 
 
 def test_a_graph_with_a_layer_is_traced_and_transformed_again() -> None:
     model, arguments = Model(), draw()
     graph = fx.symbolic_trace(model)
     for again in (graph, fx.symbolic_trace(graph), fx.Transformer(graph).transform()):
-        assert called(again) == ["inner", "rnn", "cell", "cell", "cell", "head"]
+        assert operators(again) == ["lltm.layer", *["lltm.layer_step"] * 3]
+        assert targets(again, "call_module") == ["inner", "head"]
+        names = {f"{name}_l{k}" for name in ("rnn.weights", "rnn.bias") for k in (0, 1)}
+        assert {*targets(again, "get_attr")} == names | {"cell.weights", "cell.bias"}
         torch.testing.assert_close(again(*arguments), model(*arguments))
+        assert again.state_dict().keys() == model.state_dict().keys()
 
 
 def replaced(module: nn.Module) -> nn.Module:
@@ -68,12 +104,9 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "replaced LSTM": lambda: replaced(nn.LSTM(3, 5)),
     "replaced GRUCell": lambda: replaced(nn.GRUCell(3, 5)),
     "projection": lambda: lltm.LSTM(3, 5, proj_size=2),
-    "reference": lambda: lltm.reference.GRU(3, 5),
     "prepacked": lambda: lltm.LSTM(3, 5).prepack(),
     "prepacked custom layer": lambda: slstm.Layer(3, 5).prepack(),
 }
-# Python loops and checks prevent tracing through the others.
-TRACED_THROUGH = [n for n in KINDS if not n.startswith(("projection", "reference", "prepacked"))]
 
 
 class Holder(nn.Module):
@@ -92,34 +125,6 @@ def input_of(module: nn.Module) -> Tensor:
     return torch.randn(*([6] if hasattr(module, "num_layers") else []), 4, 3)
 
 
-def targets(graph: fx.GraphModule, op: str) -> list[str]:
-    return [str(node.target) for node in graph.graph.nodes if node.op == op]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_module_is_one_node_whose_hooks_run_when_the_graph_does(kind: str) -> None:
-    model = Holder(KINDS[kind]())
-    x = input_of(model.module)
-    seen: list[str] = []
-
-    def before(module: nn.Module, args: Any) -> Any:
-        seen.append("before")
-        return 2 * args[0], *args[1:]
-
-    def after(module: nn.Module, args: Any, result: Any) -> Any:
-        seen.append("after")
-        return torch.utils._pytree.tree_map(lambda y: 3 * y, result)
-
-    model.module.register_forward_pre_hook(before)
-    model.module.register_forward_hook(after)
-    graph = fx.symbolic_trace(model)
-    assert called(graph) == ["inner", "module", "module"]
-    assert seen == []
-    found = graph(x)
-    assert seen == ["before", "after"] * 2
-    torch.testing.assert_close(found, model(x))
-
-
 def around(module: nn.Module) -> nn.Module:
     base: Any = type(module)
 
@@ -132,28 +137,32 @@ def around(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("kind", TRACED_THROUGH)
-def test_code_of_a_subclass_around_forward_is_traced(kind: str) -> None:
-    model = Holder(around(KINDS[kind]()))
-    x = input_of(model.module)
+@pytest.mark.parametrize("subclass", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_is_a_call_of_its_operator(kind: str, subclass: bool) -> None:
+    module = KINDS[kind]()
+    model = Holder(around(module) if subclass else module)
+    x = input_of(module)
     seen: list[str] = []
-    model.module.register_forward_hook(lambda *_: seen.append("hook"))
+    module.register_forward_hook(lambda *_: seen.append("hook"))
     graph = fx.symbolic_trace(model)
-    assert called(graph) == ["inner"]
-    operators = [name for name in targets(graph, "call_function") if "lltm" in name]
-    assert operators == [f"lltm.{'layer' if x.dim() == 3 else 'layer_step'}"] * 2
-    assert seen == ["hook"] * 2  # called also when torch.fx traces through
+    assert targets(graph, "call_module") == ["inner"]
+    assert operators(graph) == [f"lltm.{'layer' if x.dim() == 3 else 'layer_step'}"] * 2
+    assert seen == ["hook"] * 2  # during tracing, like the hooks of every traced module
     torch.testing.assert_close(graph(x), model(x))
-    for got, expected in zip(*(gradients(m, x, model) for m in (graph, model)), strict=True):
+    for got, expected in zip(*(gradients(m, x) for m in (graph, model)), strict=True):
         torch.testing.assert_close(got, expected)
 
 
-def gradients(module: Any, x: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
-    total = torch.stack([y.square().sum() for y in flat(module(x))]).sum()
-    return torch.autograd.grad(total, list(model.parameters()))
+def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    named = sorted(model.named_parameters())
+    if "module" not in {name.split(".")[0] for name, _ in named}:  # prepacked: no derivatives
+        return ()
+    total = torch.stack([y.square().sum() for y in flat(model(x))]).sum()
+    return torch.autograd.grad(total, [parameter for _, parameter in named])
 
 
-@pytest.mark.parametrize("kind", TRACED_THROUGH)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_a_subclass_or_an_instance_replaces_is_made_once(kind: str) -> None:
     module = KINDS[kind]()
     base: Any = type(module)
@@ -172,37 +181,34 @@ def test_a_call_that_a_subclass_or_an_instance_replaces_is_made_once(kind: str) 
     torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x))
 
 
-@pytest.mark.parametrize("kind", TRACED_THROUGH)
-def test_a_module_that_is_the_root_is_traced_through(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_is_the_root_accepts_states_or_none(kind: str) -> None:
     module = KINDS[kind]()
     x = input_of(module)
-    graph = fx.symbolic_trace(module, concrete_args={"hx": None})
+    graph = fx.symbolic_trace(module)
     torch.testing.assert_close(graph(x), module(x))
+    after = module(x)[1] if hasattr(module, "num_layers") else module(x)
+    torch.testing.assert_close(graph(x, after), module(x, after))
 
 
-@pytest.mark.parametrize("name", ["LLTM", "LSTMCell"])
-def test_a_root_that_cannot_tell_whether_hx_is_given_is_an_error(name: str) -> None:
-    text = (
-        rf"^lltm::{name}: torch\.fx can't tell whether hx is None: trace a model that holds this"
-        r" module, or with concrete_args=\{'hx': None\}$"
-    )
-    with pytest.raises(RuntimeError, match=text):
-        fx.symbolic_trace(getattr(lltm, name)(3, 5))
+class Leaves(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        is_ours = type(m).__module__.startswith("lltm.")
+        return is_ours or super().is_leaf_module(m, module_qualified_name)
 
 
-def test_a_gru_as_the_root_accepts_a_state_or_none() -> None:
-    gru = lltm.GRU(3, 5)
-    graph = fx.symbolic_trace(gru)
-    x, h_0 = torch.randn(6, 4, 3), torch.randn(1, 4, 5)
-    torch.testing.assert_close(graph(x), gru(x))
-    torch.testing.assert_close(graph(x, h_0), gru(x, h_0))
-
-
-def test_a_graph_accepts_a_packed_sequence() -> None:
-    model = nn.Sequential(lltm.GRU(3, 5))
+@pytest.mark.parametrize("make", [lltm.GRU, lltm.reference.GRU])
+def test_a_leaf_of_a_tracer_is_a_node_and_accepts_a_packed_sequence(make: Any) -> None:
+    model = nn.Sequential(nn.Identity(), make(3, 5))
     packed = nn.utils.rnn.pack_sequence([torch.randn(2, 3), torch.randn(1, 3)])
-    graph = fx.symbolic_trace(model)
+    graph = fx.GraphModule(model, Leaves().trace(model))
+    assert targets(graph, "call_module") == ["0", "1"]
     torch.testing.assert_close(graph(packed)[1], model(packed)[1])
+
+
+def test_a_loop_over_steps_cannot_be_traced() -> None:
+    with pytest.raises(fx.proxy.TraceError, match="control flow"):
+        fx.symbolic_trace(nn.Sequential(lltm.reference.GRU(3, 5)))
 
 
 @pytest.mark.parametrize("make", [lltm.LLTM, lltm.LLTMCell])
@@ -224,28 +230,34 @@ def test_a_call_with_only_constants_is_not_folded(make: Callable[..., nn.Module]
         model.inner.reset_parameters()  # type: ignore[operator]
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch deprecates all of it
-@pytest.mark.skipif(
+X86_QUANTIZATION = pytest.mark.skipif(
     "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
 )
-def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest() -> None:
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch deprecates all of it
+@X86_QUANTIZATION
+@pytest.mark.parametrize("leaf", [False, True])
+def test_quantization_by_fx_keeps_the_layer_in_float_and_quantizes_the_rest(leaf: bool) -> None:
     # PyTorch plans to remove the module.
     quantization = pytest.importorskip("torch.ao.quantization")
     quantize_fx = pytest.importorskip("torch.ao.quantization.quantize_fx")
+    custom = pytest.importorskip("torch.ao.quantization.fx.custom_config").PrepareCustomConfig()
+    classes = [lltm.LLTM, lltm.LLTMCell] if leaf else []
+    custom.set_non_traceable_module_classes(classes)
     model, arguments = Model().eval(), draw()
     mapping = quantization.get_default_qconfig_mapping("x86")
-    prepared = quantize_fx.prepare_fx(model, mapping, arguments)
+    prepared = quantize_fx.prepare_fx(model, mapping, arguments, custom)
     prepared(*arguments)
     quantized = quantize_fx.convert_fx(prepared)
-    assert type(quantized.rnn) is lltm.LLTM
+    assert operators(quantized) == ([] if leaf else ["lltm.layer", *["lltm.layer_step"] * 3])
+    assert type(quantized.rnn) is (lltm.LLTM if leaf else nn.Module)
     assert type(quantized.head).__module__.startswith("torch.ao.nn.quantized")
     torch.testing.assert_close(quantized(*arguments), model(*arguments), atol=0.1, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(
-    "x86" not in torch.backends.quantized.supported_engines, reason="an engine of x86"
-)
+@X86_QUANTIZATION
 def test_dynamic_quantization_skips_the_layer() -> None:
     quantization = pytest.importorskip("torch.ao.quantization")
     model, arguments = Model().eval(), draw()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import re
 import shutil
 import sys
@@ -18,7 +17,7 @@ import torch
 from scikit_build_core.settings.skbuild_read_settings import SettingsReader
 
 import lltm
-from lltm.__main__ import SHARING, hint, report
+from lltm.__main__ import report
 
 PACKAGE = Path(lltm.cmake_prefix_path)
 VERSION = re.compile(r"project\(\s*lltm\s+VERSION (\d+\.\d+\.\d+)")
@@ -225,16 +224,8 @@ def test_python_m_lltm_reports_on_the_environment() -> None:
     assert f"CPU kernels chosen: {support.BASELINE}" in run.stdout
     assert "ATEN_CPU_CAPABILITY: default" in run.stdout
     assert sys.executable in run.stdout
+    assert re.search(r"^load average: [\d.]+, \d+ cores$", run.stdout, re.MULTILINE)
     assert "GOMP_SPINCOUNT: 9\nOMP_WAIT_POLICY: " in run.stdout
-
-
-def test_python_m_lltm_hints_at_shared_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    for load, expected in ((1.0, ""), (1.1, "\n\nLoad average 1.1, usable cores 1. ")):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        assert hint()[: len(expected) or None] == expected
-    heading = SHARING.partition("performance.html#")[2].replace("-", " ").capitalize()
-    assert f"\n## {heading}\n" in (support.ROOT / "docs/performance.md").read_text(encoding="utf-8")
 
 
 def test_python_m_lltm_knows_its_arguments(tmp_path: Path) -> None:

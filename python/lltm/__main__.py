@@ -14,8 +14,6 @@ import torch
 import lltm
 from lltm import _C
 
-SHARING = "https://lltm.github.io/lltm/performance.html#several-processes-on-one-machine"
-
 
 def report() -> str:
     """Returns the report, with lines `name: value`."""
@@ -35,22 +33,12 @@ def _environment() -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()} ({sys.executable})"
     yield "system", platform.platform()
     yield "processor", _processor()
+    yield "load average", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
     for variable in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS"):
         if variable in os.environ:
             yield variable, os.environ[variable]
     for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         yield variable, os.environ.get(variable, "not set")
-
-
-def hint() -> str:
-    """Returns a hint if the load average exceeds the number of usable cores, otherwise ""."""
-    try:
-        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # not on this system
-        return ""
-    if load <= cores:
-        return ""
-    return f"\n\nLoad average {load:.1f}, usable cores {cores}. If processes share them: {SHARING}"
 
 
 def _cuda_devices() -> str:
@@ -93,5 +81,5 @@ def _processor() -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(prog="python -m lltm", description=__doc__).parse_args()
-    print(report() + hint())
+    print(report())
     print("\n`python -m torch.utils.collect_env` reports on PyTorch and its environment.")

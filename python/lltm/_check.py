@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,21 +40,17 @@ def any_integer(where: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def integer(where: str, name: str, value: Any, largest: int = LARGEST_SIZE) -> int:
-    """Checks a size: a positive integer, including NumPy integers."""
+def integer(where: str, name: str, value: Any, least: int = 1, largest: int = LARGEST_SIZE) -> int:
+    """Checks a size, including NumPy integers."""
     size = any_integer(where, name, value)
-    expect(size > 0, where, f"{name} to be positive", value)
-    expect(size <= largest, where, f"{name} of at most {largest}", value)
+    if not least <= size <= largest:
+        bound = "to be positive" if least == 1 else f"to be at least {least}"
+        bound = bound if size < least else f"of at most {largest}"
+        expect(False, where, f"{name} {bound}", value)
     return size
 
 
-def checkpoint_steps(where: str, name: str, value: Any) -> int:
-    """Checks checkpoint_steps: an integer from 0 (disabled) to the int64 maximum."""
-    steps, largest = any_integer(where, name, value), 2**63 - 1
-    if not 0 <= steps <= largest:
-        bound = "to be at least 0" if steps < 0 else f"of at most {largest}"
-        expect(False, where, f"{name} {bound}", value)
-    return steps
+checkpoint_steps = partial(integer, least=0, largest=2**63 - 1)  # 0: disabled
 
 
 def boolean(where: str, name: str, value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from . import _check
@@ -91,9 +92,10 @@ class Recurrent(nn.Module):
         """Checks hx."""
         if hx is None:
             return []
+        if isinstance(hx, Proxy):
+            return fx.listed(hx, len(self._STATES))  # type: ignore[no-any-return]
         if len(self._STATES) == 1:
-            listed: list[Tensor] = fx.listed(_check.tensor(self._where, self._STATES[0], hx))
-            return listed
+            return [_check.tensor(self._where, self._STATES[0], hx)]
         return _check.states(self._where, self._STATES, hx, "hx")
 
     def _returned(self, states: Sequence[Tensor]) -> Any:
@@ -136,9 +138,6 @@ class Recurrent(nn.Module):
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
-
-
-fx.make_leaves(Recurrent)
 
 
 def calls_kernels() -> bool:
@@ -195,8 +194,6 @@ def operator(name: str, parameters: Sequence[str], options: Sequence[str]) -> Ca
 def step_of(module: Any, input: Tensor, hx: Any, run: Callable[..., Any]) -> Any:
     """Forward of a single-step module by `run(module, input, states)`."""
     where = module._where
-    if fx.is_tracing():
-        hx = fx.states(where, hx, len(module._STATES))
     _check.tensor(where, "input", input)
     return module._returned(run(module, input, module._states_of(hx)))
 
@@ -208,8 +205,6 @@ def layer_of(module: Any, input: Any, hx: Any, reset: Any, run: Callable[..., An
     given, reset is passed by keyword. `run` returns the output, and the states with more outputs.
     """
     where = module._where
-    if fx.is_tracing():
-        hx = fx.states(where, hx, len(module._STATES))
     rows: Any = input
     parts: list[Any] = []
     if isinstance(input, PackedSequence):

@@ -382,20 +382,8 @@ class Layer(Recurrent, Generic[State]):
                 f"lltm::{self._where}: expected input of {expected}, got {tuple(input.shape)}"
             )
 
-    def get_expected_hidden_size(
-        self, input: Tensor, batch_sizes: Tensor | None
-    ) -> tuple[int, int, int]:
-        """Returns the shape of h_0 and h_n for this input."""
-        layers, batch, _ = self.get_expected_cell_size(input, batch_sizes)
-        return layers, batch, self._size_of_h
-
-    def get_expected_cell_size(
-        self, input: Tensor, batch_sizes: Tensor | None
-    ) -> tuple[int, int, int]:
-        """Returns the shape of c_0 and c_n for this input. It differs from h_0 with proj_size."""
-        if batch_sizes is not None:
-            return self._state_shape(int(batch_sizes[0]) if len(batch_sizes) > 0 else 0)
-        return self._state_shape(input.shape[0 if self.batch_first else 1])
+    get_expected_hidden_size: Any = nn.LSTM.get_expected_hidden_size
+    get_expected_cell_size: Any = nn.LSTM.get_expected_cell_size
 
     def check_hidden_size(
         self,

@@ -327,6 +327,30 @@ def _all_biases(
     return made
 
 
+def _direction(
+    module: Any,
+    equations: Equations,
+    x: Tensor,
+    states: Sequence[Tensor],
+    k: int,
+    options: tuple[Tensor | None, bool, Tensor | None],
+    training: bool,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Runs the steps of direction k, in the order of h_0."""
+    mask = None
+    if module.recurrent_dropout > 0 and training:
+        mask = F.dropout(torch.ones_like(states[0]), module.recurrent_dropout)
+    parameters = [getattr(module, name) for name in module._registered_of(k)]
+    if getattr(module, "heads", 1) > 1:
+        parameters[1] = _without_heads(parameters[1])
+    if equations.no_bias:
+        parameters[2:4] = _all_biases(equations, parameters[2:4], module.hidden_size)
+    if module.proj_size > 0:
+        *parameters, weight_hr = parameters
+        equations = _projected(equations, weight_hr)
+    return _steps(equations, x, states, parameters, *options, mask)
+
+
 def _layer(
     module: Any,
     input: Tensor,
@@ -361,22 +385,9 @@ def _layer(
             x = F.dropout(x, module.dropout, training)
         outputs: list[Sequence[Tensor]] = []
         for direction in range(2 if module.bidirectional else 1):
-            k = len(last)
-            mask = None
-            if module.recurrent_dropout > 0 and training:
-                mask = F.dropout(torch.ones_like(initial[0][k]), module.recurrent_dropout)
-            parameters = [getattr(module, name) for name in module._registered_of(k)]
-            if getattr(module, "heads", 1) > 1:
-                parameters[1] = _without_heads(parameters[1])
-            if equations.no_bias:
-                parameters[2:4] = _all_biases(equations, parameters[2:4], module.hidden_size)
-            of_direction = equations
-            if module.proj_size > 0:
-                *parameters, weight_hr = parameters
-                of_direction = _projected(equations, weight_hr)
-            before = [state[k] for state in initial]
-            options = (batch_sizes, direction == 1, reset, mask)
-            output, after = _steps(of_direction, x, before, parameters, *options)
+            before = [state[len(last)] for state in initial]
+            options = (batch_sizes, direction == 1, reset)
+            output, after = _direction(module, equations, x, before, len(last), options, training)
             outputs.append(output.chunk(len(equations.outputs), -1))
             last.append(after)
         x, *more = [torch.cat(of_all, dim=-1) for of_all in zip(*outputs, strict=True)]

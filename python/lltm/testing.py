@@ -118,20 +118,7 @@ def check_cell(
     if verbose:
         print(f"{cell.name}: largest errors")
     for dtype in dtypes:
-        worst: dict[str, tuple[float, str]] = {}
-        for shape in shapes:
-            loops: _Loops = {}
-            for form in _FORMS:
-                error, name, limit = _largest(cell, form, shape, dtype, scale, loops)
-                where = f"{cell.name}, {form}, {dtype}, T, B, I, H = {shape}"
-                assert not math.isnan(error), (
-                    f"{where}: expected inputs for which the function is finite, got NaN or"
-                    f" infinity as {name}"
-                )
-                assert error <= limit, (
-                    f"{where}: error {error:.1e} of {name}, expected at most {limit:.1e}"
-                )
-                worst[form] = max(worst.get(form, (0.0, "")), (error, name))
+        worst = _worst(cell, shapes, dtype, scale)
         for form, (error, name) in worst.items() if verbose else ():
             print(f"{form:14} {_check.dtype(dtype):9} {error:8.1e}  {name}", flush=True)
     if "\nown_gradient\n" not in cell.text:
@@ -141,6 +128,27 @@ def check_cell(
 _FORMS = ("plain", "no state", "packed", "two directions", "checkpointed", "prepacked", "heads")
 _AS_PLAIN = ("checkpointed", "prepacked")  # the loop computes the same as for "plain"
 _Loops = dict[tuple[str, int], dict[str, Tensor]]  # results in float64, by form and seed
+
+
+def _worst(
+    cell: Cell, shapes: Sequence[tuple[int, int, int, int]], dtype: torch.dtype, scale: float
+) -> dict[str, tuple[float, str]]:
+    """Returns the largest error of each form, with its name. Fails if it exceeds its limit."""
+    worst: dict[str, tuple[float, str]] = {}
+    for shape in shapes:
+        loops: _Loops = {}
+        for form in _FORMS:
+            error, name, limit = _largest(cell, form, shape, dtype, scale, loops)
+            where = f"{cell.name}, {form}, {dtype}, T, B, I, H = {shape}"
+            assert not math.isnan(error), (
+                f"{where}: expected inputs for which the function is finite, got NaN or infinity as"
+                f" {name}"
+            )
+            assert error <= limit, (
+                f"{where}: error {error:.1e} of {name}, expected at most {limit:.1e}"
+            )
+            worst[form] = max(worst.get(form, (0.0, "")), (error, name))
+    return worst
 
 
 def _problem(

@@ -33,15 +33,7 @@ import torch
 
 from . import concurrent, memory
 from .cases import TUTORIAL_SHAPE, Case
-from .contenders import (
-    CHECKPOINTED,
-    COMPILED_STEPS,
-    OURS,
-    PUBLISHED,
-    STEPS,
-    Make,
-    contenders,
-)
+from .implementations import CHECKPOINTED, OURS, PUBLISHED, Make, implementations
 from .options import begin, cases, finish, parser, written
 from .report import Row, draw, quartiles, tables
 from .timing import Settings, layer_timer, measure, parts_timer
@@ -49,7 +41,7 @@ from .user_model import compare_model, function
 
 
 def makes_of(case: Case, settings: Settings) -> dict[str, Make]:
-    return contenders(case, settings.compile, settings.prepacked, settings.checkpoint_steps)
+    return implementations(case, settings.compile, settings.prepacked, settings.checkpoint_steps)
 
 
 def compare(case: Case, settings: Settings) -> Row:
@@ -98,7 +90,7 @@ def tutorial(settings: Settings) -> list[Row]:
     rows = []
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         case = Case(TUTORIAL_SHAPE, training=True, device=device)
-        makes = STEPS | COMPILED_STEPS
+        makes = implementations(case, compile=True)
         builds = {name: partial(parts_timer, make, case) for name, make in makes.items()}
         row = measure(f"{case}, {device}", builds, settings)
         rows.append(row)

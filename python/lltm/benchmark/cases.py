@@ -53,7 +53,7 @@ class Case:
         return self.cell.upper() + ("Cell" if self.is_step else "")
 
     @property
-    def yardstick(self) -> str:
+    def baseline(self) -> str:
         """The torch.nn baseline; for the LLTM, the LSTM."""
         return self.module.replace("LLTM", "LSTM")
 

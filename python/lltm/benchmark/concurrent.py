@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .cases import Case
-from .contenders import Layer, Make
+from .implementations import Layer, Make
 from .report import Row, time_text
 from .timing import Sampler, Settings, measure
 

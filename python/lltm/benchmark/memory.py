@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .cases import Case
-from .contenders import Layer, Make
+from .implementations import Layer, Make
 
 RESET = Path("/proc/self/clear_refs")  # only Linux reports a process's peak memory
 

@@ -81,7 +81,7 @@ def time_text(seconds: float) -> str:
 
 def over_torch(case: Case, row: Row) -> float | None:
     """Returns the speedup over torch.nn, or None if torch.nn failed."""
-    theirs = f"nn.{case.yardstick}"
+    theirs = f"nn.{case.baseline}"
     return row.speedup(theirs) if theirs in row.seconds else None
 
 

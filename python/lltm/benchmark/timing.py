@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from .cases import Case
-from .contenders import Layer, Make
+from .implementations import Layer, Make
 from .report import Row
 
 # Runs its work a number of times and returns the seconds per run, by part of the work.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._replace import replace_
-from .contenders import OURS
+from .implementations import OURS
 from .report import Row, quartiles, speedup_text
 from .timing import Sampler, Settings, measure, timed
 

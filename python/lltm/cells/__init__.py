@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..custom.cell import Cell
 from ._convert import (
@@ -18,7 +17,48 @@ from ._convert import (
     from_xlstm,
 )
 
-_NAMES = sorted(file.name for file in pkgutil.iter_modules(__path__) if file.name[0] != "_")
+# The cells. Each is defined in the module of the same name.
+alif: Cell
+alpha: Cell
+augru: Cell
+block_gru: Cell
+cfc: Cell
+cifg: Cell
+cornn: Cell
+dreamer_gru: Cell
+exprnn: Cell
+gru_d: Cell
+hgrn: Cell
+indrnn: Cell
+indylstm: Cell
+janet: Cell
+keras_gru: Cell
+layernorm_gru: Cell
+layernorm_lstm: Cell
+leaky: Cell
+lem: Cell
+lif: Cell
+ligru: Cell
+lru: Cell
+mgu: Cell
+mingru: Cell
+minlstm: Cell
+multiplicative_lstm: Cell
+mut1: Cell
+mut3: Cell
+norse_lif: Cell
+peephole_lstm: Cell
+plif: Cell
+rg_lru: Cell
+rsynaptic: Cell
+scrn: Cell
+slstm: Cell
+synaptic: Cell
+t_lstm: Cell
+ugrnn: Cell
+zoneout_lstm: Cell
+
+_NAMES = sorted(__annotations__)
 
 __all__ = [*_NAMES, "from_keras", "from_ncps", "from_norse", "from_snntorch"]
 __all__ += ["from_torchrecurrent", "from_xlstm"]
@@ -33,13 +73,12 @@ class _Cells(types.ModuleType):
 sys.modules[__name__].__class__ = _Cells
 
 
-def __getattr__(name: str) -> Cell:
-    if name not in _NAMES:
-        frozen = "; PyInstaller packs all cells with --collect-all lltm"
-        hint = frozen if getattr(sys, "frozen", False) else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    cell: Cell = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-    return cell
+if not TYPE_CHECKING:  # type checkers report other names
+
+    def __getattr__(name: str) -> Cell:
+        if name not in _NAMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{name}"), name)
 
 
 def __dir__() -> list[str]:

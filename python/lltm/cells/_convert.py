@@ -68,6 +68,32 @@ def _check_options(converter: str, module: Any, expected: Mapping[str, Any]) -> 
         _expect(got == value, converter, f"with {name}={value!r}", f"{reprlib.repr(got)}{hint}")
 
 
+def _loaded(
+    converter: str, cell: Cell, hidden: int, tensors: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[CustomLayer, CustomLayer]:
+    """Returns a layer with these tensors, or zeros, and a copy in float64 on the CPU."""
+    weight = tensors["weight_ih_l0"]
+    columns = weight.shape[1] + hidden * len(cell.Layer._HEADER.gates_input)
+    layer, exact = (
+        cell.Layer(columns, hidden, dtype=dtype, device=device, **options)
+        for dtype, device in ((weight.dtype, weight.device), (torch.float64, "cpu"))
+    )
+    with torch.no_grad():
+        for key, parameter in layer.named_parameters():
+            given = tensors.get(key, 0)
+            known = isinstance(given, Tensor)
+            tensor = given if known else torch.tensor(given, dtype=torch.float64)
+            shape = tuple(parameter.shape)
+            expected = f"to have the tensor {key} of {cell.name} with shape {shape}"
+            fits = tensor.numel() == 1 or tensor.shape == shape
+            _expect(fits, converter, expected, tuple(tensor.shape))
+            for other in (parameter, exact.get_parameter(key)):
+                other.copy_(tensor)
+            # The module learns neither numbers nor biases that it does not have.
+            parameter.requires_grad_(tensor.requires_grad)
+    return layer, exact
+
+
 def _converted(
     converter: str,
     cell: Cell,
@@ -84,27 +110,9 @@ def _converted(
     `run(same, x)` returns the module's output. Unless given, `same` is a copy in float64, so that
     rounding changes no spike, and large inputs are compared too.
     """
-    weight = tensors["weight_ih_l0"]
-    columns = weight.shape[1] + hidden * len(cell.Layer._HEADER.gates_input)
-    layer, exact = (
-        cell.Layer(columns, hidden, dtype=dtype, device=device, **options)
-        for dtype, device in ((weight.dtype, weight.device), (torch.float64, "cpu"))
-    )
+    layer, exact = _loaded(converter, cell, hidden, tensors, options)
     layer.train(getattr(module, "training", True))
     exact.train(layer.training and layer.dropout == 0)
-    with torch.no_grad():
-        for key, parameter in layer.named_parameters():
-            given = tensors.get(key, 0)
-            known = isinstance(given, Tensor)
-            tensor = given if known else torch.tensor(given, dtype=torch.float64)
-            shape = tuple(parameter.shape)
-            expected = f"to have the tensor {key} of {cell.name} with shape {shape}"
-            fits = tensor.numel() == 1 or tensor.shape == shape
-            _expect(fits, converter, expected, tuple(tensor.shape))
-            for other in (parameter, exact.get_parameter(key)):
-                other.copy_(tensor)
-            # The module learns neither numbers nor biases that it does not have.
-            parameter.requires_grad_(tensor.requires_grad)
     if isinstance(module, nn.Module) and converter != "from_keras":  # copies all its weights
         _check_learned(converter, cell, module, tensors)
     spiking = "\nown_gradient\n" in cell.text
@@ -117,8 +125,8 @@ def _converted(
         same = copy.deepcopy(module, {id(x): x.detach().clone() for x in found})
         same.to("cpu", torch.float64).train(exact.training)
     for scale in scales:
-        x = scale * torch.arange(1.0, 1 + 30 * columns, dtype=torch.float64).square().sin()
-        x = x.view(6, 5, columns)
+        x = scale * torch.arange(1.0, 1 + 30 * layer.input_size, dtype=torch.float64).square().sin()
+        x = x.view(6, 5, layer.input_size)
         with torch.no_grad():
             wanted, (output, _) = run(same, x), exact(x)
         if isinstance(output, tuple):

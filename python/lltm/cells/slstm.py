@@ -18,8 +18,6 @@ from torch.nn.functional import logsigmoid
 
 import lltm
 
-from ._convert import from_xlstm
-
 
 @lltm.cell(gates=("i", "f", "z", "o"), states={"m": -math.inf}, bounded=True)
 def slstm(z, c, n, m):
@@ -28,6 +26,3 @@ def slstm(z, c, n, m):
     f, i = torch.exp(kept - m_next), torch.exp(z.i - m_next)
     c_next, n_next = f * c + i * torch.tanh(z.z), f * n + i
     return torch.sigmoid(z.o) * c_next / n_next, c_next, n_next, m_next
-
-
-slstm.from_xlstm = from_xlstm  # type: ignore[attr-defined]

@@ -171,67 +171,34 @@ class Cell:
         if end:
             text, derived = f"{text}\nend\n", f"derived\n{derived}"
         _check.call(torch.ops.lltm._cell, text)  # checks it
-        self.text = text
-        self.function = function
         header = Program.read(text)
         learned = Derivation(header.parameters, header.scalars)
         if derived:
-            size = len(text + derived)
-            expect(size <= MOST_BYTES, header.name, f"at most {MOST_BYTES} bytes", size)
-            learned = Derivation.read(derived)
-            most = f"at most {MOST_PARAMETERS} parameters"
-            expect(
-                len(learned.parameters) <= MOST_PARAMETERS,
-                header.name,
-                most,
-                len(learned.parameters),
-            )
-            known, names = {*learned.parameters, *learned.results}, {*header.parameters}
-            right = {*learned.results} <= names <= known
-            expect(right, header.name, f"parameters {', '.join(sorted(known))}", sorted(names))
-            alike = {*header.scalars} - {*learned.results} == names & {*learned.scalars}
-            expect(alike, header.name, f"scalars {', '.join(header.scalars)}", learned.scalars)
-            learned.check(header.scalars)
-        self.serialized = text + learned.text
-        self.name = header.name
-        self.gates = header.gates
-        self.states = tuple(header.states)
-        self.parameters = tuple(learned.parameters)
-        self.outputs = header.outputs
+            learned = _derivation_of(header, text, derived)
+        self.text, self.serialized, self.function = text, text + learned.text, function
+        self.name, self.gates, self.outputs = header.name, header.gates, header.outputs
+        self.states, self.parameters = tuple(header.states), tuple(learned.parameters)
         check_gates(self.name, self.gates)
         for parameter in (*self.parameters, *header.parameters):
             expected = "parameter names that are not names in modules and state_dicts"
             right = is_name(parameter) and not keyword.iskeyword(parameter)
             right = right and parameter not in NAMES_IN_MODULES
             expect(right, self.name, expected, repr(parameter))
-        states = ("h", *header.states)
-        of_parameters = _checked(self.name, learned, {} if initial is None else initial)
-
-        def made(base: Any, kind: str, **members: Any) -> Any:
-            where = f"{self.name}.{kind.removeprefix('Prepacked')}"
-            members |= {
-                "_CELL": text,
-                "_HEADER": header,
-                "_DERIVATION": learned,
-                "_parameter_names": (*base._parameter_names, *header.parameters),
-                "_INITIAL": {**learned.parameters, **of_parameters},
-                "_OUTPUTS": header.outputs,
-                "_STATES": states if kind == "Cell" else tuple(f"{name}_0" for name in states),
-                "_where": where,
-                "__init__": _renamed(base.__init__, where),
-                "__doc__": base.__doc__,
-                "__module__": getattr(function, "__module__", None) or __name__,
-                "__reduce_ex__": _reduced_as(kind),
-            }
-            if learned.results and base is not CustomPrepacked:
-                members["__getattr__"] = derived_attribute
-            return type(f"{self.name}_{kind}", (base,), members)
-
-        prepacked = made(CustomPrepacked, "PrepackedLayer")
-        self.Layer: type[CustomLayer] = made(
-            CustomLayer, "Layer", mode=self.name, _PACKED=prepacked
-        )
-        self.Cell: type[CustomCell] = made(CustomCell, "Cell")
+        made = _checked(self.name, learned, {} if initial is None else initial)
+        members = {
+            "_CELL": text,
+            "_HEADER": header,
+            "_DERIVATION": learned,
+            "_INITIAL": {**learned.parameters, **made},
+            "_OUTPUTS": header.outputs,
+            "__module__": getattr(function, "__module__", None) or __name__,
+        }
+        prepacked = _class_of(header, CustomPrepacked, "PrepackedLayer", members)
+        of_layer = {"mode": self.name, "_PACKED": prepacked}
+        if learned.results:
+            members["__getattr__"] = derived_attribute
+        self.Layer: type[CustomLayer] = _class_of(header, CustomLayer, "Layer", members | of_layer)
+        self.Cell: type[CustomCell] = _class_of(header, CustomCell, "Cell", members)
 
     def save(self, path: Path) -> None:
         """Writes the serialized cell to the file ``path``, for :meth:`load` in Python and, without
@@ -298,6 +265,36 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"lltm.Cell({self.name!r}, gates={self.gates}, states={self.states})"
+
+
+def _derivation_of(header: Program, text: str, derived: str) -> Derivation:
+    """Reads the derived parameters that follow a text, and checks that they fit its header."""
+    size = len(text + derived)
+    expect(size <= MOST_BYTES, header.name, f"at most {MOST_BYTES} bytes", size)
+    learned = Derivation.read(derived)
+    count, most = len(learned.parameters), f"at most {MOST_PARAMETERS} parameters"
+    expect(count <= MOST_PARAMETERS, header.name, most, count)
+    known, names = {*learned.parameters, *learned.results}, {*header.parameters}
+    right = {*learned.results} <= names <= known
+    expect(right, header.name, f"parameters {', '.join(sorted(known))}", sorted(names))
+    alike = {*header.scalars} - {*learned.results} == names & {*learned.scalars}
+    expect(alike, header.name, f"scalars {', '.join(header.scalars)}", learned.scalars)
+    learned.check(header.scalars)
+    return learned
+
+
+def _class_of(header: Program, base: Any, kind: str, members: Mapping[str, Any]) -> Any:
+    """Returns a class of the modules of a cell."""
+    where, states = f"{header.name}.{kind.removeprefix('Prepacked')}", ("h", *header.states)
+    of_kind = {
+        "_parameter_names": (*base._parameter_names, *header.parameters),
+        "_STATES": states if kind == "Cell" else tuple(f"{name}_0" for name in states),
+        "_where": where,
+        "__init__": _renamed(base.__init__, where),
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduced_as(kind),
+    }
+    return type(f"{header.name}_{kind}", (base,), {**members, **of_kind})
 
 
 def _renamed(function: Any, name: str) -> Any:

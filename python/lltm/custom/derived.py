@@ -375,17 +375,11 @@ class Derivation:
             }
             like = values[names[0]]
             for line, op, run, args, named in steps:
-                args = [
-                    values[x] if isinstance(x, str) else _given(x, values, like, size) for x in args
-                ]
+                args = [_given(x, values, like, size) for x in args]
                 named = {k: _given(x, values, like, size) for k, x in named.items()}
                 if check is not None:
                     check(op, [*args, *named.values()])
-                result = run(*args, **named)
-                if isinstance(result, Tensor):
-                    values[line] = result
-                else:
-                    values.update(_results(line, result))
+                values.update(_results(line, run(*args, **named)))
             made: Tensor = values[value].reshape(-1)
             if not made.is_floating_point():
                 _wrong(f"{name} with a floating-point dtype", made.dtype)

@@ -10,7 +10,6 @@ import copy
 import copyreg
 import math
 import pickle
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from typing_extensions import Unpack
 from .. import _check
 from .._prepacked import Prepacked
 from .._recurrent import Recurrent, documented
-from ..integrations import script
 from ..modules import LLTM, Layer, Options, Step, with_options
 from .derived import Derivation
 from .program import Program
@@ -228,9 +226,7 @@ class CustomCell(_Custom, Step[Any]):
 # TorchScript, and stems of the names of tensors in all modules and state_dicts.
 NAMES_IN_MODULES = {
     *(*dir(CustomCell), *vars(nn.Module()), *Recurrent.__annotations__),
-    *(*dir(script._Cell), *script._Cell.__annotations__),
-    *re.findall(r"def (\w+)", script._CONVERSIONS),
-    *(*Recurrent._parameter_names, *LLTM._parameter_names),
+    *("forward_in_python", *Recurrent._parameter_names, *LLTM._parameter_names),
     *(*Prepacked._INT8, Prepacked._PACKED),
 }
 

@@ -151,14 +151,11 @@ class Tracer(TorchDispatchMode):
             for gate in program.gates
         }
         arguments = {name: self.input(name) for name in (*positional, *by_name)}
-        self.parameters = {
-            self.graph[name]: (0, 1 if name in program.scalars else self.shape[1])
-            for name in program.parameters
-        }
-        for value, (_, size) in self.parameters.items():
-            name = next(k for k in program.parameters if self.graph[k] is value)
+        for name in program.parameters:
+            value, size = self.graph[name], 1 if name in program.scalars else self.shape[1]
             in_a_step = torch.linspace(self.number / 2, 0.75, size, dtype=torch.float64)
             in_a_step.requires_grad_()
+            self.parameters[value] = 0, size
             self.pure[value], self.pure_tensors[value] = True, in_a_step
             self.tape.add(in_a_step, name)
             self.computed[name] = arguments[name]

@@ -1,23 +1,20 @@
 """TorchScript forms of the modules, which torch.jit.script compiles.
 
 TorchScript needs fixed types and attribute names. So forward accepts tensors here, forward_packed
-accepts a PackedSequence, and a generated method names every parameter.
+accepts a PackedSequence, and both name every parameter: they are generated.
 
 torch.jit.script leaves the scriptable form in the parent module. So the form's class is a subclass
 of the module's class. It shares all attributes with the module and behaves like it in Python. Its
 pickles and copies are the original module.
 """
 
-# No `from __future__ import annotations`: TorchScript reads types, not their names.
-# mypy: disable-error-code="no-any-return"
+from __future__ import annotations
 
 import copyreg
 import functools
-import inspect
 import keyword
 import linecache
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,124 +26,89 @@ from torch.nn.utils.rnn import PackedSequence
 from .._recurrent import IN_TRAINING
 from . import schema
 
-# Replaced in the source of the methods below: the types of hx and output, which the methods convert
-# to and from tensor lists, and the arguments of the operator.
-State = Any
-Output = Any
-PackedOutput = Any
-Arguments: Any = None
+# The names that sources use.
+_NAMES: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "is_scripting": is_scripting}
+_NAMES["PackedSequence"] = PackedSequence
 
-
-class _Cell:
-    forward_in_python: Callable[..., Any]
-    scripted_parameters: Callable[[], list[Tensor]]
-    states_of: Callable[..., Any]
-    returned: Callable[..., Any]
-
-    def forward(self, input: Tensor, hx: State | None = None) -> State:
+# The methods of the forms. TorchScript needs the types of hx and output.
+_CELL = """
+class Form:
+    def forward(self, input: Tensor, hx: {State} | None = None) -> {State}:
         if not is_scripting():
             return self.forward_in_python(input, hx)
-        return self.returned(torch.ops.lltm.layer_step(Arguments))
+        states = torch.ops.lltm.layer_step({arguments})
+        return {state}
+"""
 
-
-class _Layer:
-    forward_in_python: Callable[..., Any]
-    scripted_parameters: Callable[[], list[Tensor]]
-    states_of: Callable[..., Any]
-    returned: Callable[..., Any]
-    outputs_of: Callable[..., Any]
-    packed: Callable[..., Any]
-
+_LAYER = """
+class Form:
     def run_operator(
         self,
         input: Tensor,
-        hx: State | None,
+        hx: {State} | None,
         batch_sizes: Tensor | None,
         sorted_indices: Tensor | None,
         unsorted_indices: Tensor | None,
         reset: Tensor | None,
-    ) -> tuple[Output, State]:
-        output, states = torch.ops.lltm.layer(Arguments)
-        return self.outputs_of(output, states), self.returned(states)
+    ) -> tuple[{Output}, {State}]:
+        output, states = torch.ops.lltm.layer({arguments})
+        return {output}, {state}
 
     def forward(
-        self, input: Tensor, hx: State | None = None, reset: Tensor | None = None
-    ) -> tuple[Output, State]:
+        self, input: Tensor, hx: {State} | None = None, reset: Tensor | None = None
+    ) -> tuple[{Output}, {State}]:
         if not is_scripting():
             return self.forward_in_python(input, hx, reset)
         return self.run_operator(input, hx, None, None, None, reset)
 
     @torch.jit.export
     def forward_packed(
-        self, input: PackedSequence, hx: State | None = None, reset: Tensor | None = None
-    ) -> tuple[PackedOutput, State]:
+        self, input: PackedSequence, hx: {State} | None = None, reset: Tensor | None = None
+    ) -> tuple[{PackedOutput}, {State}]:
         if not is_scripting():
-            return self(input, hx, reset)  # type: ignore[operator]
+            return self(input, hx, reset)
         rows, sizes, order, inverse = input
         output, state = self.run_operator(rows, hx, sizes, order, inverse, reset)
-        return self.packed(output, sizes, order, inverse), state
-
-
-_CONVERSIONS = """
-    def scripted_parameters(self) -> list[Tensor]:
-        return [{parameters}]
-
-    def states_of(self, hx: State | None) -> list[Tensor]:
-        if hx is None:
-            return []
-        return {given}
-
-    def returned(self, states: list[Tensor]) -> State:
-        return {returned}
-
-    def outputs_of(self, output: Tensor, states: list[Tensor]) -> Output:
-        return {outputs}
-
-    def packed(
-        self, output: Output, sizes: Tensor, order: Tensor | None, inverse: Tensor | None
-    ) -> PackedOutput:
-        return {packed}
+        return {packed}, state
 """
 
 
 @functools.cache
-def _methods(form: type, parameters: tuple[str, ...], states: int, outputs: int = 0) -> type:
+def _form(operator: str, parameters: tuple[str, ...], states: int, outputs: int = 0) -> type:
     """Returns a form for these parameters and numbers of states and outputs (0: not a tuple)."""
 
-    def several(kind: str, count: int) -> str:
-        return f"tuple[{', '.join([kind] * count)}]"
+    def of_type(kind: str, count: int, is_tuple: bool) -> str:
+        return f"tuple[{', '.join([kind] * count)}]" if is_tuple else kind
 
-    more = [f"states[{states + k}], " for k in range(outputs - 1)]
-    names = [f"output[{k}]" for k in range(outputs)] or ["output"]
-    packed = ", ".join(f"PackedSequence({name}, sizes, order, inverse)" for name in names)
-    values = ", ".join(parameters)
-    source = inspect.getsource(form) + _CONVERSIONS.format(
-        parameters=values,
-        given="[hx]" if states == 1 else f"[{', '.join(f'hx[{k}]' for k in range(states))}]",
-        returned=", ".join(f"states[{k}]" for k in range(states)),
-        outputs=f"(output, {''.join(more)})" if outputs else "output",
-        packed=f"({packed},)" if outputs else packed,
+    def made_of(values: Sequence[str], is_tuple: bool) -> str:
+        return f"({', '.join(values)},)" if is_tuple else values[0]
+
+    more = [f"states[{states + k}]" for k in range(outputs - 1)]
+    results = [f"output[{k}]" for k in range(outputs)] or ["output"]
+    packed = [f"PackedSequence({name}, sizes, order, inverse)" for name in results]
+    source = (_CELL if operator == "layer_step" else _LAYER).format(
+        State=of_type("Tensor", states, states > 1),
+        Output=of_type("Tensor", outputs, outputs > 0),
+        PackedOutput=of_type("PackedSequence", outputs, outputs > 0),
+        arguments=_arguments(operator, parameters, states),
+        state=made_of([f"states[{k}]" for k in range(states)], states > 1),
+        output=made_of(["output", *more], outputs > 0),
+        packed=made_of(packed, outputs > 0),
     )
-    replaced = {
-        "State": "Tensor" if states == 1 else several("Tensor", states),
-        "Output": several("Tensor", outputs) if outputs else "Tensor",
-        "PackedOutput": several("PackedSequence", outputs) if outputs else "PackedSequence",
-        "Arguments": _arguments("layer_step" if form is _Cell else "layer"),
-    }
-    for name, text in replaced.items():
-        source = re.sub(rf"\b{name}\b", text, source)
-    named = f"{form.__name__} of {states} states, {outputs} outputs from {values}"
-    made: type = _compiled(named, source)[form.__name__]
+    values = ", ".join(parameters)
+    named = f"{operator} of {states} states, {outputs} outputs from {values}"
+    made: type = _compiled(named, source)["Form"]
     return made
 
 
-def _arguments(name: str) -> str:
+def _arguments(name: str, parameters: Sequence[str], states: int) -> str:
     """Returns a module operator's arguments, as source."""
     operator: Any = getattr(torch.ops.lltm, name).default
+    given = "hx" if states == 1 else ", ".join(f"hx[{k}]" for k in range(states))
     values = {
         "cell": "self._CELL",
-        "states": "self.states_of(hx)",
-        "parameters": "self.scripted_parameters()",
+        "states": f"[] if hx is None else [{given}]",
+        "parameters": f"[{', '.join(parameters)}]",
         **{name: f"self.{name}" for name in schema.options(operator)},
         **{name: f"self.{name} if self.training else 0.0" for name in IN_TRAINING},
         "prepacked": "self._prepacked",
@@ -158,21 +120,22 @@ def _compiled(name: str, source: str) -> dict[str, Any]:
     """Returns the names that a source defines. TorchScript reads the source from linecache."""
     file = f"<lltm {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    namespace = dict(globals())
+    namespace = {"__name__": __name__, **_NAMES}
     exec(compile(source, file, "exec", dont_inherit=True), namespace)
     return namespace
 
 
 def cell(module: Any) -> nn.Module:
     """Returns the scriptable form of a single-step module."""
-    form = _methods(_Cell, _tensors(module, module._parameter_names), len(module._STATES))
+    tensors = _tensors(module, module._parameter_names)
+    form = _form("layer_step", tensors, len(module._STATES))
     return _sharing(module, form, ["_CELL"])
 
 
 def layer(module: Any, constants: Sequence[str] = (), saved: tuple[Any, ...] = ()) -> nn.Module:
     """Returns the scriptable form of a layer."""
     sizes = len(module._STATES), len(module._OUTPUTS)
-    form = _methods(_Layer, _tensors(module, module._names), *sizes)
+    form = _form("layer", _tensors(module, module._names), *sizes)
     # TorchScript finds class attributes, such as defaults, only if they are constants.
     options = schema.options(torch.ops.lltm.layer.default)
     defaults = (name for name in options if hasattr(type(module), name))

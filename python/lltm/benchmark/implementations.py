@@ -82,33 +82,6 @@ def compiled(make: Make, decomposed: bool = False, dynamic: bool = False) -> Mak
     return make_compiled
 
 
-# The implementations that are compared with the LLTM. The tutorial's C++ calls ATen operations.
-STEPS: dict[str, Make] = {
-    OURS: modules.LLTMCell,
-    PLAIN: reference.LLTMCell,
-    TUTORIAL: _TutorialCell,
-    "nn.LSTMCell": nn.LSTMCell,
-}
-COMPILED_STEPS: dict[str, Make] = {
-    COMPILED: compiled(reference.LLTMCell),
-    COMPILED_OURS: compiled(modules.LLTMCell),
-    COMPILED_DECOMPOSED: compiled(modules.LLTMCell, decomposed=True),
-}
-SEQUENCES: dict[str, Make] = {
-    OURS: modules.LLTM,
-    PLAIN: reference.LLTM,
-    TUTORIAL: _TutorialLoop,
-    "nn.LSTM": nn.LSTM,
-}
-COMPILED_SEQUENCES: dict[str, Make] = {
-    COMPILED: compiled(reference.LLTM),
-    COMPILED_OURS: compiled(modules.LLTM),
-    # With dynamic sizes the decomposition is a loop. With a fixed length it is unrolled, as in
-    # COMPILED.
-    COMPILED_DECOMPOSED: compiled(modules.LLTM, decomposed=True, dynamic=True),
-}
-
-
 def prepacked(make: Make, *sizes: int, weights: torch.dtype | None = None, **dtype: Any) -> Any:
     layer: Any = make(*sizes, **dtype)
     return layer.prepack(weights)
@@ -122,26 +95,32 @@ def quantized(make: Make, *sizes: int, **dtype: Any) -> Any:
         return torch.ao.quantization.quantize_dynamic(model, {type(model[0])})[0]
 
 
-def contenders(
+def implementations(
     case: Case, compile: bool = False, prepack: bool = False, checkpoint_steps: int = 0
 ) -> dict[str, Make]:
     """Returns the implementations that are compared in a case, lltm's first.
 
-    LSTM and GRU are compared only with the torch.nn layers that they replace.
+    LSTM and GRU are compared only with the torch.nn layers that they replace. The tutorial's C++
+    calls ATen operations.
 
     Args:
         compile: also compiled by torch.compile
         prepack: also inference of sequences with prepacked weights and, in float32, with int8
         checkpoint_steps: also training of sequences with activation checkpoints, if not 0
     """
-    ours, theirs = getattr(modules, case.module), getattr(nn, case.yardstick)
-    makes: dict[str, Make] = {OURS: ours, f"nn.{case.yardstick}": theirs}
+    ours, theirs = getattr(modules, case.module), getattr(nn, case.baseline)
+    makes: dict[str, Make] = {OURS: ours}
     compilable: dict[str, Make] = {COMPILED_OURS: compiled(ours), COMPILED_THEIRS: compiled(theirs)}
     if case.cell == "lltm":
-        makes = dict(STEPS if case.is_step else SEQUENCES)
-        compilable = COMPILED_STEPS if case.is_step else COMPILED_SEQUENCES
-    if case.packed or case.layers * case.directions > 1:
-        makes.pop(TUTORIAL, None)
+        makes[PLAIN] = plain = getattr(reference, case.module)
+        if not (case.packed or case.layers * case.directions > 1):
+            makes[TUTORIAL] = _TutorialCell if case.is_step else _TutorialLoop
+        # With dynamic sizes the decomposition of a sequence is a loop. With a fixed length it is
+        # unrolled, as in COMPILED.
+        decomposed = compiled(ours, decomposed=True, dynamic=not case.is_step)
+        compilable = {COMPILED: compiled(plain), COMPILED_OURS: compiled(ours)}
+        compilable[COMPILED_DECOMPOSED] = decomposed
+    makes[f"nn.{case.baseline}"] = theirs
     loops = case.cell == "lltm" and not case.is_step  # compiling a Python loop takes minutes
     if compile and (not loops or (case.shape == LOOP_SHAPE and case.dtype == torch.float32)):
         torch.compiler.reset()  # before the recompilation limit causes eager mode
@@ -150,7 +129,7 @@ def contenders(
         makes[PREPACKED] = partial(prepacked, ours)
         if case.dtype == torch.float32:
             makes[INT8] = partial(prepacked, ours, weights=torch.qint8)
-            makes[f"nn.{case.yardstick}, int8"] = partial(quantized, theirs)
+            makes[f"nn.{case.baseline}, int8"] = partial(quantized, theirs)
     if checkpoint_steps and case.training and not case.is_step:
         makes[CHECKPOINTED] = partial(ours, checkpoint_steps=checkpoint_steps)
     return makes
