@@ -1,4 +1,5 @@
-// Parts, layouts, results and rounding errors. Links only the kernels.
+// Parts of numbers, and the emulation of AMX. test_formats.cpp has the products. Links only the
+// kernels.
 #include "kernel_test.h"
 
 #include <algorithm>
@@ -25,10 +26,6 @@ TestMatrix<> normal(std::int64_t rows, std::int64_t columns, unsigned seed = 0) 
   return {rows, columns, /*gap=*/5, seed};
 }
 
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 // Marks memory that kernels must overwrite, or must not write.
 constexpr BFloat16x3 kUntouched = {{0x5A5A, 0x5A5A, 0x5A5A}};
 
@@ -42,23 +39,10 @@ double left(const Operand& operand, std::int64_t stride, std::int64_t r, std::in
   return part(words[0]) + part(words[32]) + part(words[64]);
 }
 
-double right(const Operand& operand, std::int64_t depth, std::int64_t k, std::int64_t n) {
-  const auto* const tile = &operand[0].bits[0] + (n / 16 * depth + k / 32 * 32) * 16 * 3;
-  const auto* const words = tile + k % 32 / 2 * 32 + n % 16 * 2 + k % 2;
-  return part(words[0]) + part(words[512]) + part(words[1024]);
-}
-
 Operand left_operand(const Bf16x3Kernels& kernels, const TestMatrix<>& x) {
   const std::int64_t stride = bf16x3_row_stride(x.columns);
   Operand operand(x.rows * stride, kUntouched);
   EXPECT_TRUE(kernels.pack_a(x.rows, x.columns, x.matrix(), {operand.data(), stride}));
-  return operand;
-}
-
-Operand right_operand(const Bf16x3Kernels& kernels, const TestMatrix<>& x) {
-  const std::int64_t depth = round_up(x.rows, 32);
-  Operand operand(depth * round_up(x.columns, 16), kUntouched);
-  EXPECT_TRUE(kernels.pack_b(x.rows, x.columns, x.matrix(), {operand.data(), depth * 16}));
   return operand;
 }
 
@@ -109,148 +93,6 @@ TEST_P(Bf16x3, NanIsDecomposedIntoNan) {
   EXPECT_EQ(left(operand, 32, 0, 0), x.at(0, 0));
   EXPECT_TRUE(std::isnan(left(operand, 32, 0, 1)));
   EXPECT_EQ(left(operand, 32, 0, 2), x.at(0, 2));
-}
-
-struct Size {
-  std::int64_t rows, columns;
-};
-constexpr Size kSizes[] = {
-    {1, 1},
-    {1, 32},
-    {2, 16},
-    {3, 17},
-    {16, 16},
-    {17, 31},
-    {31, 33},
-    {32, 32},
-    {33, 48},
-    {50, 75},
-    {64, 64},
-    {65, 129}};
-
-TEST_P(Bf16x3, LeftOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
-  for (const auto [rows, columns] : kSizes) {
-    const TestMatrix<> x = normal(rows, columns);
-    const Operand by_rows = left_operand(bf16x3_, x);
-    const std::int64_t stride = bf16x3_row_stride(columns);
-    Operand by_columns(rows * stride, kUntouched);
-    const TestMatrix<> xt = x.transposed();
-    ASSERT_TRUE(
-        bf16x3_.pack_a_transposed(xt.rows, xt.columns, xt.matrix(), {by_columns.data(), stride}));
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t k = 0; k < round_up(columns, 32); ++k) {
-        const double expected = k < columns ? x.at(r, k) : 0.0;
-        ASSERT_EQ(left(by_rows, stride, r, k), expected);
-        ASSERT_EQ(left(by_columns, stride, r, k), expected);
-      }
-      for (std::int64_t k = round_up(columns, 32); k < stride; ++k) {
-        ASSERT_EQ(by_rows[r * stride + k].bits[0], 0x5A5A) << "written after the row";
-        ASSERT_EQ(by_columns[r * stride + k].bits[0], 0x5A5A) << "written after the row";
-      }
-    }
-  }
-}
-
-TEST_P(Bf16x3, RightOperandsHaveTheElementsThenZerosToTheGroupsEnd) {
-  for (const auto [rows, columns] : kSizes) {
-    const TestMatrix<> x = normal(rows, columns);
-    const Operand packed = right_operand(bf16x3_, x);
-    const std::int64_t depth = round_up(rows, 32);
-    Operand transposed(packed.size(), kUntouched);
-    const TestMatrix<> xt = x.transposed();
-    ASSERT_TRUE(bf16x3_.pack_b_transposed(
-        xt.rows, xt.columns, xt.matrix(), {transposed.data(), depth * 16}));
-    for (std::int64_t n = 0; n < columns; ++n) {
-      for (std::int64_t k = 0; k < depth; ++k) {
-        const double expected = k < rows ? x.at(k, n) : 0.0;
-        ASSERT_EQ(right(packed, depth, k, n), expected);
-        ASSERT_EQ(right(transposed, depth, k, n), expected);
-      }
-    }
-  }
-}
-
-// The kernel writes entire panels: those of zeros are exact.
-void check_product(
-    const Bf16x3Kernels& kernels,
-    std::int64_t rows,
-    std::int64_t columns,
-    std::int64_t depth,
-    bool accumulate) {
-  SCOPED_TRACE(testing::Message() << rows << " x " << depth << " x " << columns);
-  const std::int64_t width = round_up(columns, 16);
-  const TestMatrix<> a = normal(rows, depth, 1);
-  TestMatrix<> b = normal(depth, width, 2);
-  for (std::int64_t k = 0; k < depth; ++k) {
-    for (std::int64_t n = columns; n < width; ++n) b(k, n) = 0;
-  }
-  const Operand left = left_operand(kernels, a);
-  const Operand right = right_operand(kernels, b);
-  TestMatrix<> c(rows + 1, width, /*gap=*/3);
-  if (accumulate) c.fill([] { return 0.75F; });
-  const TestMatrix<> before = c;
-  kernels.gemm(
-      rows,
-      {left.data(), bf16x3_row_stride(depth)},
-      {right.data(), round_up(depth, 32), width, width},
-      c.output(),
-      accumulate);
-  // The parts omit 2^-23 of each product. Rounding errors grow with the square root of the number
-  // of terms.
-  expect_product(
-      a, b, before, c, accumulate, 0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(depth)));
-}
-
-TEST_P(Bf16x3, ProductsOfEveryNumberOfRowsAreRightAndWriteNothingElse) {
-  for (std::int64_t rows = 1; rows <= 97; ++rows)
-    check_product(bf16x3_, rows, 48, 64, rows % 2 == 0);
-}
-
-TEST_P(Bf16x3, ProductsOfEveryNumberOfPanelsAreRightAndWriteNothingElse) {
-  for (const std::int64_t rows : {5, 16, 32, 45}) {
-    for (std::int64_t columns = 1; columns <= 160; columns += 13) {
-      check_product(bf16x3_, rows, columns, 96, columns % 2 == 0);
-    }
-  }
-}
-
-TEST_P(Bf16x3, ProductsOfEveryDepthAreRight) {
-  for (const std::int64_t rows : {3, 33}) {
-    for (const std::int64_t depth : {1, 2, 31, 32, 33, 100, 128, 129, 160, 257, 700, 1536}) {
-      check_product(bf16x3_, rows, 32, depth, false);
-      check_product(bf16x3_, rows, 32, depth, true);
-    }
-  }
-}
-
-// Long sums are the main use of bf16x3.
-TEST_P(Bf16x3, ErrorsAreNoLargerThanThoseOfAFloatGemm) {
-  constexpr std::int64_t kRows = 32, kColumns = 32, kDepth = 512;
-  const TestMatrix<> a = normal(kRows, kDepth, 3);
-  const TestMatrix<> b = normal(kDepth, kColumns, 4);
-  const Operand left = left_operand(bf16x3_, a);
-  const Operand right = right_operand(bf16x3_, b);
-  std::vector<float> c(kRows * kColumns);
-  bf16x3_.gemm(
-      kRows,
-      {left.data(), bf16x3_row_stride(kDepth)},
-      {right.data(), kDepth, kColumns, kColumns},
-      {c.data(), kColumns},
-      false);
-  double bf16x3_error = 0, float_error = 0;
-  for (std::int64_t r = 0; r < kRows; ++r) {
-    for (std::int64_t n = 0; n < kColumns; ++n) {
-      const double exact = Sum(a, b, r, n, 0).value;
-      float sum = 0;
-      for (std::int64_t k = 0; k < kDepth; ++k) {
-        sum = std::fma(static_cast<float>(a.at(r, k)), static_cast<float>(b.at(k, n)), sum);
-      }
-      bf16x3_error = std::max(bf16x3_error, std::abs(c[r * kColumns + n] - exact));
-      float_error = std::max(float_error, std::abs(sum - exact));
-    }
-  }
-  EXPECT_GT(float_error, 0);
-  EXPECT_LE(bf16x3_error, float_error);
 }
 
 std::vector<std::uint32_t> bits_of(const std::vector<float>& x) {

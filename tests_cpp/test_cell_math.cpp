@@ -8,7 +8,6 @@
 #include <cfenv>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -572,65 +571,6 @@ void check_registers(const Kernels& kernels) {
 TEST_P(CellMath, RegistersAreInOrder) {
   check_registers<float>(*kernels_);
   check_registers<double>(*kernels_);
-}
-
-template <typename T>
-void check_transpose(Transpose<T> transpose, T (*number)(int)) {
-  constexpr int kGap = 20;
-  const auto same_bits = [](T a, T b) { return std::memcmp(&a, &b, sizeof(T)) == 0; };
-  for (const int rows : {1, 15, 16, 17, 32, 33, 50}) {
-    for (const int columns : {1, 15, 16, 17, 33}) {
-      SCOPED_TRACE(testing::Message() << rows << " rows, " << columns << " columns");
-      const int x_stride = columns + 3;
-      const int y_stride = rows + 5;
-      std::vector<T> x;
-      for (int k = 0; k < rows * x_stride; ++k) x.push_back(number(k));
-      const T untouched = number(12345);
-      std::vector<T> y(static_cast<std::size_t>((columns + kGap) * y_stride), untouched);
-      transpose(rows, columns, {x.data(), x_stride}, {y.data(), y_stride});
-      int wrong = 0;
-      for (int c = 0; c < columns + kGap; ++c) {
-        for (int r = 0; r < y_stride; ++r) {
-          const bool inside = c < columns && r < rows;
-          wrong += !same_bits(y[c * y_stride + r], inside ? x[r * x_stride + c] : untouched);
-        }
-      }
-      EXPECT_EQ(wrong, 0);
-    }
-  }
-}
-
-TEST_P(CellMath, TransposesAreCorrectAndWriteNothingElse) {
-  check_transpose<float>(kernels_->transpose_f32, [](int k) { return static_cast<float>(k); });
-  check_transpose<BFloat16>(
-      kernels_->transpose_bf16, [](int k) { return BFloat16{static_cast<std::uint16_t>(k)}; });
-}
-
-TEST_P(CellMath, PairsOfColumnsAreCorrectAndNothingElseIsWritten) {
-  const BFloat16 untouched{12345};
-  for (const int rows : {1, 15, 16, 17, 33}) {
-    for (const int columns : {1, 2, 31, 32, 33, 64, 71}) {
-      SCOPED_TRACE(testing::Message() << rows << " rows, " << columns << " columns");
-      const int x_stride = columns + columns % 2 + 1;  // odd: unaligned rows
-      const int pairs = (columns + 1) / 2, y_stride = 2 * rows + 6;
-      std::vector<BFloat16> x;
-      for (int k = 0; k < rows * x_stride; ++k) x.push_back({static_cast<std::uint16_t>(k)});
-      std::vector<BFloat16> y(static_cast<std::size_t>((pairs + 20) * y_stride), untouched);
-      kernels_->pair_columns_bf16(rows, columns, {x.data(), x_stride}, {y.data(), y_stride});
-      int wrong = 0;
-      for (int p = 0; p < pairs + 20; ++p) {
-        for (int j = 0; j < y_stride; ++j) {
-          const int c = 2 * p + j % 2;
-          BFloat16 expected = untouched;
-          if (p < pairs && j < 2 * rows) {
-            expected = c < columns ? x[j / 2 * x_stride + c] : BFloat16{0};
-          }
-          wrong += y[p * y_stride + j].bits != expected.bits;
-        }
-      }
-      EXPECT_EQ(wrong, 0);
-    }
-  }
 }
 
 struct Format {

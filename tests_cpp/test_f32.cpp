@@ -1,4 +1,5 @@
-// Compared with float64. Links only the kernels.
+// GEMMs with weights in place, and of small batches, compared with float64. Links only the kernels.
+// test_formats.cpp has the others.
 #include "kernel_test.h"
 
 #include <algorithm>
@@ -6,114 +7,22 @@
 namespace lltm::cpu {
 namespace {
 
-const std::vector<float>& stored(const Kernels& /*kernels*/, TestMatrix<>& values, float /*type*/) {
-  return values.data;
-}
-template <typename T>
-std::vector<T> stored(const ArrayConvert<T>& convert, TestMatrix<>& values) {
-  const auto size = static_cast<int64_t>(values.data.size());
-  std::vector<T> result(size);
-  convert.store(values.data.data(), result.data(), size);
-  convert.load(result.data(), values.data.data(), size);
-  return result;
-}
-std::vector<Half> stored(const Kernels& kernels, TestMatrix<>& values, Half /*type*/) {
-  return stored(kernels.convert_f16, values);
-}
-std::vector<BFloat16> stored(const Kernels& kernels, TestMatrix<>& values, BFloat16 /*type*/) {
-  return stored(kernels.convert_bf16, values);
-}
-
 class F32Kernels : public KernelTest {};
 LLTM_EACH_ISA(F32Kernels, "default", "avx2", "avx512");
 
-class PackedF32 : public F32Kernels {
- protected:
-  void SetUp() override {
-    F32Kernels::SetUp();
-    if (!IsSkipped() && gemms_f32_of<float>(*kernels_).multiply == nullptr)
-      GTEST_SKIP() << "the baseline has none";
-  }
-
-  // Products in chains of `chain` terms, with B in each storage type.
-  void check(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
-    check_of<float>(m, n, k, chain, accumulate);
-    check_of<Half>(m, n, k, chain, accumulate);
-    check_of<BFloat16>(m, n, k, chain, accumulate);
-  }
-
-  template <typename B>
-  void check_of(int64_t m, int64_t n, int64_t k, int64_t chain, bool accumulate) const {
-    SCOPED_TRACE(
-        testing::Message() << "m " << m << ", n " << n << ", k " << k << ", " << sizeof(B)
-                           << " bytes");
-    const TestMatrix<> a(m, k, /*gap=*/3, 1);
-    TestMatrix<> b(k, n, /*gap=*/m % 2, 2);
-    const std::vector<B> b_stored = stored(*kernels_, b, B{});
-    const TestMatrix<> before(m + 1, n, /*gap=*/5, 3);
-    TestMatrix<> c(m + 1, n, /*gap=*/5);
-    if (accumulate) c = before;
-    gemms_f32_of<B>(*kernels_).multiply(
-        m, a.matrix(), {b_stored.data(), k, n, b.stride}, c.output(), chain, accumulate);
-    // Each term is added in at most one chain, then in the sum of chains.
-    const auto additions = static_cast<double>(chain + k / chain + 2);
-    expect_product(a, b, before, c, accumulate, additions * 0x1p-24);
-  }
-};
-
-LLTM_EACH_ISA(PackedF32, "default", "avx2", "avx512");
-
-TEST_P(PackedF32, TilesOfAllSizes) {
-  for (int64_t m = 1; m <= 26; ++m) {
-    for (const int64_t n : {1, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 80, 112, 130}) {
-      check(m, n, 5, 64, /*accumulate=*/m % 2 == 1);
-    }
-  }
-}
-
-TEST_P(PackedF32, PiecesOfKAreAddedOnce) {
-  for (const int64_t k : {1, 2, 31, 32, 33, 64, 65, 100, 129, 300}) {
-    for (const int64_t chain : {1, 32, 64}) {
-      check(8, 48, k, chain, /*accumulate=*/false);
-      check(13, 20, k, chain, /*accumulate=*/true);
-    }
-  }
-}
-
-TEST_P(PackedF32, RowsDoNotDependOnEachOther) {
-  const TestMatrix<> a(9, 40, 0, 1), b(40, 50, 0, 2);
-  const PackedB<const float> packed = {b.data.data(), 40, 50, 50};
-  std::vector<float> all(9 * 50), one(50);
-  gemms_f32_of<float>(*kernels_).multiply(
-      9, a.matrix(), packed, {all.data(), 50}, 64, /*accumulate=*/false);
-  for (int64_t r = 0; r < 9; ++r) {
-    gemms_f32_of<float>(*kernels_).multiply(
-        1, a.matrix().from(r), packed, {one.data(), 50}, 64, /*accumulate=*/false);
-    for (int64_t j = 0; j < 50; ++j) ASSERT_EQ(one[j], all[r * 50 + j]);
-  }
-}
-
 template <typename B>
-void check_in_place(
-    const Kernels& kernels,
-    void (*gemm)(int64_t, const InPlaceGemm<B>&),
-    int64_t m,
-    int64_t n,
-    int64_t k0,
-    int64_t k1) {
+void check_in_place(const GemmsF32<B>& gemms, int64_t m, int64_t n, int64_t k0, int64_t k1) {
   SCOPED_TRACE(
       testing::Message() << "m " << m << ", n " << n << ", k " << k0 << " + " << k1 << ", "
                          << sizeof(B) << " bytes");
   const TestMatrix<> a0(m, k0, 3, 1), a1(m, k1, 0, 2);
-  TestMatrix<> b0(n, k0, 2, 3), b1(n, k1, 1, 4);
-  const std::vector<B> b0_stored = stored(kernels, b0, B{}), b1_stored = stored(kernels, b1, B{});
+  const TestMatrix<B> b0(n, k0, 2, 3), b1(n, k1, 1, 4);
   for (const bool accumulate : {false, true}) {
     TestMatrix<> c(m, n, /*gap=*/3);
     if (accumulate) c.fill([] { return 2; });
-    gemm(
+    gemms.multiply_transposed(
         m,
-        {{{a0.matrix(), {b0_stored.data(), b0.stride}, k0},
-          {a1.matrix(), {b1_stored.data(), b1.stride}, k1}},
+        {{{a0.matrix(), b0.matrix(), k0}, {a1.matrix(), b1.matrix(), k1}},
          n,
          c.output(),
          accumulate});
@@ -138,11 +47,9 @@ TEST_P(F32Kernels, ProductsWithWeightsInPlace) {
     for (const int64_t n : {1, 2, 3, 4, 7, 8, 9, 17}) {
       for (const int64_t k : {0, 1, 15, 16, 17, 100, 300}) {
         for (const int64_t k1 : {0, 1, 33}) {
-          check_in_place(
-              *kernels_, gemms_f32_of<float>(*kernels_).multiply_transposed, m, n, k, k1);
-          check_in_place(*kernels_, gemms_f32_of<Half>(*kernels_).multiply_transposed, m, n, k, k1);
-          check_in_place(
-              *kernels_, gemms_f32_of<BFloat16>(*kernels_).multiply_transposed, m, n, k, k1);
+          check_in_place(gemms_f32_of<float>(*kernels_), m, n, k, k1);
+          check_in_place(gemms_f32_of<Half>(*kernels_), m, n, k, k1);
+          check_in_place(gemms_f32_of<BFloat16>(*kernels_), m, n, k, k1);
         }
       }
     }

@@ -1,8 +1,12 @@
 // Packs matrices in every GEMM operand format and layout and compares their product with float64.
-// Links only kernels and formats.
+// Links only kernels and formats. test_int8.cpp has the products of bytes.
 #include "cpu/gemm/formats.h"
 #include "cpu/kernels.h"
 #include "kernel_test.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
 
 namespace lltm::cpu {
 
@@ -27,7 +31,7 @@ class FormatsOfGemm : public testing::TestWithParam<std::string> {
     if (bf16) chosen.gemm_bf16_operands = kernels_bf16();
   }
 };
-LLTM_EACH_ISA(FormatsOfGemm, "default", "avx2", "avx512", "bf16", "emulated_amx");
+LLTM_EACH_ISA(FormatsOfGemm, "default", "avx2", "avx512", "bf16", "emulated_amx", "amx");
 
 // In [-1, 1].
 template <typename T>
@@ -39,10 +43,10 @@ TestMatrix<T> uniform(int64_t rows, int64_t columns, unsigned seed) {
   });
 }
 
+// All bytes are 0xFF, which is NaN.
 template <typename T>
 struct AlignedArray {
-  explicit AlignedArray(int64_t size, unsigned char byte = 0)
-      : memory(size * sizeof(T) + 64, byte) {}
+  explicit AlignedArray(int64_t size) : memory(size * sizeof(T) + 64, 0xFF) {}
   T* data() {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
     return reinterpret_cast<T*>((begin + 63) / 64 * 64);
@@ -50,29 +54,32 @@ struct AlignedArray {
   std::vector<unsigned char> memory;
 };
 
-// Error relative to the sum of the terms' magnitudes.
-double error_of(F32Format, int64_t k) {
+// Error relative to the sum of the terms' magnitudes. Each term is added in at most one chain, then
+// in the sum of chains.
+double error_of(F32Format, int64_t m, int64_t k) {
+  const int64_t chain = longest_chain(m);
+  return static_cast<double>(std::min(k, chain) + k / chain + 2) * 0x1p-24;
+}
+double error_of(Bf16Format, int64_t /*m*/, int64_t k) {
   return static_cast<double>(k + 2) * 0x1p-24;
 }
-double error_of(Bf16Format, int64_t k) {
-  return static_cast<double>(k + 2) * 0x1p-24;
-}
-double error_of(Bf16x3Format, int64_t k) {
-  return static_cast<double>(k + 8) * 0x1p-23;
-}
-double error_of(Int8Format, int64_t /*k*/) {
-  return 0;
+// The parts omit 2^-23 of each product. Rounding errors grow with the square root of the number of
+// terms.
+double error_of(Bf16x3Format, int64_t /*m*/, int64_t k) {
+  return 0x1p-23 + 0x1p-24 * std::sqrt(6.0 * static_cast<double>(k));
 }
 
-// Half a step of at most 1/127 per element, for both factors and all terms.
-double absolute_error(Int8Format, int64_t k) {
-  return static_cast<double>(k) * (1.01 / 127);
-}
+// The elements of B before packing, or in place.
 template <typename Format>
-double absolute_error(Format, int64_t /*k*/) {
-  return 0;
-}
+struct Right {
+  using Element = typename Format::Unpacked;
+};
+template <typename T>
+struct Right<F32InPlaceFormat<T>> {
+  using Element = T;
+};
 
+// C's last row, and its gaps, must be unchanged.
 template <typename Format>
 void check_gemm(Format format, int64_t m, int64_t n, int64_t k, bool transposed, bool accumulate) {
   SCOPED_TRACE(
@@ -80,45 +87,57 @@ void check_gemm(Format format, int64_t m, int64_t n, int64_t k, bool transposed,
                          << (transposed ? ", transposed" : ""));
   using Element = typename Format::Element;
   using Unpacked = typename Format::Unpacked;
-  constexpr bool kInt8 = std::is_same_v<Format, Int8Format>;
-  const auto a = uniform<Unpacked>(m, k, 1), b = uniform<Unpacked>(k, n, 2);
+  constexpr bool kBInPlace =
+      std::is_base_of_v<F32Format, Format> && !std::is_same_v<F32Format, Format>;
+  const auto a = uniform<Unpacked>(m, k, 1);
+  const auto b = uniform<typename Right<Format>::Element>(k, n, 2);
   const int64_t padded_k = Format::padded_k(k), padded_n = Format::padded_n(n);
-  const int64_t a_stride = Format::a_stride(k);
-  // pack_a_transposed writes the padding: NaN before. pack_a keeps it.
-  AlignedArray<Element> a_memory(m * a_stride, transposed && !kInt8 ? 0xFF : 0);
-  AlignedArray<Element> b_memory(padded_k * padded_n);
-  const Matrix<Element> a_packed = {a_memory.data(), a_stride};
-  const PackedB<Element> b_packed = {b_memory.data(), padded_k, padded_n, padded_n};
-  if constexpr (!kInt8) {
+  TestMatrix<> c(m + 1, padded_n, /*gap=*/5);  // NaN
+  if (accumulate) c.fill([] { return 0.5F; });
+  const TestMatrix<> before = c;
+  if constexpr (kBInPlace) {
+    Format::gemm(m, a.matrix(), {b.data.data(), k, n, b.stride}, c.output(), accumulate);
+  } else {
+    const int64_t a_stride = Format::a_stride(k);
+    AlignedArray<Element> a_memory(m * a_stride), b_memory(padded_k * padded_n);
+    const Matrix<Element> a_packed = {a_memory.data(), a_stride};
+    const PackedB<Element> b_packed = {b_memory.data(), padded_k, padded_n, padded_n};
     if (transposed) {
       ASSERT_TRUE(Format::pack_a_transposed(m, k, padded_k, a.transposed().matrix(), a_packed));
+      ASSERT_TRUE(Format::pack_b_transposed(b_packed, 0, 0, b.transposed().matrix(), k, n));
+    } else {
+      if (Format::kInPlace) std::fill_n(a_packed.data, m * a_stride, Element{});  // not written
+      ASSERT_TRUE(Format::pack_a(m, k, a.matrix(), a_packed));
       ASSERT_TRUE(Format::pack_b(b_packed, 0, 0, b.matrix(), k, n));
     }
+    Format::gemm(m, as_const(a_packed), as_const(b_packed), c.output(), accumulate);
   }
-  if (!transposed || kInt8) {
-    ASSERT_TRUE(Format::pack_a(m, k, a.matrix(), a_packed));
-    ASSERT_TRUE(Format::pack_b_transposed(b_packed, 0, 0, b.transposed().matrix(), k, n));
-  }
-  constexpr float kBefore = 0.5f;
-  std::vector<float> c(m * padded_n, kBefore);
-  Format::gemm(m, as_const(a_packed), as_const(b_packed), {c.data(), padded_n}, accumulate);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      const Sum sum(a, b, i, j, accumulate ? kBefore : 0);
-      const double bound = error_of(format, k) * sum.magnitude + absolute_error(format, k);
-      ASSERT_NEAR(c[i * padded_n + j], sum.value, bound + (kInt8 ? 1e-6 : 0)) << i << ", " << j;
+      const Sum sum(a, b, i, j, accumulate ? 0.5 : 0);
+      ASSERT_NEAR(c.at(i, j), sum.value, error_of(format, m, k) * sum.magnitude) << i << ", " << j;
     }
+    for (int64_t j = padded_n; j < c.stride; ++j) {
+      ASSERT_TRUE(std::isnan(c.at(i, j))) << "written after row " << i;
+    }
+  }
+  for (int64_t j = 0; j < padded_n; ++j) {
+    const double last = c.at(m, j);
+    ASSERT_TRUE(accumulate ? last == before.at(m, j) : std::isnan(last)) << j;
   }
 }
 
 template <typename Format>
 void check_products(Format format) {
-  for (const int64_t m : {1, 3, 6, 17}) {
-    for (const int64_t n : {1, 16, 30, 64}) {
-      for (const int64_t k : {1, 2, 32, 33, 130}) {
-        for (const bool transposed : {false, true}) {
-          check_gemm(format, m, n, k, transposed, /*accumulate=*/m == 3);
-        }
+  for (int64_t m = 1; m <= 50; ++m) {
+    for (const int64_t n : {1, 7, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 80, 112, 130}) {
+      check_gemm(format, m, n, m % 3 == 0 ? 34 : 5, m % 2 == 0, /*accumulate=*/m % 4 < 2);
+    }
+  }
+  for (const int64_t m : {1, 8, 17, 33}) {
+    for (const int64_t k : {1, 2, 31, 32, 33, 64, 65, 100, 129, 130, 300, 514, 1030, 1536}) {
+      for (const bool transposed : {false, true}) {
+        check_gemm(format, m, 48, k, transposed, /*accumulate=*/transposed == (m < 9));
       }
     }
   }
@@ -127,6 +146,9 @@ void check_products(Format format) {
 TEST_P(FormatsOfGemm, ProductsOfFloat32) {
   if (!F32Format::available()) GTEST_SKIP() << "the baseline of x86 has none";
   check_products(F32Format{});
+  check_products(F32InPlaceFormat<float>{});
+  check_products(F32InPlaceFormat<Half>{});
+  check_products(F32InPlaceFormat<BFloat16>{});
 }
 
 TEST_P(FormatsOfGemm, ProductsOfBfloat16) {
@@ -137,10 +159,6 @@ TEST_P(FormatsOfGemm, ProductsOfBfloat16) {
 TEST_P(FormatsOfGemm, ProductsOfSplitFloat32) {
   if (!Bf16x3Format::available()) GTEST_SKIP() << "this instruction set has none";
   check_products(Bf16x3Format{});
-}
-
-TEST_P(FormatsOfGemm, ProductsOfBytes) {
-  check_products(Int8Format{});
 }
 
 // These packing kernels do not require a bfloat16 GEMM.

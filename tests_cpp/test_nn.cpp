@@ -14,7 +14,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/utils/rnn.h>
-#include <torch/serialize.h>
 
 #include <array>
 #include <cmath>
@@ -459,17 +458,6 @@ TYPED_TEST(Modules, WorkInASequentialAndAnAnyModule) {
       list(any.template forward<Result>(
           input, std::optional<StateT>(), std::optional<Tensor>(reset))),
       list(layer->forward(input, std::nullopt, reset))));
-}
-
-TYPED_TEST(Modules, AreSavedAndLoadedByTorch) {
-  for (const bool bias : {true, false}) {
-    auto saved = this->layer(this->options().num_layers(2).bias(bias));
-    auto loaded = this->layer(saved->options);
-    std::stringstream stream;
-    torch::save(saved, stream);
-    torch::load(loaded, stream);
-    EXPECT_TRUE(identical(loaded->all_weights(), saved->all_weights()));
-  }
 }
 
 TYPED_TEST(Modules, PrintTheirOptions) {

@@ -338,22 +338,5 @@ TEST(Nvrtc, KernelsOfTheLibraryAreNotCompiled) {
   ::unsetenv("LLTM_CACHE_DIR");
 }
 
-TEST(Nvrtc, SourceDependsOnTheCellAndTypes) {
-  const std::string source = print_kernel(
-      {find_cell(lltm_test::kDuoText),
-       /*backward=*/true,
-       KernelType::kDouble,
-       KernelType::kFloat,
-       /*width=*/2});
-  for (const char* part :
-       {"#include \"cuda/kernel/program_gpu.h\"\n",
-        "const V v3 = math::multiply_add(in[7], in[5], v2);\n",
-        "math::multiply_add(V(0.25), in[4], v3);\n",
-        "using Args = BackwardArgs<double, float>;\n",
-        "LLTM_ELEMENTWISE_KERNEL(lltm_backward, BackwardAccess, backward_at, 2)\n"}) {
-    EXPECT_NE(source.find(part), std::string::npos) << part;
-  }
-}
-
 }  // namespace
 }  // namespace lltm::cuda

@@ -231,22 +231,6 @@ TEST(CostModel, HeadsHaveShorterProductsAndNeedNoBarrier) {
   }
 }
 
-TEST(Schedule, OfSmallBatches) {
-  for (const Named& machine : {kZen4, kCascadeLake, kSapphireRapids}) {
-    SCOPED_TRACE(machine.name);
-    for (const bool prepacked : {false, true}) {
-      EXPECT_EQ(
-          to_string(schedule_small_batch(machine.machine, shape(1, 32, 128), 100, prepacked)),
-          "forward: small batch, weights packed, threads 1 x 8 (rows x "
-          "blocks), blocks of up to 16 units, chunks of 64 rows");
-      EXPECT_EQ(
-          to_string(schedule_small_batch(machine.machine, shape(4, 300, 300), 100, prepacked)),
-          "forward: small batch, weights packed, threads 2 x 7 (rows x "
-          "blocks), blocks of up to 48 units, chunks of 64 rows");
-    }
-  }
-}
-
 TEST(Schedule, OfTwoDirections) {
   Machine machine = kZen4.machine;
   const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden, bool training) {

@@ -1,17 +1,13 @@
-// Two calls as one autograd node (op/bidirectional.h).
-#include "op/bidirectional.h"
-
-#include "cell_arguments.h"
+// The threads of two concurrent calls, and of calls next to other work. test_properties.py compares
+// results and derivatives of two directions with those of other layers.
 #include "cpu/schedule.h"
 #include "cpu/threads/parallel.h"
-#include "op/operators.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <unistd.h>
 
 #include <array>
@@ -24,122 +20,6 @@
 
 namespace lltm_test {
 namespace {
-
-using lltm::SequenceOutputs;
-
-struct Pair : std::array<Arguments, 2> {
-  int64_t checkpoint_steps = 0;
-
-  lltm::SequenceArgs args(size_t k) const {
-    return {operator_inputs((*this)[k], checkpoint_steps)};
-  }
-};
-
-// The second call is in reverse, without bias.
-Pair random_pair(const char* cell) {
-  const auto call = [&](uint64_t seed, bool bias) {
-    return requiring_grad(sequence_problem({4, 3, 5, 6}, at::kDouble, seed, bias, cell));
-  };
-  Pair calls = {{call(1, true), call(2, false)}};
-  calls[1].reverse = true;
-  return calls;
-}
-
-// Omits the second call's c_n.
-at::Tensor loss_of(const std::array<SequenceOutputs, 2>& results) {
-  const auto& [output, h_n, c_n] = results[0];
-  const auto& [other_output, other_h_n, other_c_n] = results[1];
-  return output.square().sum() + (h_n * c_n.sum()).sum() + other_output.exp().sum() +
-         other_h_n.sum();
-}
-
-std::array<SequenceOutputs, 2> together(const Pair& calls) {
-  auto [first, second] = lltm::sequences_side_by_side(calls.args(0), calls.args(1));
-  return {first, second};
-}
-std::array<SequenceOutputs, 2> alone(const Pair& calls) {
-  return {lltm::op::call(calls.args(0)), lltm::op::call(calls.args(1))};
-}
-
-Tensors wanted(const Pair& calls) {
-  Tensors all;
-  for (const Arguments& call : calls) {
-    for (const at::Tensor& tensor : differentiable(call)) {
-      if (tensor.requires_grad()) all.push_back(tensor);
-    }
-  }
-  return all;
-}
-
-class SideBySide : public testing::TestWithParam<const char*> {
- protected:
-  static void expect_the_same(const Pair& calls) {
-    const Tensors inputs = wanted(calls);
-    const at::Tensor loss = loss_of(together(calls));
-    EXPECT_TRUE(close(
-        torch::autograd::grad({loss}, inputs),
-        torch::autograd::grad({loss_of(alone(calls))}, inputs)));
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Cells, SideBySide, testing::ValuesIn(kCells));
-
-TEST_P(SideBySide, GradientsEqualThoseOfSeparateCalls) {
-  const Pair calls = random_pair(GetParam());
-  expect_the_same(calls);
-  const auto results = together(calls);
-  EXPECT_EQ(std::get<0>(results[0]).grad_fn(), std::get<0>(results[1]).grad_fn()) << "one node";
-}
-
-TEST_P(SideBySide, GradientsWithCheckpointsEqualThoseOfSeparateCalls) {
-  Pair calls = random_pair(GetParam());
-  calls.checkpoint_steps = 2;
-  expect_the_same(calls);
-}
-
-TEST_P(SideBySide, GradientsOfAnySubsetEqualThoseOfSeparateCalls) {
-  const Pair all = random_pair(GetParam());
-  const size_t count = wanted(all).size();
-  for (size_t skipped = 0; skipped < count; ++skipped) {
-    SCOPED_TRACE(skipped);
-    const Tensors tensors = wanted(all);
-    tensors[skipped].requires_grad_(false);
-    expect_the_same(all);
-    tensors[skipped].requires_grad_(true);
-  }
-  for (const Arguments& call : all) {
-    const Tensors tensors = differentiable(call);
-    for (const at::Tensor& tensor : tensors) tensor.requires_grad_(false);
-    expect_the_same(all);
-    for (const at::Tensor& tensor : tensors) tensor.requires_grad_(true);
-  }
-}
-
-TEST_P(SideBySide, WithoutGradientsNothingIsRecorded) {
-  const Pair calls = random_pair(GetParam());
-  const at::NoGradGuard no_grad;
-  const auto results = together(calls);
-  const auto expected = alone(calls);
-  for (size_t k = 0; k < 2; ++k) {
-    EXPECT_TRUE(close({std::get<0>(results[k])}, {std::get<0>(expected[k])}));
-    EXPECT_FALSE(std::get<0>(results[k]).requires_grad());
-  }
-}
-
-// Uses the ATen fallback, as in separate calls.
-TEST_P(SideBySide, SecondDerivativesEqualThoseOfSeparateCalls) {
-  const Pair calls = random_pair(GetParam());
-  const Tensors inputs = wanted(calls);
-  const auto second = [&](const at::Tensor& loss) {
-    const Tensors first = torch::autograd::grad(
-        {loss}, inputs, {}, /*retain_graph=*/std::nullopt, /*create_graph=*/true);
-    at::Tensor sum = at::zeros({}, at::kDouble);
-    for (const at::Tensor& gradient : first) sum = sum + gradient.square().sum();
-    return torch::autograd::grad({sum}, inputs);
-  };
-  const Tensors ours = second(loss_of(together(calls)));
-  const Tensors expected = second(loss_of(alone(calls)));
-  for (size_t k = 0; k < ours.size(); ++k) EXPECT_TRUE(at::allclose(ours[k], expected[k])) << k;
-}
 
 // Two calls with three threads each, or fewer.
 TEST(Crews, RunTheRegionsOfTheirCalls) {

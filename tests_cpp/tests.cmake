@@ -60,7 +60,7 @@ set(bf16x3 "*Bf16x3*:AmxEmulation*")
 set(program_text "CellText.*:CellCode.*:CellErrors.*:DefinitionProgram/*")
 set(schedule "Schedule.*:CostModel.*:ChooseEngine.*")
 string(JOIN ":" others
-  "${bf16x3}" "*Bf16Kernels*" "*ElementwiseKernels*" "*F32*" "*FormatsOfGemm*" "*Int8*"
+  "${bf16x3}" "*ElementwiseKernels*" "*F32*" "*FormatsOfGemm*" "*Int8*"
   "${program_text}" "${schedule}")
 set(emulated)
 if(CMAKE_CROSSCOMPILING)  # with a long double in software
@@ -69,7 +69,6 @@ endif()
 lltm_test(cell_math      lltm_kernel_tests "-*Slow*:${others}" ${emulated})
 lltm_test(cell_math.slow lltm_kernel_tests "*SlowCellMath*" SLOW)
 lltm_test(bf16x3         lltm_kernel_tests "${bf16x3}")
-lltm_test(bf16           lltm_kernel_tests "*Bf16Kernels*")
 lltm_test(f32            lltm_kernel_tests "*F32*")
 lltm_test(elementwise    lltm_kernel_tests "*ElementwiseKernels*")
 lltm_test(formats        lltm_kernel_tests "*FormatsOfGemm*")

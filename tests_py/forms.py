@@ -98,7 +98,10 @@ class Form:
         for sample in self.samples(dtype, sizes):
             if every or not (self.steps and sample.options) or sample.name in SOME:
                 print(self.name, sample)  # pytest shows the last sample of a failed test
-                yield sample
+                # Two threads run two directions concurrently.
+                count = 2 if sample.options.get("bidirectional") else torch.get_num_threads()
+                with support.threads(count):
+                    yield sample
 
 
 def changed(tree: Any, change: Callable[[Tensor], Any]) -> Any:

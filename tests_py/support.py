@@ -26,7 +26,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import Dataset
 
 import lltm
 
@@ -611,22 +610,6 @@ def _custom_layer(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
 # No GEMM of h; products; means; a custom gradient; derived parameters; several states.
 CUSTOM = ("indrnn", "keras_gru", "layernorm_lstm", "lif", "hgrn", "slstm")
 MODULES.update({name: functools.partial(_custom_layer, name) for name in CUSTOM})
-
-
-class Encoded(Dataset[Tensor]):
-    """Dataset that encodes sequences with a layer, in a worker process."""
-
-    def __init__(self, layer: torch.nn.Module, inputs: Tensor) -> None:
-        self.layer = layer
-        self.inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> Tensor:
-        with torch.no_grad():
-            output: Tensor = self.layer(self.inputs[index])[0]
-        return output
 
 
 def save_outputs(rank: int, layers: Sequence[torch.nn.Module], x: Tensor, file: Path) -> None:

@@ -19,7 +19,6 @@ import support
 import sweep
 import torch
 
-from lltm.benchmark import user_model
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.implementations import OURS, TUTORIAL, Layer, implementations
 from lltm.benchmark.options import cases, parser
@@ -123,18 +122,6 @@ def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert [[*json.loads(line)] for line in lines] == [[f"{t}: seconds a step"] for t in titles]
 
 
-def test_rows_of_a_gpu_name_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_cuda, "measure", lambda title, builds, *rest: [*builds])
-    case = replace(SEQUENCE, device="cuda", cell="lstm")
-    rows: Any = bench_cuda.compare(case, SETTINGS, bench_cuda.ENGINES)
-    ours = ["lltm", "lltm, TF32", "lltm, per-step", "lltm, per-step, TF32"]
-    eager = [*ours, "nn.LSTM", "nn.LSTM, TF32 off"]
-    assert rows == [*eager, *(f"{name}, graph" for name in eager)]
-    half = replace(case, dtype=torch.float16)
-    rows = bench_cuda.compare(half, SETTINGS, bench_cuda.ENGINES, graphs=False)
-    assert rows == ["lltm", "lltm, per-step", "nn.LSTM"]
-
-
 def test_a_stopped_stage_of_the_gpu_bring_up_keeps_its_results(tmp_path: Path) -> None:
     printing = first_contact.Stage("name", ("sh", "-c", """echo '{"a": 1}'; exec sleep 60"""), 60)
     entry = first_contact.run(printing, limit=1, log=tmp_path / "log")
@@ -236,66 +223,10 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
 
 
-@pytest.mark.parametrize(
-    ("load", "last", "verdict"),
-    [
-        (2.0, 2.5, "With lltm, training is 2.5 times as fast."),
-        (2.1, 2.5, "No verdict on training: the load is 2.1 on 2 cores."),
-        (2.0, 9.0, "No verdict on training: the quartiles of torch.nn differ by a factor of 2.3."),
-    ],
-)
-def test_a_busy_system_gets_no_verdict(
-    load: float,
-    last: float,
-    verdict: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    seconds = {OURS: [1.0] * 3, "torch.nn": [2.4, 2.5, last]}
-    monkeypatch.setattr(user_model, "measure", lambda title, *_: Row(title, seconds, {}, {}))
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    compare_model(lambda: (torch.nn.GRU(2, 3), torch.randn(4, 2)), SETTINGS)
-    printed = capsys.readouterr().out
-    assert verdict in printed.splitlines()
-    assert ("Warning: the load is" in printed) == (load > 2)
-
-
 @pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])
 def test_a_missing_function_is_named(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=text):
         function(text)
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (("--json", "folder"), "--json: cannot write folder"),
-        (("--compare", "missing.json"), "--compare: cannot read missing.json: "),
-        (("--compare", "file"), "--compare: file is not a file written by --json"),
-    ],
-)
-def test_files_are_checked_before_measuring(
-    tmp_path: Path, option: tuple[str, str], said: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("[]", encoding="utf-8")
-    run = support.run_forked("-m", "lltm.benchmark", *SHAPES, *option, cwd=tmp_path, check=False)
-    assert run.returncode == 2
-    assert "one step, " not in run.stdout
-    assert f"error: argument {said}" in run.stderr.splitlines()[-1]
-
-
-def test_a_missing_matplotlib_is_reported_before_measuring(tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text(
-        "import runpy, sys\n"
-        "sys.modules['matplotlib'] = None\n"
-        "runpy.run_module('lltm.benchmark', run_name='__main__')\n",
-        encoding="utf-8",
-    )
-    shown = support.run_forked("run.py", *SHAPES, "--cell", "gru", cwd=tmp_path).stdout
-    assert 0 < shown.index("no plot: it needs matplotlib") < shown.index("one step, ")
-    assert not (tmp_path / "lltm-benchmark.png").exists()
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:

@@ -155,19 +155,6 @@ def test_the_users_own_library_builds_and_passes_its_tests(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="compiles with pkg-config")
-@pytest.mark.skipif(
-    Path(torch.__file__).parents[1] != Path(lltm.cmake_prefix_path).parent,
-    reason="lltm.pc of the wheel names the torch beside it, and there is none here",
-)
-def test_a_program_is_compiled_with_pkg_config(tmp_path: Path) -> None:
-    (text,) = (t for t in texts(DOCS / "install.md", "sh") if "pkg-config" in t)
-    (tmp_path / "app.cpp").write_text(texts(ROOT / "README.md", "cpp")[0], encoding="utf-8")
-    run_commands(f"{text.replace('/path/to/prefix', lltm.cmake_prefix_path)}./app", tmp_path)
-    assert (tmp_path / "layer.safetensors").is_file()
-
-
 @functools.cache
 def source(pattern: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob(pattern)))

@@ -72,13 +72,6 @@ def test_a_cell_accepts_numpy_numbers() -> None:
     assert (type(cell.input_size), type(cell.hidden_size)) == (int, int)
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="the device with number 0 is there")
-def test_a_device_may_be_a_number() -> None:
-    # Only the type checker and the missing device reject it.
-    with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda|accelerator|device|driver"):
-        lltm.LLTM(3, 5, device=0)
-
-
 def test_attributes_describe_the_layer() -> None:
     for layer in (lltm.LLTM(3, 5), lltm.LLTM(3, 5).prepack()):
         assert (layer.mode, layer.proj_size) == ("LLTM", 0)

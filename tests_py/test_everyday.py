@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import lltm
@@ -165,20 +164,3 @@ def test_what_only_the_constructor_sets_cannot_be_set(name: str, module: Any) ->
     with pytest.raises(AttributeError, match=f"lltm::.*: cannot set {name}: the constructor"):
         setattr(module, name, 2)
     assert getattr(module, name) == old
-
-
-@pytest.mark.parametrize(("start", "packed"), [("fork", False), ("spawn", False), ("spawn", True)])
-def test_workers_of_a_data_loader_run_the_layer(start: str, packed: bool) -> None:
-    plain, inputs = lltm.LLTM(I, H), torch.randn(6, T, I)
-    layer = plain.prepack() if packed else plain
-    with torch.no_grad():
-        # Runs before the workers start, because forks inherit the state of this process.
-        expected = layer(inputs.transpose(0, 1))[0].transpose(0, 1)
-    loader = DataLoader(
-        support.Encoded(layer, inputs),
-        batch_size=2,
-        num_workers=1,
-        multiprocessing_context=start,
-        timeout=60,
-    )
-    torch.testing.assert_close(torch.cat(list(loader)), expected)

@@ -76,31 +76,6 @@ def test_the_steps_of_a_fixed_sequence_are_unrolled() -> None:
     assert "lltm.layer" in explain.dynamo(call)
 
 
-DYNAMIC = ["--op", "sequence", "--dynamic"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--op", "loop"], "error: argument"),
-        (["--batch", "0"], "error: argument"),
-        ([*DYNAMIC, "--batch", "1"], "with --dynamic, --batch and --steps must be 2 at least"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_rejected(
-    options: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("sys.argv", ["explain", *options])
-    with pytest.raises(SystemExit) as caught:
-        explain.main()
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_explaining_leaves_the_compiler_usable() -> None:
     explain.joint(explain.Call("step", 1, 2, 3, 4, dynamic=True))
     double = torch.compile(lambda x: 2 * x, backend="aot_eager", fullgraph=True)

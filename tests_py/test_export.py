@@ -208,32 +208,6 @@ def compiled(
     return model, str(package)
 
 
-# Without lltm's Python: liblltm has the operators, the package the custom cell.
-WITHOUT_LLTM = """
-import sys, torch
-library, package, arguments, results = sys.argv[1:]
-torch.ops.load_library(library)
-run = torch._inductor.aoti_load_package(package)
-torch.save([run(x) for x in torch.load(arguments)], results)
-assert "lltm" not in sys.modules
-"""
-
-
-@pytest.mark.slow
-def test_a_compiled_package_runs_if_only_the_library_is_loaded(
-    compiled: tuple[Model, str], tmp_path: Path
-) -> None:
-    model, package = compiled
-    inputs = [torch.randn(*sizes, 3) for sizes in SIZES]
-    torch.save(inputs, tmp_path / "arguments")
-    files = (package, str(tmp_path / "arguments"), str(tmp_path / "results"))
-    library = next(Path(lltm.__file__).parent.rglob("liblltm.so"))
-    support.run_python("-c", WITHOUT_LLTM, str(library), *files)
-    with torch.no_grad():
-        for x, results in zip(inputs, torch.load(tmp_path / "results"), strict=True):
-            torch.testing.assert_close(flat(results), flat(model(x)))
-
-
 @pytest.mark.slow  # compiles against PyTorch
 @support.needs_cmake
 def test_a_compiled_package_runs_in_a_program_without_python(

@@ -46,35 +46,3 @@ def test_it_trains_saves_loads_and_predicts(folder: Path, tmp_path: Path) -> Non
     support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder)
     linked = run(folder, "ldd", "build/forecast").stdout
     assert re.findall(r"^\t(liblltm|lib\w*python)", linked, re.MULTILINE) == ["liblltm"]
-
-
-ROWS = "".join(f"{k},{k % 7}\n" for k in range(100))
-NUMBER = "{}, line 102: expected a finite number in the last column, got"
-ERRORS = [
-    ("t,a\n" + ROWS + "100,x\n", f"{NUMBER} 'x'"),
-    ("t,a\n" + ROWS + "100,inf\n", f"{NUMBER} 'inf'"),
-    ("t,a\n" + ROWS + "\n", f"{NUMBER} ''"),
-    (ROWS, "{}, line 1: expected a header, got 0,0"),
-    ("t,a\r\n1,2\r\n", "{}: expected 96 rows or more, got 1"),
-    ("t,a\n" + "0,0.3\n" * 100, "{}: expected values that differ, got equal ones"),
-    (None, "{}: cannot read: No such file or directory"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), ERRORS, ids=[message for _, message in ERRORS])
-def test_errors_in_a_file_are_named(
-    folder: Path, tmp_path: Path, text: str | None, message: str
-) -> None:
-    data, checkpoint = tmp_path / "data.csv", tmp_path / "model.safetensors"
-    if text is not None:
-        data.write_text(text, encoding="utf-8")
-    ran = run(folder, "build/forecast", "train", str(data), str(checkpoint), check=False)
-    assert (ran.returncode, ran.stderr) == (1, f"forecast: {message.format(data)}\n")
-    assert not checkpoint.exists()
-
-
-def test_wrong_usage_has_its_own_exit_status(folder: Path) -> None:
-    for words in ((), ("train", "load.csv"), ("predict", "load.csv", "load.safetensors", "x")):
-        ran = run(folder, "build/forecast", *words, check=False)
-        assert ran.returncode == 2
-        assert ran.stderr.startswith("usage: forecast train DATA.csv MODEL.safetensors")

@@ -26,8 +26,6 @@ SHAPES = [
     *((10, 16, 32, 128), (1, 1, 1, 1), (5, 3, 4, 7), (33, 2, 9, 17), (4, 70, 65, 64)),
     *((3, 40, 20, 300), (20, 1, 128, 256), (12, 6, 33, 100), (3, 130, 30, 200)),
 ]
-# Longest first.
-LENGTHS = ((5, 3, 3, 1), (4, 4, 4), (1,), (9, 2, 1, 1, 1, 1, 1), (4,) * 20 + (3,) * 15 + (1,) * 10)
 
 
 def quantized(a: Arguments) -> tuple[Tensor, ...]:
@@ -93,31 +91,6 @@ def test_computes_the_quantized_sequence(
     """Covers each shape and each dtype, not all combinations."""
     reverse = (SHAPES.index(shape) + DTYPES.index(dtype)) % 2 == 1
     is_emulated(support.sequence_arguments(shape, dtype, reverse=reverse))
-
-
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_packed_sequences_are_computed_as_separate_sequences(
-    lengths: tuple[int, ...], reverse: bool
-) -> None:
-    a = support.packed_arguments(lengths, inputs=9, hidden=35, reverse=reverse)
-    assert a.batch_sizes is not None
-    output, h_n, c_n = quantized(a)
-    first = torch.cat((torch.zeros(1, dtype=torch.int64), a.batch_sizes.cumsum(0)))
-    for row, length in enumerate(lengths):
-        places = [int(first[t]) + row for t in range(length)]
-        alone = Arguments(
-            a.input[places].unsqueeze(1),
-            a.h[row : row + 1],
-            a.c[row : row + 1],
-            a.weights,
-            a.bias,
-            reverse=reverse,
-        )
-        expected = quantized(alone)
-        results = (output[places].unsqueeze(1), h_n[row : row + 1], c_n[row : row + 1])
-        for ours, theirs in zip(results, expected, strict=True):
-            assert torch.equal(ours, theirs)
 
 
 BAD = (math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)

@@ -110,14 +110,6 @@ def test_a_merged_wheel_requires_one_of_the_releases_that_it_holds(
     assert build_step("wheels").requirement(torches) == expected
 
 
-@pytest.mark.parametrize("workflow", ["ci", "release"])
-def test_a_workflow_uses_every_supported_torch(workflow: str) -> None:
-    makefile = (support.ROOT / "Makefile").read_text(encoding="utf-8")
-    (versions,) = re.findall(r"^TORCH_VERSIONS \?= (.+)$", makefile, re.MULTILINE)
-    text = (support.ROOT / f".github/workflows/{workflow}.yml").read_text(encoding="utf-8")
-    assert {*re.findall(r"\b2\.\d+\.\d+", text)} == {*versions.split()}
-
-
 def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
     installed = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()}
     assert {path for path in installed if ".so" in path and path.startswith("lib/")} == {
@@ -226,14 +218,6 @@ def test_python_m_lltm_reports_on_the_environment() -> None:
     assert sys.executable in run.stdout
     assert re.search(r"^load average: [\d.]+, \d+ cores$", run.stdout, re.MULTILINE)
     assert "GOMP_SPINCOUNT: 9\nOMP_WAIT_POLICY: " in run.stdout
-
-
-def test_python_m_lltm_knows_its_arguments(tmp_path: Path) -> None:
-    run = support.run_forked("-m", "lltm", "--help", cwd=tmp_path)
-    assert run.stdout.startswith("usage: python -m lltm")
-    run = support.run_forked("-m", "lltm", "benchmark", cwd=tmp_path, check=False)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "unrecognized arguments: benchmark" in run.stderr
 
 
 @pytest.mark.parametrize("name", lltm.__all__)

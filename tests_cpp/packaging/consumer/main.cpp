@@ -127,31 +127,6 @@ int main(int argc, char** argv) {
   expect_near("bias of g", parameters["bias_l0"][2], 0.3 - 0.5 * 0.05934984747442119);
   expect("the step lowers the loss", loss().item<double>() < before.item<double>());
 
-  // A custom cell: h' = tanh(z).
-  const lltm::Cell elman = lltm::Cell::parse(
-      "lltm-cell 1\n"
-      "name elman\n"
-      "weight_ih n\n"
-      "weight_hh n\n"
-      "bounded\n"
-      "forward\n"
-      "h' = tanh z.n\n"
-      "save h'\n"
-      "backward\n"
-      "hh = multiply h' h'\n"
-      "slope = subtract 1.0 hh\n"
-      "d.z.n = multiply d.h' slope\n"
-      "end\n");
-  lltm::CustomLayer own(lltm::CustomLayerOptions(elman, 1, 1).bias(false));
-  own->to(at::kDouble);
-  {
-    const at::NoGradGuard no_grad;
-    for (at::Tensor& parameter : own->parameters()) parameter.fill_(0.5);
-  }
-  const auto [custom_output, own_states] = own->forward(x);
-  expect_near("the first step of elman", custom_output[0], std::tanh(0.35));
-  expect_near("h_n of elman", own_states[0], std::tanh(0.5 * std::tanh(0.35) - 0.55));
-
   try {
     lltm::step("lltm", x[0], {h, c}, weights.t(), /*weight_hh=*/{}, bias);
     expect("wrong weights throw", false);
