@@ -1,4 +1,4 @@
-// Round trips, files from Python, and errors for all malformed files; fuzz/ extends this.
+// Round trips, files from Python, and errors. fuzz/ damages files at random.
 #include "testing.h"
 
 #include <lltm/nn.h>
@@ -104,8 +104,6 @@ class StateDict : public Serialize {
   }
 };
 
-class SerializeDtype : public Serialize, public testing::WithParamInterface<at::ScalarType> {};
-
 constexpr at::ScalarType kEveryDtype[] = {
     at::kDouble,         at::kFloat,
     at::kHalf,           at::kBFloat16,
@@ -119,76 +117,51 @@ constexpr at::ScalarType kEveryDtype[] = {
     at::kUInt16,
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    SerializeDtype,
-    testing::ValuesIn(kEveryDtype),
-    [](const testing::TestParamInfo<at::ScalarType>& info) { return c10::toString(info.param); });
-
-TEST_P(SerializeDtype, RoundTripKeepsDtypeShapeAndEveryBit) {
-  at::manual_seed(1);
-  const Tensor bytes = at::randint(
-      GetParam() == at::kBool ? 2 : 256,
-      {7, 5 * static_cast<int64_t>(c10::elementSize(GetParam()))},
-      at::kByte);
-  const Tensor elements = bytes.view(GetParam());
-  const TensorMap tensors = {
-      {"matrix", elements},
-      {"transposed", elements.t()},
-      {"every other", elements.slice(1, 0, std::nullopt, 2)},
-      {"expanded", elements[0].expand({3, 5})},
-      {"offset", elements.flatten().slice(0, 3, 10)},
-      {"scalar", elements[0][0]},
-      {"empty", elements.narrow(0, 0, 0)},
-  };
-  const TensorMap loaded = round_trip(tensors);
-  ASSERT_EQ(loaded.size(), tensors.size());
-  // Compares bytes: random values may be NaN.
-  const auto bytes_of = [](const Tensor& x) { return x.contiguous().flatten().view(at::kByte); };
-  for (const auto& [name, tensor] : loaded) {
-    EXPECT_EQ(tensor.scalar_type(), GetParam()) << name;
-    EXPECT_EQ(tensor.sizes(), tensors.at(name).sizes()) << name;
-    EXPECT_TRUE(at::equal(bytes_of(tensor), bytes_of(tensors.at(name)))) << name;
+TEST_F(Serialize, RoundTripKeepsDtypeShapeAndEveryBit) {
+  for (const at::ScalarType dtype : kEveryDtype) {
+    SCOPED_TRACE(dtype);
+    at::manual_seed(1);
+    const int64_t columns = 5 * static_cast<int64_t>(c10::elementSize(dtype));
+    const Tensor bytes = at::randint(dtype == at::kBool ? 2 : 256, {7, columns}, at::kByte);
+    const Tensor elements = bytes.view(dtype);
+    const TensorMap tensors = {
+        {"matrix", elements},
+        {"transposed", elements.t()},
+        {"every other", elements.slice(1, 0, std::nullopt, 2)},
+        {"expanded", elements[0].expand({3, 5})},
+        {"offset", elements.flatten().slice(0, 3, 10)},
+        {"scalar", elements[0][0]},
+        {"empty", elements.narrow(0, 0, 0)},
+    };
+    const TensorMap loaded = round_trip(tensors);
+    ASSERT_EQ(loaded.size(), tensors.size());
+    // Compares bytes: random values may be NaN.
+    const auto bytes_of = [](const Tensor& x) { return x.contiguous().flatten().view(at::kByte); };
+    for (const auto& [name, tensor] : loaded) {
+      EXPECT_EQ(tensor.scalar_type(), dtype) << name;
+      EXPECT_EQ(tensor.sizes(), tensors.at(name).sizes()) << name;
+      EXPECT_TRUE(at::equal(bytes_of(tensor), bytes_of(tensors.at(name)))) << name;
+    }
   }
 }
 
-TEST_F(Serialize, RoundTripKeepsNoTensors) {
+TEST_F(Serialize, RoundTripKeepsNamesAndValues) {
   EXPECT_TRUE(round_trip({}).empty());
-}
-
-TEST_F(Serialize, RoundTripKeepsAnyName) {
+  const Tensor leaf = at::full({}, 2.0).requires_grad_();
   const TensorMap tensors = {
       {"", at::full({}, 1)},
-      {"0.weights_l0", at::full({}, 2)},
-      {"quote \" backslash \\ newline \n", at::full({}, 3)},
+      {"0.weights_l0", leaf},
+      {"quote \" backslash \\ newline \n", leaf * 2},
       {"größe \xe4\xb8\xad\xf0\x9f\x98\x80", at::full({}, 4)},
-      {"zero \0 inside"s, at::full({}, 5)},
+      // Such as the imaginary part of a conjugate: reads change the sign.
+      {"zero \0 inside"s, at::_neg_view(at::full({}, 5.0))},
   };
   const TensorMap loaded = round_trip(tensors);
   ASSERT_EQ(loaded.size(), tensors.size());
-  for (const auto& [name, tensor] : tensors) EXPECT_TRUE(identical(loaded.at(name), tensor));
-}
-
-TEST_F(Serialize, RoundTripKeepsTensorsThatRequireGradients) {
-  const Tensor tensor = at::ones({2}).requires_grad_();
-  const TensorMap loaded = round_trip({{"leaf", tensor}, {"result", tensor * 2}});
-  EXPECT_FALSE(loaded.at("leaf").requires_grad());
-  EXPECT_TRUE(identical(loaded.at("result"), at::full({2}, 2.0)));
-}
-
-// Such as the imaginary part of a conjugate: reads change the sign.
-TEST_F(Serialize, RoundTripKeepsLazilyNegatedTensors) {
-  const Tensor negated = at::_neg_view(at::ones({2}));
-  ASSERT_TRUE(negated.is_neg());
-  EXPECT_TRUE(identical(round_trip({{"x", negated}}).at("x"), at::full({2}, -1.0)));
-}
-
-TEST_F(Serialize, LoadedTensorsOwnTheirMemory) {
-  lltm::save_safetensors({{"x", at::ones({3})}, {"y", at::ones({3})}}, path());
-  TensorMap loaded = lltm::load_safetensors(path());
-  fs::remove(path());
-  loaded.at("x").zero_();
-  EXPECT_TRUE(identical(loaded.at("y"), at::ones({3})));
+  for (const auto& [name, tensor] : tensors) {
+    EXPECT_TRUE(identical(loaded.at(name), tensor.detach().clone().resolve_neg())) << name;
+    EXPECT_FALSE(loaded.at(name).requires_grad()) << name;
+  }
 }
 
 TEST_F(Serialize, WritesTheFormat) {
@@ -234,19 +207,16 @@ TEST_F(Serialize, ReadsEveryFormOfAHeader) {
   }
 }
 
-TEST_F(Serialize, SavingReplacesTheFileAndLeavesNothingElse) {
+TEST_F(Serialize, SavingReplacesAFileOrSymbolicLink) {
+  const TensorMap tensors = {{"x", at::ones({2})}};
   write("what was there before, which is longer than nothing");
-  lltm::save_safetensors({{"x", at::ones({2})}}, path());
-  EXPECT_TRUE(identical(lltm::load_safetensors(path()).at("x"), at::ones({2})));
+  EXPECT_TRUE(identical(round_trip(tensors).at("x"), at::ones({2})));
   EXPECT_EQ(files(), 1);
-}
-
-TEST_F(Serialize, SavingReplacesASymbolicLink) {
-  std::ofstream(path("target")) << "what was there before";
+  fs::rename(path(), path("target"));
   fs::create_symlink("target", path());
-  lltm::save_safetensors({{"x", at::ones({2})}}, path());
+  round_trip({});
   EXPECT_FALSE(fs::is_symlink(path()));
-  EXPECT_EQ(fs::file_size(path("target")), 21);
+  EXPECT_TRUE(identical(lltm::load_safetensors(path("target")).at("x"), at::ones({2})));
   EXPECT_EQ(files(), 2);
 }
 
@@ -303,16 +273,15 @@ TEST_F(Serialize, SavingRejectsTensorsThatTheFormatDoesNotSupport) {
         error,
         "lltm::save_safetensors: " + text);
   };
-  const std::string x = "expected tensor \"x\" ",
-                    strided = "to have strides and elements, got layout ";
+  const std::string x = "expected tensor \"x\" ";
   reject(
       "x",
       at::zeros({2}, at::kComplexDouble),
       kTypeError,
       x + "of a dtype that the format has, got ComplexDouble");
-  reject("x", Tensor(), kTypeError, x + "to be defined, got an undefined tensor");
-  reject("x", at::zeros({2}).to_sparse(), kRuntimeError, x + strided + "Sparse on device cpu");
-  reject("x", at::empty({2}, at::kMeta), kRuntimeError, x + strided + "Strided on device meta");
+  reject("x", Tensor(), kTypeError, x + "to be a tensor, got an undefined tensor");
+  reject("x", at::zeros({2}).to_sparse(), kRuntimeError, x + "of layout Strided, got Sparse");
+  reject("x", at::empty({2}, at::kMeta), kRuntimeError, x + "with elements, got a meta tensor");
   reject(
       "__metadata__",
       at::zeros({2}),
@@ -323,162 +292,57 @@ TEST_F(Serialize, SavingRejectsTensorsThatTheFormatDoesNotSupport) {
   EXPECT_EQ(read(), before);
 }
 
-struct MalformedFile {
-  std::string name;
-  std::string bytes;
-  std::string reason;
-};
-void PrintTo(const MalformedFile& file, std::ostream* stream) {
-  *stream << file.name;
-}
-
-class Malformed : public Serialize, public testing::WithParamInterface<MalformedFile> {};
-
-std::string one_tensor(const std::string& value) {
-  return contents("{\"x\":" + value + "}");
-}
-// One byte, with this shape or these offsets.
-std::string of_shape(const std::string& shape) {
-  return contents(header_of("U8", shape, "[0,1]"), "1");
-}
-std::string of_offsets(const std::string& offsets) {
-  return contents(header_of("U8", "[1]", offsets), "1");
-}
-// Two bytes each; y at these offsets.
-std::string two_tensors(const std::string& offsets, const std::string& data) {
-  return contents(
-      R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
-      R"("y":{"dtype":"U8","shape":[2],"data_offsets":)" +
-          offsets + "}}",
-      data);
-}
-const std::string kNotATensor = "expected an object in tensor \"x\", got ";
-const std::string kNotASize = "expected non-negative integers in tensor \"x\", got ";
-const std::string kTooLarge = "expected a shape of less than 2^63 bytes of tensor \"x\", got ";
-const std::string kNoPair = "expected data_offsets [begin, end] of tensor \"x\", got ";
-const std::string kSaveInPython =
-    "save it in Python with safetensors.torch.save_file(module.state_dict(), path)";
-
-std::string no_json(int byte) {
-  return "expected a JSON header, got invalid JSON at byte " + std::to_string(byte);
-}
-std::string not_next(const std::string& tensor, int next, int got) {
-  return "expected data_offsets of tensor \"" + tensor + "\" from " + std::to_string(next) +
-         ", without gaps or overlaps, got " + std::to_string(got);
-}
-
-// clang-format off
-const MalformedFile kMalformedFiles[] = {
-    // Header length.
-    {"FileShorterThanTheLength", "\x02\0\0\0\0\0\0"s,
-     "expected a safetensors file, got a file of 7 bytes"},
-    {"HeaderLongerThanTheFile", little_endian(3) + "{}",
-     "expected a safetensors file, got a file of 10 bytes with a header of 3 bytes"},
-    {"LengthThatOverflowsWithItsOwnBytes", little_endian(UINT64_MAX - 7) + "{}",
-     "expected a safetensors file, got a file of 10 bytes with a header of 18446744073709551608 bytes"},
-
-    // Headers that are no JSON object.
-    {"HeaderThatIsNoObject", contents("[]"),
-     "expected an object as header, got a JSON array"},
-    // A parser that stops at a null character would read only {}.
-    {"SomethingHiddenBehindAZero", contents("{}\0{\"x\":1}"s),
-     "expected a JSON header, got a zero at byte 2"},
-    {"TensorThatDoesNotEnd", contents(R"({"x":{})"), no_json(8)},
-    {"Comment", contents("{/**/}"), no_json(2)},
-    {"NameThatIsNotUtf8", contents("{\"\xff\":{}}"), no_json(3)},
-
-    // Rejected before it uses memory.
-    {"DeepArrays", one_tensor(repeated(1'000'000, "[")),
-     "expected at most 64 dimensions of tensor \"x\", got more"},
-    {"DeepObjects", one_tensor(repeated(100'000, "{\"shape\":")),
-     "expected at most 128 levels in tensor \"x\", got more"},
-
-    {"TensorOfANumber", one_tensor("1"), kNotATensor + "1"},
-    {"TwoTensorsOfOneName",
-     contents(R"({"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
-              R"("x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})"),
-     "expected different names in the header, got \"x\" twice"},
-    {"TwoFieldsOfOneName",
-     one_tensor(R"({"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]})"),
-     "expected different names in tensor \"x\", got \"dtype\" twice"},
-    {"NoDtype", one_tensor(R"({"shape":[0],"data_offsets":[0,0]})"),
-     "expected dtype in tensor \"x\", got none"},
-    {"DtypeThatIsNoText", one_tensor(R"({"dtype":32,"shape":[0],"data_offsets":[0,0]})"),
-     "expected a string as dtype in tensor \"x\", got 32"},
-
-    {"ShapeThatIsNoArray", contents(header_of("U8", "3", "[0,3]"), "123"),
-     "expected an array as shape in tensor \"x\", got 3"},
-    {"SizeBelowZero", of_shape("[-1]"), kNotASize + "-1"},
-    {"SizeOf2ToThe64", of_shape("[18446744073709551616]"),
-     kNotASize + "1.8446744073709552e+19"},
-    {"SizeAboveTheLargestNumber", of_shape("[9223372036854775808]"),
-     kTooLarge + "(9223372036854775808,)"},
-    {"NumberOutOfRange", of_shape("[1e400]"),
-     "expected a JSON header, got a number out of range"},
-    // In 64 bits, 2^32 * 2^32 and 4 * 2^62 are 0, and 4 * 2^61 is negative. The last shape is empty
-    // but has a stride of 2^64.
-    {"ShapeWhoseProductIsZero", contents(header_of("F32", "[4294967296,4294967296]", "[0,0]")),
-     kTooLarge + "(4294967296, 4294967296)"},
-    {"ShapeWhoseBytesAreZero", contents(header_of("F32", "[4611686018427387904]", "[0,0]")),
-     kTooLarge + "(4611686018427387904,)"},
-    {"ShapeWhoseBytesAreNegative", contents(header_of("F32", "[2305843009213693952]", "[0,0]")),
-     kTooLarge + "(2305843009213693952,)"},
-    {"ShapeWhoseStridesOverflow", contents(header_of("F32", "[0,4294967296,4294967296]", "[0,0]")),
-     kTooLarge + "(0, 4294967296, 4294967296)"},
-    {"ShapeOfManyDimensions", of_shape("[1" + repeated(64, ",1") + "]"),
-     "expected at most 64 dimensions of tensor \"x\", got more"},
-    // Allocates nothing that exceeds the file.
-    {"ShapeOfMoreThanTheFile",
-     contents(header_of("F64", "[1099511627776]", "[0,8796093022208]"), "12345678"),
-     "expected 8796093022208 bytes after the header, got 8"},
-    {"ShapeOfMoreThanTheOffsets", contents(header_of("F32", "[2]", "[0,4]"), "1234"),
-     "expected 8 bytes of tensor \"x\", F32 of shape (2,), got data_offsets of 4"},
-    {"ScalarWithoutBytes", contents(header_of("F32", "[]", "[0,0]")),
-     "expected 4 bytes of tensor \"x\", F32 of shape (), got data_offsets of 0"},
-
-    {"OneOffset", of_offsets("[0]"), "expected two data_offsets in tensor \"x\", got 1"},
-    {"OffsetsThatEndBeforeTheyBegin", of_offsets("[1,0]"), kNoPair + "[1, 0]"},
-    {"TensorsThatOverlap", two_tensors("[1,3]", "123"), not_next("y", 2, 1)},
-    {"BytesAfterTheLastTensor", two_tensors("[2,4]", "12345"),
-     "expected 4 bytes after the header, got 5"},
-    {"EmptyTensorOutsideTheData", contents(header_of("U8", "[0]", "[7,7]")), not_next("x", 0, 7)},
-
-    {"MetadataThatIsNoObject", contents(R"({"__metadata__":"text"})"),
-     "expected an object as __metadata__, got a JSON string"},
-    {"MetadataOfANumber", contents(R"({"__metadata__":{"a":1}})"),
-     "expected strings in __metadata__, got 1"},
-
-    // Elements, and names in messages.
-    {"BoolThatIsNeitherTrueNorFalse", contents(header_of("BOOL", "[3]", "[0,3]"), "\0\1\2"s),
-     "expected bytes of 0 and 1 in BOOL tensor \"x\", got 2"},
-    {"LongAndUnprintableName", contents("{\"\\u001b" + std::string(1000, 'n') + "\":1}"),
-     "expected an object in tensor \"\\u001b" + std::string(79, 'n') + "...\", got 1"},
-    // U+009B is a one-character ESC [. U+00A0 and later are text.
-    {"NameWithControlCharactersAboveAscii",
-     contents("{\"\x7f\xc2\x80\xc2\x9b" "31m\xc2\x9f\xc2\xa0\xc3\xb6\":1}"),
-     "expected an object in tensor \"\\u007f\\u0080\\u009b31m\\u009f\xc2\xa0\xc3\xb6\", "
-     "got 1"},
-
-    // Output of torch.save.
-    {"ZipArchiveOfTorchSave", "PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s,
-     "expected a safetensors file, got a zip archive as torch.save writes it; " + kSaveInPython},
-    {"PickleOfTorchSave", "\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s,
-     "expected a safetensors file, got a pickle as torch.save writes it; " + kSaveInPython},
-};
-// clang-format on
-
-INSTANTIATE_TEST_SUITE_P(
-    Files,
-    Malformed,
-    testing::ValuesIn(kMalformedFiles),
-    [](const testing::TestParamInfo<MalformedFile>& info) { return info.param.name; });
-
-TEST_P(Malformed, IsRejected) {
-  write(GetParam().bytes);
-  expect_load_error(path(), kValueError, path() + ": " + GetParam().reason);
-}
-
-TEST_F(Serialize, AHeaderLongerThanTheLimitIsRejected) {
+TEST_F(Serialize, MalformedFilesAreRejected) {
+  const auto tensor = [](const std::string& value) { return contents("{\"x\":" + value + "}"); };
+  const auto of_shape = [](const std::string& dtype, const std::string& shape) {
+    return contents(header_of(dtype, shape, "[0,0]"));
+  };
+  const auto of_offsets = [](const std::string& offsets, const std::string& data) {
+    return contents(header_of("U8", "[1]", offsets), data);
+  };
+  const std::string fields = R"("dtype":"U8","shape":[0],"data_offsets":[0,0])";
+  const std::string no_object = "a header that is not a JSON object";
+  const std::string invalid = "a header with an invalid entry \"x\"";
+  const std::string other_shape = "tensor \"x\" with data_offsets that do not match its shape";
+  const std::string not_covered = "data_offsets with a gap or overlap before tensor \"x\"";
+  const std::string torch_save =
+      "a file as torch.save writes it; save it in Python with "
+      "safetensors.torch.save_file(module.state_dict(), path)";
+  const std::vector<std::pair<std::string, std::string>> table = {
+      {"\x02\0\0\0\0\0\0"s, "a file of 7 bytes with a header of 2 bytes"},
+      {little_endian(3) + "{}", "a file of 10 bytes with a header of 3 bytes"},
+      {little_endian(UINT64_MAX - 7) + "{}",  // overflows with its own bytes
+       "a file of 10 bytes with a header of 18446744073709551608 bytes"},
+      {"PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00\x00\x00"s, torch_save},  // a zip archive
+      {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s, torch_save},         // a pickle
+      {contents("[]"), no_object},
+      {contents("{}\0{\"x\":1}"s), no_object},  // hidden from a parser that stops at a zero
+      {contents("{\"\xff\":{}}"), no_object},
+      {tensor(repeated(1'000'000, "[")), "a header of too many levels"},
+      {contents("{\"x\":{" + fields + "},\"x\":{" + fields + "}}"), "a header with \"x\" twice"},
+      {tensor("{\"dtype\":\"I8\"," + fields + "}"), "a header with \"dtype\" twice"},
+      {tensor("1"), invalid},
+      {tensor(R"({"shape":[0],"data_offsets":[0,0]})"), invalid},
+      {of_shape("U8", "[-1]"), invalid},
+      {of_offsets("[0]", ""), invalid},
+      {of_offsets("[1,0]", "1"), invalid},
+      {contents(R"({"__metadata__":{"a":1}})"), "a header with an invalid entry \"__metadata__\""},
+      {contents("{\"\\u001b\xc2\x9b" + std::string(1000, 'n') + "\":1}"),
+       "a header with an invalid entry \"\\u001b\\u009b" + std::string(77, 'n') + "...\""},
+      {of_offsets("[1,2]", "12"), not_covered},
+      {of_offsets("[0,1]", "12"), "tensors of 1 bytes, but 2 bytes after the header"},
+      {of_offsets("[0,2]", "12"), other_shape},
+      // In 64 bits, 2^32 * 2^32 is 0. The second shape has a stride of 2^64.
+      {of_shape("F32", "[4294967296,4294967296]"), other_shape},
+      {of_shape("F32", "[0,4294967296,4294967296]"), other_shape},
+      {of_shape("U8", "[0" + repeated(64, ",1") + "]"), other_shape},
+      {contents(header_of("BOOL", "[3]", "[0,3]"), "\0\1\2"s),
+       "BOOL tensor \"x\" with bytes other than 0 and 1"},
+  };
+  for (const auto& [bytes, got] : table) {
+    write(bytes);
+    expect_load_error(path(), kValueError, path() + ": expected a safetensors file, got " + got);
+  }
   write(little_endian(100'000'001));
   fs::resize_file(path(), 200'000'000);  // sparse file
   expect_load_error(
@@ -519,46 +383,24 @@ TEST_F(StateDict, AcceptsHoldersAndPointers) {
   lltm::load_state_dict(pointer, path());
 }
 
-TEST_F(StateDict, LoadingKeepsTheTensorsOfParameters) {
-  lltm::LLTM layer = layer_of(1);
-  const Tensors before = layer->parameters();
+TEST_F(StateDict, LoadingKeepsTheTensorsOfParametersAndTheirDtype) {
+  lltm::LLTM saved = layer_of(0);
+  lltm::LLTM loaded = layer_of(1);
+  loaded->to(at::kDouble);
+  const Tensors before = loaded->parameters();
   std::vector<const void*> memory;
-  for (const Tensor& tensor : before) {
-    memory.push_back(tensor.const_data_ptr());
-  }
-  lltm::save_state_dict(*layer_of(0), path());
-  lltm::load_state_dict(*layer, path());
-  const Tensors after = layer->parameters();
+  for (const Tensor& tensor : before) memory.push_back(tensor.const_data_ptr());
+  lltm::save_state_dict(*saved, path());
+  lltm::load_state_dict(*loaded, path());
+  const Tensors after = loaded->parameters();
   for (size_t k = 0; k < before.size(); ++k) {
     EXPECT_TRUE(after[k].is_same(before[k]));
     EXPECT_EQ(after[k].const_data_ptr(), memory[k]);
     EXPECT_TRUE(after[k].requires_grad());
     EXPECT_TRUE(after[k].is_leaf());
   }
-  EXPECT_TRUE(identical(
-      std::get<0>(layer->forward(at::ones({2, 1, 3}))),
-      std::get<0>(layer_of(0)->forward(at::ones({2, 1, 3})))));
-}
-
-TEST_F(StateDict, ConvertsToTheDtypeOfTheModule) {
-  lltm::LLTM saved = layer_of(0);
-  lltm::LLTM loaded = layer_of(1);
-  loaded->to(at::kDouble);
-  lltm::save_state_dict(*saved, path());
-  lltm::load_state_dict(*loaded, path());
-  EXPECT_EQ(loaded->parameters()[0].scalar_type(), at::kDouble);
   saved->to(at::kDouble);
   EXPECT_TRUE(identical(values(*loaded), values(*saved)));
-}
-
-TEST_F(StateDict, AcceptsABiasSavedAsARow) {
-  const Tensor weights = at::arange(15 * 8, at::kFloat).view({15, 8});
-  const Tensor bias = at::arange(15, at::kFloat);
-  lltm::save_safetensors({{"weights", weights}, {"bias", bias.view({1, 15})}}, path());
-  lltm::LLTMCell cell(3, 5);
-  lltm::load_state_dict(*cell, path());
-  EXPECT_TRUE(identical(cell->weights, weights));
-  EXPECT_TRUE(identical(cell->bias, bias));
 }
 
 TEST_F(StateDict, ContainsBuffersAndNestedModules) {
@@ -630,10 +472,12 @@ TEST_F(StateDict, NamesTheFirstOfManyDifferences) {
   }
 }
 
-// Only a bias may be saved as a row; matrix shapes must match.
-TEST_F(StateDict, RejectsOtherShapesOfTheSameSize) {
+TEST_F(StateDict, OnlyABiasMayBeSavedAsARow) {
   lltm::LLTMCell cell(3, 5);
-  const Tensors before = values(*cell);
+  const Tensor weights = at::arange(15 * 8, at::kFloat).view({15, 8});
+  const Tensor bias = at::arange(15, at::kFloat);
+  lltm::save_safetensors({{"weights", weights}, {"bias", bias.view({1, 15})}}, path());
+  lltm::load_state_dict(*cell, path());
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{15, 1}, {1, 1, 15}, {3, 5}, {1, 14}, {}}) {
     lltm::save_safetensors({{"weights", at::zeros({15, 8})}, {"bias", at::zeros(shape)}}, path());
@@ -641,7 +485,7 @@ TEST_F(StateDict, RejectsOtherShapesOfTheSameSize) {
   }
   lltm::save_safetensors({{"weights", at::zeros({8, 15})}, {"bias", at::zeros({15})}}, path());
   EXPECT_THROW(lltm::load_state_dict(*cell, path()), c10::ValueError);
-  EXPECT_TRUE(identical(values(*cell), before));
+  EXPECT_TRUE(identical(values(*cell), Tensors{weights, bias}));
 }
 
 // Copies to the meta device would silently do nothing.

@@ -55,21 +55,16 @@ std::string first_input(Random& random) {
 }
 
 void mutate(std::string& input, Random& random) {
-  const auto part = [&](const char* ends) {
-    const size_t at = input.find_last_of(ends, random.below(input.size() + 1));
-    const size_t begin = at == std::string::npos ? 0 : at + 1;
-    return std::pair(begin, std::min(input.find_first_of(ends, begin), input.size()) - begin);
-  };
   if (random.one_in(2)) {
-    const auto [from, size] = part(" \n");
+    const auto [from, size] = part(input, " \n", random);
     const std::string word = random.one_in(4) ? random.one_of(kNumbers) : input.substr(from, size);
-    const auto [at, replaced] = part(" \n");
+    const auto [at, replaced] = part(input, " \n", random);
     input.replace(at, replaced, word);
   } else {
-    const auto [from, size] = part("\n");
+    const auto [from, size] = part(input, "\n", random);
     const std::string line = input.substr(from, size + 1);
     if (!random.one_in(3)) input.erase(from, size + 1);
-    const auto [at, unused] = part("\n");
+    const auto [at, unused] = part(input, "\n", random);
     if (!random.one_in(3)) input.insert(std::min(at, input.size()), line);
   }
 }

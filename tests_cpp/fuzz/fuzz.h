@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <typeinfo>
+#include <utility>
 
 namespace lltm_fuzz {
 
@@ -31,6 +32,9 @@ std::string first_input(Random& random);
 
 // libFuzzer also mutates bytes.
 void mutate(std::string& input, Random& random);
+
+// Begin and size of a random part of the input without the characters `ends`.
+std::pair<size_t, size_t> part(const std::string& input, const char* ends, Random& random);
 
 // Usually repairs fields whose errors would hide other mutations.
 void repair(std::string& input, Random& random);
@@ -58,7 +62,7 @@ class Allocations {
   uint64_t before_;
 };
 
-// Requires a short message from the library in UTF-8, without control characters.
+// Requires a short message from the library in ASCII, without control characters.
 void require_message(std::string_view message, std::string_view start);
 
 }  // namespace lltm_fuzz

@@ -40,7 +40,7 @@ class LLTM_API Cell {
   /// Gate names: first the gates with rows in weight_ih, in that order, then the gates that depend
   /// only on h.
   const std::vector<std::string>& gates() const;
-  /// Names of the states in addition to h: 0 to 4.
+  /// Names of the states in addition to h.
   const std::vector<std::string>& states() const;
   /// Names of the cell's parameters: learned, one value per hidden unit, shape (H), or one, (1).
   const std::vector<std::string>& parameters() const;

@@ -1,8 +1,7 @@
 // lltm::Cell: reads and writes serialized cells.
 #include "api/cell.h"
 
-#include "cell/program_text.h"
-#include "common/operator_args.h"
+#include "cell/registry.h"
 
 #include <c10/util/Exception.h>
 
@@ -26,26 +25,11 @@ std::vector<std::string> gates_of(const CellText& cell) {
   return gates;
 }
 
-std::vector<std::string> names_of(const std::vector<CellText::Named>& values) {
-  std::vector<std::string> names;
-  for (const auto& value : values) names.push_back(value.name);
-  return names;
-}
-
 // Error messages begin with `where`.
 std::shared_ptr<const CellData> read(const std::string& where, std::string_view text) {
   try {
-    const auto cell = parse_cell(text);
-    std::vector<double> initial;
-    for (const auto& parameter : cell->parameters) initial.push_back(parameter.initial);
-    return std::make_shared<const CellData>(CellData{
-        cell->name,
-        std::string(text),
-        gates_of(*cell),
-        names_of(cell->states),
-        names_of(cell->parameters),
-        std::move(initial),
-        *find_cell(text)});
+    const CellText& cell = custom_cell(text);
+    return std::make_shared<const CellData>(CellData{cell, gates_of(cell)});
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, where, ": ", error.what());
   }
@@ -81,19 +65,19 @@ void Cell::save(const std::string& path) const {
 }
 
 const std::string& Cell::name() const {
-  return data_->name;
+  return data_->cell.name;
 }
 const std::string& Cell::text() const {
-  return data_->text;
+  return data_->cell.text;
 }
 const std::vector<std::string>& Cell::gates() const {
   return data_->gates;
 }
 const std::vector<std::string>& Cell::states() const {
-  return data_->states;
+  return data_->cell.states;
 }
 const std::vector<std::string>& Cell::parameters() const {
-  return data_->parameters;
+  return data_->cell.parameters;
 }
 
 }  // namespace lltm

@@ -1,7 +1,7 @@
 // Private data of lltm::Cell, which the modules use.
 #pragma once
 
-#include "cell/cell.h"
+#include "cell/program_text.h"
 
 #include <lltm/cell.h>
 
@@ -11,10 +11,8 @@
 namespace lltm {
 
 struct CellData {
-  std::string name, text;
-  std::vector<std::string> gates, states, parameters;
-  std::vector<double> initial_parameters;
-  const CellInfo& info;  // never deleted
+  const CellText& cell;            // never deleted
+  std::vector<std::string> gates;  // as in Cell::gates
 };
 
 inline const CellData& data_of(const Cell& cell) {

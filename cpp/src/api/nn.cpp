@@ -34,7 +34,7 @@ void draw(at::TensorList parameters, const std::optional<Cell>& custom, int64_t 
   const at::NoGradGuard no_grad;
   const double bound = 1.0 / std::sqrt(static_cast<double>(hidden_size));
   const std::vector<double> initial =
-      custom.has_value() ? data_of(*custom).initial_parameters : std::vector<double>();
+      custom.has_value() ? data_of(*custom).cell.initial_parameters : std::vector<double>();
   const at::TensorList uniform = parameters.slice(0, parameters.size() - initial.size());
   for (const Tensor& parameter : uniform) parameter.uniform_(-bound, bound);
   for (size_t k = 0; k < initial.size(); ++k) parameters[uniform.size() + k].fill_(initial[k]);
@@ -47,7 +47,7 @@ constexpr bool kIsCustom = !requires(const Options& options) { Module::cell_name
 template <typename Module, typename Options>
 const CellInfo& cell_of(const Options& options) {
   if constexpr (kIsCustom<Module, Options>) {
-    return data_of(*options.cell()).info;
+    return data_of(*options.cell()).cell.info;
   } else {
     return *find_cell(Module::cell_name(options));
   }

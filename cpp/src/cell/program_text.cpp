@@ -64,8 +64,14 @@ class TextLines {
       wrong_text(1, at_most(CellText::kMostBytes, "bytes"), std::to_string(text.size()));
     }
     next();
+    const bool second = take("lltm-cell 2");
+    if (!second && !take("lltm-cell 1")) {
+      fail("a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2'");
+    }
+    version_ = second ? 2 : 1;
   }
 
+  int version() const { return version_; }
   int number() const { return number_; }
   const std::vector<string_view>& words() const { return words_; }
   bool begins_with(string_view word) const { return !words_.empty() && words_[0] == word; }
@@ -103,7 +109,7 @@ class TextLines {
  private:
   string_view rest_, line_;
   std::vector<string_view> words_;
-  int number_ = 0;
+  int number_ = 0, version_ = 0;
 };
 
 bool is_name(string_view word) {
@@ -135,13 +141,23 @@ double number_of(const TextLines& lines, string_view word, const string& expecte
 }
 
 std::optional<Op> op_of(string_view word) {
-  const auto found = std::find_if(
-      std::begin(kOps), std::end(kOps), [&](const OpInfo& op) { return op.word == word; });
+  const auto* const found =
+      std::ranges::find(kOps, word, [](const OpInfo& op) { return string_view(op.word); });
   if (word.empty() || found == std::end(kOps)) return std::nullopt;
   return static_cast<Op>(found - std::begin(kOps));
 }
 
 using Names = std::set<string, std::less<>>;
+
+Port port_of(Place place, size_t index) {
+  return {place, static_cast<unsigned char>(index)};
+}
+
+// Index of a gate, or -1.
+int block_of(const std::vector<string>& gates, string_view gate) {
+  const auto found = std::ranges::find(gates, gate);
+  return found == gates.end() ? -1 : static_cast<int>(found - gates.begin());
+}
 
 // An operand of products, and its gates with their ports.
 struct ProductOperand {
@@ -149,33 +165,38 @@ struct ProductOperand {
   std::vector<string> gates;
   std::vector<Port> ports;
 };
+using Products = std::vector<ProductOperand>;
+
+// The product that computes a gate, or the end.
+Products::const_iterator product_of(const Products& products, string_view gate) {
+  return std::ranges::find_if(
+      products, [&](const ProductOperand& product) { return block_of(product.gates, gate) >= 0; });
+}
 
 // Reads the lines `z.GATE = product OPERAND`.
-std::vector<ProductOperand> products_of(string_view text) {
-  std::vector<ProductOperand> products;
+Products products_of(string_view text) {
+  Products products;
   for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
     end = std::min(text.find('\n', begin), text.size());
     const std::vector<string_view> words = words_of(text.substr(begin, end - begin));
     if (words.size() != 4 || !words[0].starts_with("z.") || words[2] != "product") continue;
     const string_view gate = words[0].substr(2);
     if (gate.empty() || gate.size() > CellText::kMostNameLength || !is_name(gate)) continue;
-    auto found = std::find_if(products.begin(), products.end(), [&](const ProductOperand& product) {
-      return product.operand == words[3];
-    });
+    auto found = std::ranges::find(products, words[3], &ProductOperand::operand);
     if (found == products.end()) found = products.insert(found, {string(words[3]), {}, {}});
     found->gates.emplace_back(gate);
   }
   return products;
 }
 
+string named(string_view pattern, string_view name) {
+  return string(pattern).replace(pattern.find('*'), 1, name);
+}
+
 class Section {
  public:
   // Begins at the section's name. Local values must not have a name in `taken`.
-  Section(
-      TextLines& lines,
-      const string& name,
-      const Names& taken,
-      const std::vector<ProductOperand>* products)
+  Section(TextLines& lines, const string& name, const Names& taken, const Products& products)
       : lines_(lines), name_(name), taken_(taken), begin_(lines.number()), products_(products) {
     lines.expect(name);
   }
@@ -183,6 +204,15 @@ class Section {
   // In the order of registers. The text cannot use an input without a name.
   void input(const string& name, Port port) { known_[name] = graph_.input(port); }
   void output(const string& name, Port port) { outputs_.emplace_back(name, port); }
+  // Names replace the * of the pattern.
+  void inputs(
+      string_view pattern, const std::vector<string>& names, Place place, size_t first = 0) {
+    for (const string& name : names) input(named(pattern, name), port_of(place, first++));
+  }
+  void outputs(
+      string_view pattern, const std::vector<string>& names, Place place, size_t first = 0) {
+    for (const string& name : names) output(named(pattern, name), port_of(place, first++));
+  }
 
   void assignments(const string& last) {
     const auto is_assignment = [&] {
@@ -258,37 +288,38 @@ class Section {
     if (knows(name) || taken_.contains(name)) lines_.fail("an unused name", name);
     if (!may_assign(name)) check_name(lines_, name);
     if (words.size() < 3) lines_.fail("'NAME = OPERATION OPERANDS'");
-    const bool takes_one = words[2] == "mean" || (words[2] == "product" && name_ == "forward");
-    if (products_ != nullptr && takes_one && words.size() != 4) {
-      lines_.fail(string(words[2]) + " of 1 operand");
+    if (has_cuts() && words[2] == "mean") {
+      expect_operands(1);
+      set(name, graph_.mean(value(words[3])));
+    } else if (has_cuts() && words[2] == "product") {
+      is_backward() ? multiply_gradients() : multiply();
+    } else {
+      const std::optional<Op> op = op_of(words[2]);
+      if (!op) lines_.fail("an operation", words[2]);
+      const size_t count = info_of(*op).operands;
+      expect_operands(count);
+      StageGraph::Operands of = {StageGraph::kNone, StageGraph::kNone, StageGraph::kNone};
+      for (size_t k = 0; k < count; ++k) of[k] = value(words[3 + k]);
+      set(name, graph_.result(*op, of));
     }
-    if (products_ != nullptr && words[2] == "mean") {
-      known_[string(name)] = graph_.mean(value(words[3]));
-      return;
-    }
-    if (products_ != nullptr && words[2] == "product" && words.size() > 3) return multiply();
-    const std::optional<Op> op = op_of(words[2]);
-    if (!op) lines_.fail("an operation", words[2]);
-    const size_t count = info_of(*op).operands;
-    if (words.size() != 3 + count) {
-      lines_.fail(
-          string(words[2]) + " of " + std::to_string(count) +
-          (count == 1 ? " operand" : " operands"));
-    }
-    StageGraph::Operands of = {StageGraph::kNone, StageGraph::kNone, StageGraph::kNone};
-    for (size_t k = 0; k < count; ++k) of[k] = value(words[3 + k]);
-    known_[string(name)] = graph_.result(*op, of);
   }
 
+  bool has_cuts() const { return lines_.version() == 2; }
   bool is_backward() const { return name_ == "backward"; }
   bool may_assign(string_view name) const {
-    return std::any_of(
-               outputs_.begin(),
-               outputs_.end(),
-               [&](const auto& output) { return output.first == name; }) ||
-           (products_ != nullptr && !is_backward() && name.starts_with("z.") &&
-            lines_.words().size() == 4 && lines_.words()[2] == "product");
+    const std::vector<string_view>& words = lines_.words();
+    const bool is_output =
+        std::ranges::find(outputs_, name, &std::pair<string, Port>::first) != outputs_.end();
+    return is_output || (has_cuts() && !is_backward() && name.starts_with("z.") &&
+                         words.size() == 4 && words[2] == "product");
   }
+  void expect_operands(size_t count) const {
+    if (lines_.words().size() == 3 + count) return;
+    lines_.fail(
+        string(lines_.words()[2]) + " of " + std::to_string(count) +
+        (count == 1 ? " operand" : " operands"));
+  }
+  void set(string_view name, int value) { known_[string(name)] = value; }
 
   int value(string_view word) {
     const auto known = known_.find(word);
@@ -301,45 +332,49 @@ class Section {
     wrong_text(begin_, name_ + " to use " + at_most(most, what), std::to_string(count));
   }
 
-  // z.GATE = product OPERAND, or NAME = product d.z.GATES
+  int known(string_view word) const {
+    if (!knows(word)) lines_.fail("a known name", word);
+    return known_.find(word)->second;
+  }
+  const ProductOperand& product(string_view word, string_view prefix) const {
+    const auto found = word.starts_with(prefix) ? product_of(products_, word.substr(prefix.size()))
+                                                : products_.end();
+    if (found == products_.end()) lines_.fail("the gate of a product", word);
+    return *found;
+  }
+  Port port_of_operand(const ProductOperand& product) const {
+    return port_of(Place::kOperand, &product - products_.data());
+  }
+
+  // z.GATE = product OPERAND
   void multiply() {
+    expect_operands(1);
+    const string_view name = lines_.words()[0];
+    const ProductOperand& of = product(name, "z.");
+    const Port operand = port_of_operand(of);
+    const int value = known(lines_.words()[3]);
+    std::vector<int>& results = results_[operand.index];
+    if (results.empty()) results = graph_.product(operand.index, {value}, &operand, of.ports);
+    set(name, results[block_of(of.gates, name.substr(2))]);
+  }
+
+  // NAME = product d.z.GATES
+  void multiply_gradients() {
     const std::vector<string_view>& words = lines_.words();
-    const bool backward = is_backward();
-    for (size_t k = 3; k < words.size() && backward; ++k) {
-      if (!words[k].starts_with("d.z.")) lines_.fail("the gate of a product", words[k]);
-    }
-    const string_view at = words[backward ? 3 : 0];
-    const string_view start = backward ? "d.z." : "z.";
-    const string gate(at.starts_with(start) ? at.substr(start.size()) : "");
-    const auto found =
-        std::find_if(products_->begin(), products_->end(), [&](const ProductOperand& p) {
-          return std::find(p.gates.begin(), p.gates.end(), gate) != p.gates.end();
-        });
-    if (found == products_->end()) lines_.fail("the gate of a product", at);
-    const auto index = static_cast<unsigned char>(found - products_->begin());
-    std::vector<int>& results = results_[index];
+    const ProductOperand& of = product(words.size() > 3 ? words[3] : words[2], "d.z.");
     std::vector<int> values;
+    std::set<string_view> gates;
     for (size_t k = 3; k < words.size(); ++k) {
-      if (!knows(words[k])) lines_.fail("a known name", words[k]);
-      values.push_back(known_.find(words[k])->second);
+      if (&product(words[k], "d.z.") == &of) gates.insert(words[k]);
+      values.push_back(known(words[k]));
     }
-    const Port operand = {Place::kOperand, index};
-    if (backward) {
-      std::set<string> gates(found->gates.begin(), found->gates.end());
-      for (size_t k = 3; k < words.size(); ++k) {
-        gates.erase(string(words[k].substr(4)));
-      }
-      if (words.size() - 3 != found->gates.size() || !gates.empty() || !results.empty()) {
-        lines_.fail("a single product of all gates of " + found->operand);
-      }
-      results = graph_.product(index, values, nullptr, {operand});
-      known_[string(words[0])] = results[0];
-      return;
+    const Port operand = port_of_operand(of);
+    std::vector<int>& results = results_[operand.index];
+    if (values.size() != of.gates.size() || gates.size() != values.size() || !results.empty()) {
+      lines_.fail("a single product of all gates of " + of.operand);
     }
-    if (results.empty()) results = graph_.product(index, values, &operand, found->ports);
-    for (size_t k = 0; k < found->gates.size(); ++k) {
-      if (found->gates[k] == gate) known_["z." + gate] = results[k];
-    }
+    results = graph_.product(operand.index, values, nullptr, {operand});
+    set(words[0], results[0]);
   }
 
   TextLines& lines_;
@@ -347,9 +382,9 @@ class Section {
   const Names& taken_;
   const int begin_;  // first line
   StageGraph graph_;
-  const std::vector<ProductOperand>* products_;  // null in version 1
-  std::map<int, std::vector<int>> results_;      // by operand
-  std::map<string, int, std::less<>> known_;     // values in graph_
+  const Products& products_;
+  std::map<int, std::vector<int>> results_;   // by operand
+  std::map<string, int, std::less<>> known_;  // values in graph_
   std::vector<std::pair<string, Port>> outputs_;
 };
 
@@ -360,319 +395,294 @@ uint64_t hash(string_view text) {
   return sum;
 }
 
-std::vector<string> gates_of(TextLines& lines, const string& weight) {
-  if (!lines.begins_with(weight)) lines.fail("'" + weight + " GATES'");
-  std::vector<string> gates;
-  for (size_t k = 1; k < lines.words().size(); ++k) {
-    const string_view word = lines.words()[k];
-    if (gates.size() == CellInfo::kMostSlots)
-      lines.fail(at_most(CellInfo::kMostSlots, "gates"), word);
-    check_name(lines, word);
-    if (std::find(gates.begin(), gates.end(), word) != gates.end()) {
-      lines.fail("each gate once in " + weight, word);
-    }
-    gates.emplace_back(word);
-  }
-  return gates;
-}
+class CellParser {
+ public:
+  explicit CellParser(string_view text) : text_(text), lines_(text) {}
 
-int block_of(const std::vector<string>& gates, const string& gate) {
-  const auto found = std::find(gates.begin(), gates.end(), gate);
-  return found == gates.end() ? -1 : static_cast<int>(found - gates.begin());
-}
+  std::unique_ptr<const CellText> parse() {
+    if (has_cuts()) products_ = products_of(text_);
+    if (!lines_.begins_with("name") || lines_.words().size() != 2) lines_.fail("'name NAME'");
+    check_name(lines_, lines_.words()[1]);
+    cell_->name = lines_.words()[1];
+    lines_.next();
+    read_gates();
+    read_modules();
+    read_states();
+    read_forward();
+    read_backward();
+    lines_.expect("end");
+    if (!lines_.words().empty()) lines_.fail("the end of the cell");
+    describe();
+    return std::move(cell_);
+  }
 
-// The order of pre-activations: x only | x and operands | x and h | h only | operands only | given.
-void read_gates(TextLines& lines, CellText& cell, std::vector<ProductOperand>* products) {
-  const std::vector<string> of_x = gates_of(lines, "weight_ih");
-  if (of_x.empty() && products == nullptr) lines.fail("a gate in weight_ih");
-  lines.next();
-  const std::vector<string> of_h = gates_of(lines, "weight_hh");
-  for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
-    for (const string& gate : (*products)[p].gates) {
-      if (block_of(of_h, gate) < 0) lines.fail("the gate of a product, " + gate + ", in weight_hh");
-    }
-  }
-  const auto is_new = [&](const string& gate) { return block_of(of_x, gate) < 0; };
-  if (of_x.size() + std::count_if(of_h.begin(), of_h.end(), is_new) > CellInfo::kMostSlots) {
-    lines.fail(at_most(CellInfo::kMostSlots, "different gates in weight_ih and weight_hh"));
-  }
-  lines.next();
-  std::vector<string> given;
-  if (products != nullptr && lines.begins_with("input")) {
-    given = gates_of(lines, "input");
-    for (const string& gate : given) {
-      if (!is_new(gate)) lines.fail("gates that are not in weight_ih", gate);
-    }
-    lines.next();
-  }
-  if (of_x.empty() && given.empty()) lines.fail("a gate in weight_ih or input");
-  CellInfo& info = cell.info;
-  const auto add = [&](const std::vector<string>& gates, const auto& belongs) {
-    const auto begin = static_cast<int>(cell.gates.size());
-    for (const string& gate : gates) {
-      if (block_of(cell.gates, gate) < 0 && belongs(gate)) cell.gates.push_back(gate);
-    }
-    return SlotRange{begin, static_cast<int>(cell.gates.size())};
-  };
-  const auto is_of_x = [&](const string& gate) { return block_of(of_x, gate) >= 0; };
-  const auto is_of_h = [&](const string& gate) { return block_of(of_h, gate) >= 0; };
-  const auto multiplies = [&](const string& gate) {
-    return products != nullptr &&
-           std::any_of(products->begin(), products->end(), [&](const ProductOperand& product) {
-             return block_of(product.gates, gate) >= 0;
-           });
-  };
-  if (products != nullptr) cell.operands.resize(products->size());
-  const auto add_operands = [&](int part, const auto& belongs) {
-    for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
-      cell.operands[p].gates[part] = add((*products)[p].gates, belongs);
-    }
-  };
-  info.h.begin = add(of_x, [&](const string& gate) { return !is_of_h(gate); }).end;
-  add_operands(0, is_of_x);
-  info.direct.begin = static_cast<int>(cell.gates.size());
-  info.x.end = add(of_x, [&](const string& gate) { return !multiplies(gate); }).end;
-  info.direct.end = add(of_h, [&](const string& gate) { return !multiplies(gate); }).end;
-  add_operands(1, [](const string&) { return true; });
-  info.h.end = static_cast<int>(cell.gates.size());
-  add(given, [](const string&) { return true; });
-  if (cell.gates.size() > CellInfo::kMostSlots) {
-    lines.fail(at_most(CellInfo::kMostSlots, "different gates"));
-  }
-  info.given = static_cast<int>(given.size());
-  for (size_t slot = 0; slot < cell.gates.size(); ++slot) {
-    const string& gate = cell.gates[slot];
-    info.x_blocks[slot] = block_of(of_x, gate);
-    info.h_blocks[slot] = block_of(of_h, gate);
-    info.given_blocks[slot] = 1 + block_of(given, gate);
-  }
-  for (size_t p = 0; products != nullptr && p < products->size(); ++p) {
-    for (const string& gate : (*products)[p].gates) {
-      const auto slot = static_cast<unsigned char>(block_of(cell.gates, gate));
-      (*products)[p].ports.push_back({Place::kGate, slot});
-    }
-  }
-}
+ private:
+  bool has_cuts() const { return lines_.version() == 2; }
+  bool is_product(string_view gate) const { return product_of(products_, gate) != products_.end(); }
+  size_t first_state() const { return cell_->info.reads_h ? 1 : 0; }
 
-// Lines such as `state c 0`. If `may_lack`, nan is a value that is not stored. With `scalars`, sets
-// the bits of lines that end with `scalar`.
-std::vector<CellText::Named> read_named(
-    TextLines& lines,
-    const string& word,
-    int most,
-    bool may_lack,
-    Names& taken,
-    unsigned* scalars = nullptr) {
-  std::vector<CellText::Named> all;
-  for (; lines.begins_with(word); lines.next()) {
-    const std::vector<string_view>& words = lines.words();
-    const bool scalar = scalars != nullptr && words.size() == 4 && words[3] == "scalar";
-    if (words.size() != 3 && !scalar) lines.fail("'" + word + " NAME NUMBER'");
-    if (scalar) *scalars |= 1u << all.size();
-    if (std::ssize(all) == most) lines.fail(at_most(most, word + "s"));
-    check_name(lines, words[1]);
-    if (!taken.emplace(words[1]).second) lines.fail("an unused name", words[1]);
-    const double initial = may_lack && words[2] == "nan" ? std::numeric_limits<double>::quiet_NaN()
-                                                         : number_of(lines, words[2], "a number");
-    all.push_back({string(words[1]), initial});
-  }
-  return all;
-}
-
-void read_no_bias(TextLines& lines, CellText& cell) {
-  if (!lines.begins_with("no_bias")) return;
-  const std::vector<string> gates = gates_of(lines, "no_bias");
-  if (gates.empty()) lines.fail("'no_bias GATES'");
-  for (const string& gate : gates) {
-    const int slot = block_of(cell.gates, gate);
-    if (slot < 0) lines.fail("a gate", gate);
-    cell.info.modules.without_bias |= 1u << slot;
-  }
-  lines.next();
-}
-
-// The words of the line `output`; the states follow.
-std::vector<string> read_outputs(TextLines& lines) {
-  if (!lines.begins_with("output")) return {};
-  std::vector<string> outputs = gates_of(lines, "output");
-  if (outputs.empty()) lines.fail("'output STATES'");
-  lines.next();
-  return outputs;
-}
-
-void set_outputs(int line, const std::vector<string>& outputs, CellText& cell) {
-  CellInfo& info = cell.info;
-  if (outputs.empty()) return;
-  info.modules.output_of_h = block_of(outputs, "h");
-  for (const string& output : outputs) {
-    if (output == "h") continue;
-    const auto found = std::find_if(
-        cell.states.begin(), cell.states.end(), [&](const auto& s) { return s.name == output; });
-    if (found == cell.states.end()) {
-      wrong_text(line, "outputs that are h or states", quoted_text(output));
+  // A line of gates, or of outputs, after the word `first`.
+  std::vector<string> names_after(const string& first) {
+    if (!lines_.begins_with(first)) lines_.fail("'" + first + " GATES'");
+    std::vector<string> names;
+    for (size_t k = 1; k < lines_.words().size(); ++k) {
+      const string_view word = lines_.words()[k];
+      if (names.size() == CellInfo::kMostSlots) {
+        lines_.fail(at_most(CellInfo::kMostSlots, "gates"), word);
+      }
+      check_name(lines_, word);
+      if (block_of(names, word) >= 0) lines_.fail("each gate once in " + first, word);
+      names.emplace_back(word);
     }
-    const auto state = static_cast<int>(found - cell.states.begin());
-    info.output_states[info.outputs++] = state + (info.reads_h ? 1 : 0);
+    return names;
   }
-}
 
-void read_saved(TextLines& lines, Section& forward, CellText& cell) {
-  for (size_t k = 1; k < lines.words().size(); ++k) {
-    const string_view word = lines.words()[k];
-    const auto is_word = [&](const CellText::Named& named) { return named.name == word; };
-    if (cell.saved.size() == CellInfo::kMostSaved) {
-      lines.fail(at_most(CellInfo::kMostSaved, "saved values"), word);
+  void read_gates() {
+    const int line = lines_.number();
+    const std::vector<string> of_x = names_after("weight_ih");
+    if (of_x.empty() && !has_cuts()) lines_.fail("a gate in weight_ih");
+    lines_.next();
+    const std::vector<string> of_h = names_after("weight_hh");
+    for (const ProductOperand& product : products_) {
+      for (const string& gate : product.gates) {
+        if (block_of(of_h, gate) >= 0) continue;
+        lines_.fail("the gate of a product, " + gate + ", in weight_hh");
+      }
     }
-    if (!forward.knows(word) ||
-        std::any_of(cell.parameters.begin(), cell.parameters.end(), is_word)) {
-      lines.fail("a value of forward that is not a parameter", word);
+    lines_.next();
+    std::vector<string> given;
+    if (has_cuts() && lines_.begins_with("input")) {
+      given = names_after("input");
+      for (const string& gate : given) {
+        if (block_of(of_x, gate) >= 0) lines_.fail("gates that are not in weight_ih", gate);
+      }
+      lines_.next();
     }
-    if (std::find(cell.saved.begin(), cell.saved.end(), word) != cell.saved.end()) {
-      lines.fail("each value once", word);
+    if (of_x.empty() && given.empty()) lines_.fail("a gate in weight_ih or input");
+    order_gates(of_x, of_h, given);
+    const size_t count = cell_->gates.size();
+    if (count > CellInfo::kMostSlots) {
+      wrong_text(line, at_most(CellInfo::kMostSlots, "different gates"), std::to_string(count));
     }
-    const auto index = static_cast<unsigned char>(cell.saved.size());
-    cell.saved.emplace_back(word);
-    if (forward.is_per_row(word)) cell.programs.per_row |= 1u << index;
-    forward.output(cell.saved.back(), {Place::kSaved, index});
+    for (size_t slot = 0; slot < count; ++slot) {
+      const string& gate = cell_->gates[slot];
+      cell_->info.x_blocks[slot] = block_of(of_x, gate);
+      cell_->info.h_blocks[slot] = block_of(of_h, gate);
+      cell_->info.given_blocks[slot] = 1 + block_of(given, gate);
+    }
+    for (ProductOperand& product : products_) {
+      for (const string& gate : product.gates) {
+        product.ports.push_back(port_of(Place::kGate, block_of(cell_->gates, gate)));
+      }
+    }
   }
-  lines.next();
-}
+
+  // x only | x and operands | x and h | h only | operands only | given
+  void order_gates(
+      const std::vector<string>& of_x,
+      const std::vector<string>& of_h,
+      const std::vector<string>& given) {
+    std::vector<string>& all = cell_->gates;
+    CellInfo& info = cell_->info;
+    const auto add = [&](const std::vector<string>& gates, const auto& belongs) {
+      const auto begin = static_cast<int>(all.size());
+      for (const string& gate : gates) {
+        if (block_of(all, gate) < 0 && belongs(gate)) all.push_back(gate);
+      }
+      return SlotRange{begin, static_cast<int>(all.size())};
+    };
+    cell_->operands.resize(products_.size());
+    const auto add_operands = [&](int part, const auto& belongs) {
+      for (size_t p = 0; p < products_.size(); ++p) {
+        cell_->operands[p].gates[part] = add(products_[p].gates, belongs);
+      }
+    };
+    const auto always = [](const string&) { return true; };
+    const auto is_no_product = [&](const string& gate) { return !is_product(gate); };
+    info.h.begin = add(of_x, [&](const string& gate) { return block_of(of_h, gate) < 0; }).end;
+    add_operands(0, [&](const string& gate) { return block_of(of_x, gate) >= 0; });
+    info.direct.begin = static_cast<int>(all.size());
+    info.x.end = add(of_x, is_no_product).end;
+    info.direct.end = add(of_h, is_no_product).end;
+    add_operands(1, always);
+    info.h.end = static_cast<int>(all.size());
+    add(given, always);
+    info.given = static_cast<int>(given.size());
+  }
+
+  // Lines that only the modules read.
+  void read_modules() {
+    if (has_cuts() && lines_.begins_with("no_bias")) {
+      const std::vector<string> gates = names_after("no_bias");
+      if (gates.empty()) lines_.fail("'no_bias GATES'");
+      for (const string& gate : gates) {
+        const int slot = block_of(cell_->gates, gate);
+        if (slot < 0) lines_.fail("a gate", gate);
+        cell_->info.modules.without_bias |= 1u << slot;
+      }
+      lines_.next();
+    }
+    line_of_outputs_ = lines_.number();
+    if (has_cuts() && lines_.begins_with("output")) {
+      outputs_ = names_after("output");
+      if (outputs_.empty()) lines_.fail("'output STATES'");
+      lines_.next();
+    }
+  }
+
+  // The other lines before forward.
+  void read_states() {
+    CellInfo& info = cell_->info;
+    info.bounded = lines_.take("bounded");
+    names_h_ = lines_.take("reads_h");
+    info.custom_gradient = lines_.take("own_gradient");
+    read_named("state", kMostStates, cell_->states, cell_->initial_states);
+    read_named("parameter", kMostParameters, cell_->parameters, cell_->initial_parameters);
+    info.reads_h = names_h_ || cell_->states.empty();
+    if (!outputs_.empty()) info.modules.output_of_h = block_of(outputs_, "h");
+    for (const string& output : outputs_) {
+      if (output == "h") continue;
+      const int state = block_of(cell_->states, output);
+      if (state < 0) {
+        wrong_text(line_of_outputs_, "outputs that are h or states", quoted_text(output));
+      }
+      info.output_states[info.outputs++] = static_cast<int>(first_state()) + state;
+    }
+    if (!lines_.begins_with("forward")) {
+      lines_.fail(
+          "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");
+    }
+  }
+
+  // Lines such as `state c 0`. The value nan of a parameter is not stored.
+  void read_named(
+      const string& word, int most, std::vector<string>& names, std::vector<double>& values) {
+    const bool is_parameter = word == "parameter";
+    for (; lines_.begins_with(word); lines_.next()) {
+      const std::vector<string_view>& words = lines_.words();
+      const bool scalar = is_parameter && has_cuts() && words.size() == 4 && words[3] == "scalar";
+      if (words.size() != 3 && !scalar) lines_.fail("'" + word + " NAME NUMBER'");
+      if (std::ssize(names) == most) lines_.fail(at_most(most, word + "s"));
+      if (scalar) cell_->info.modules.scalars |= 1u << names.size();
+      check_name(lines_, words[1]);
+      if (!taken_.emplace(words[1]).second) lines_.fail("an unused name", words[1]);
+      names.emplace_back(words[1]);
+      values.push_back(
+          is_parameter && words[2] == "nan" ? std::numeric_limits<double>::quiet_NaN()
+                                            : number_of(lines_, words[2], "a number"));
+    }
+  }
+
+  void read_forward() {
+    Section forward(lines_, "forward", taken_, products_);
+    for (size_t k = 0; k < cell_->gates.size(); ++k) {
+      const string& gate = cell_->gates[k];
+      if (!is_product(gate)) forward.input("z." + gate, port_of(Place::kGate, k));
+    }
+    if (cell_->info.reads_h) forward.input(names_h_ ? "h" : "", port_of(Place::kState, 0));
+    forward.inputs("*", cell_->states, Place::kState, first_state());
+    forward.inputs("*", cell_->parameters, Place::kParameter);
+    forward.output("h'", port_of(Place::kH, 0));
+    forward.outputs("*'", cell_->states, Place::kState, first_state());
+    forward.assignments("save");
+    std::vector<string> read = cell_->states;
+    if (names_h_) read.insert(read.begin(), "h");
+    cell_->info.forgets = read.empty() ? forward.is_bounded("h'") : forward.forgets(read);
+    read_saved(forward);
+    set_operands(forward);
+    cell_->programs.forward = forward.compile(cell_->forward);
+  }
+
+  void read_saved(Section& forward) {
+    std::vector<string>& saved = cell_->saved;
+    for (size_t k = 1; k < lines_.words().size(); ++k) {
+      const string_view word = lines_.words()[k];
+      if (saved.size() == CellInfo::kMostSaved) {
+        lines_.fail(at_most(CellInfo::kMostSaved, "saved values"), word);
+      }
+      if (!forward.knows(word) || block_of(cell_->parameters, word) >= 0) {
+        lines_.fail("a value of forward that is not a parameter", word);
+      }
+      if (block_of(saved, word) >= 0) lines_.fail("each value once", word);
+      if (forward.is_per_row(word)) cell_->programs.per_row |= 1u << saved.size();
+      saved.emplace_back(word);
+    }
+    forward.outputs("*", saved, Place::kSaved);
+    lines_.next();
+  }
+
+  void set_operands(const Section& forward) {
+    for (size_t p = 0; p < products_.size(); ++p) {
+      const auto& [operand, gates, ports] = products_[p];
+      const int saved = block_of(cell_->saved, operand);
+      if (saved < 0) lines_.fail("the operand of a product among the saved values", operand);
+      for (const string& gate : gates) {
+        if (!forward.knows("z." + gate)) lines_.fail("a product of z." + gate, operand);
+      }
+      cell_->operands[p].saved = saved;
+      cell_->programs.per_row &= ~(1u << saved);  // a GEMM reads all units
+    }
+  }
+
+  void read_backward() {
+    Section backward(lines_, "backward", taken_, products_);
+    backward.inputs("*", cell_->saved, Place::kSaved);
+    backward.inputs("*", cell_->parameters, Place::kParameter);
+    backward.input("d.h'", port_of(Place::kH, 0));
+    backward.inputs("d.*'", cell_->states, Place::kState, first_state());
+    backward.outputs("d.z.*", cell_->gates, Place::kGate);
+    backward.outputs("d.*", cell_->parameters, Place::kParameter);
+    if (names_h_) backward.output("d.h", port_of(Place::kState, 0));
+    backward.outputs("d.*", cell_->states, Place::kState, first_state());
+    backward.assignments("end");
+    if (cell_->info.reads_h && !names_h_) {
+      backward.assign_zero("d.h", port_of(Place::kState, 0));  // the last
+    }
+    cell_->programs.backward = backward.compile(cell_->backward);
+  }
+
+  void describe() {
+    CellInfo& info = cell_->info;
+    CellPrograms& programs = cell_->programs;
+    cell_->text = text_;
+    cell_->layer_class = cell_->name + ".Layer";
+    cell_->step_class = cell_->name + ".Cell";
+    for (const string& state : cell_->states) {
+      info.modules.state_names[info.states++] = state.c_str();
+    }
+    for (const string& parameter : cell_->parameters) {
+      info.modules.parameter_names[info.parameters++] = parameter.c_str();
+    }
+    programs.operands = {cell_->operands.data(), static_cast<int>(cell_->operands.size())};
+    programs.name = cell_->name.c_str();
+    programs.hash = hash(text_);
+    programs.initial_states = cell_->initial_states.data();
+    if (programs.forward.count == 1 || programs.backward.count == 1) {
+      programs.per_row = 0;  // kernels of a single stage cannot find unit 0
+    }
+    info.name = cell_->text.c_str();
+    info.modules.layer_class = cell_->layer_class.c_str();
+    info.modules.step_class = cell_->step_class.c_str();
+    info.id = kProgramId;
+    info.slots = static_cast<int>(cell_->gates.size());
+    info.saved = static_cast<int>(cell_->saved.size());
+    info.programs = &programs;
+  }
+
+  const string_view text_;
+  TextLines lines_;
+  Products products_;  // empty in version 1
+  Names taken_ = {"h", "z"};
+  std::vector<string> outputs_;
+  int line_of_outputs_ = 0;
+  bool names_h_ = false;  // the functions use h
+  std::unique_ptr<CellText> cell_ = std::make_unique<CellText>();
+};
 
 }  // namespace
 
 std::unique_ptr<const CellText> parse_cell(string_view text) {
-  auto cell = std::make_unique<CellText>();
-  CellInfo& info = cell->info;
-  TextLines lines(text);
-  std::vector<ProductOperand> products;
-  const bool second = lines.take("lltm-cell 2");
-  if (second) {
-    products = products_of(text);
-  } else if (!lines.take("lltm-cell 1")) {
-    lines.fail("a serialized cell, whose first line is 'lltm-cell 1' or 'lltm-cell 2'");
-  }
-  std::vector<ProductOperand>* const of_products = second ? &products : nullptr;
-  if (!lines.begins_with("name") || lines.words().size() != 2) lines.fail("'name NAME'");
-  check_name(lines, lines.words()[1]);
-  cell->name = lines.words()[1];
-  lines.next();
-  read_gates(lines, *cell, of_products);
-  if (second) read_no_bias(lines, *cell);
-  const int line_of_outputs = lines.number();
-  const std::vector<string> outputs = second ? read_outputs(lines) : std::vector<string>();
-  info.bounded = lines.take("bounded");
-  const bool reads_h = lines.take("reads_h");
-  info.custom_gradient = lines.take("own_gradient");
-  Names taken = {"h", "z"};
-  cell->states = read_named(lines, "state", kMostStates, /*may_lack=*/false, taken);
-  cell->parameters = read_named(
-      lines,
-      "parameter",
-      kMostParameters,
-      /*may_lack=*/true,
-      taken,
-      second ? &info.modules.scalars : nullptr);
-  info.reads_h = reads_h || cell->states.empty();
-  set_outputs(line_of_outputs, outputs, *cell);
-  if (!lines.begins_with("forward")) {
-    lines.fail(
-        "'bounded', 'reads_h', 'own_gradient', 'state', 'parameter' or 'forward', in this order");
-  }
-
-  const auto port = [](Place place, size_t index) {
-    return Port{place, static_cast<unsigned char>(index)};
-  };
-  const size_t first = info.reads_h ? 1 : 0;
-  Section forward(lines, "forward", taken, of_products);
-  for (size_t k = 0; k < cell->gates.size(); ++k) {
-    const bool is_product =
-        std::any_of(products.begin(), products.end(), [&](const ProductOperand& p) {
-          return block_of(p.gates, cell->gates[k]) >= 0;
-        });
-    if (!is_product) forward.input("z." + cell->gates[k], port(Place::kGate, k));
-  }
-  if (info.reads_h) forward.input(reads_h ? "h" : "", port(Place::kState, 0));
-  for (size_t k = 0; k < cell->states.size(); ++k) {
-    forward.input(cell->states[k].name, port(Place::kState, first + k));
-  }
-  for (size_t k = 0; k < cell->parameters.size(); ++k) {
-    forward.input(cell->parameters[k].name, port(Place::kParameter, k));
-  }
-  forward.output("h'", port(Place::kH, 0));
-  for (size_t k = 0; k < cell->states.size(); ++k) {
-    forward.output(cell->states[k].name + "'", port(Place::kState, first + k));
-  }
-  forward.assignments("save");
-  std::vector<string> all_states;
-  if (reads_h) all_states.emplace_back("h");
-  for (const auto& state : cell->states) all_states.push_back(state.name);
-  info.forgets = all_states.empty() ? forward.is_bounded("h'") : forward.forgets(all_states);
-  read_saved(lines, forward, *cell);
-  for (size_t p = 0; p < products.size(); ++p) {
-    const auto found = std::find(cell->saved.begin(), cell->saved.end(), products[p].operand);
-    if (found == cell->saved.end()) {
-      lines.fail("the operand of a product among the saved values", products[p].operand);
-    }
-    for (const string& gate : products[p].gates) {
-      if (!forward.knows("z." + gate)) lines.fail("a product of z." + gate, products[p].operand);
-    }
-    cell->operands[p].saved = static_cast<int>(found - cell->saved.begin());
-    cell->programs.per_row &= ~(1u << cell->operands[p].saved);  // a GEMM reads all units
-  }
-
-  Section backward(lines, "backward", taken, of_products);
-  for (size_t k = 0; k < cell->saved.size(); ++k) {
-    backward.input(cell->saved[k], port(Place::kSaved, k));
-  }
-  for (size_t k = 0; k < cell->parameters.size(); ++k) {
-    backward.input(cell->parameters[k].name, port(Place::kParameter, k));
-  }
-  backward.input("d.h'", port(Place::kH, 0));
-  for (size_t k = 0; k < cell->states.size(); ++k) {
-    backward.input("d." + cell->states[k].name + "'", port(Place::kState, first + k));
-  }
-  for (size_t k = 0; k < cell->gates.size(); ++k) {
-    backward.output("d.z." + cell->gates[k], port(Place::kGate, k));
-  }
-  for (size_t k = 0; k < cell->parameters.size(); ++k) {
-    backward.output("d." + cell->parameters[k].name, port(Place::kParameter, k));
-  }
-  if (reads_h) backward.output("d.h", port(Place::kState, 0));
-  for (size_t k = 0; k < cell->states.size(); ++k) {
-    backward.output("d." + cell->states[k].name, port(Place::kState, first + k));
-  }
-  backward.assignments("end");
-  if (info.reads_h && !reads_h) backward.assign_zero("d.h", port(Place::kState, 0));  // the last
-  cell->programs.forward = forward.compile(cell->forward);
-  cell->programs.backward = backward.compile(cell->backward);
-  if (cell->programs.forward.count == 1 || cell->programs.backward.count == 1) {
-    cell->programs.per_row = 0;  // kernels of a single stage cannot find unit 0
-  }
-  cell->programs.operands = {cell->operands.data(), static_cast<int>(products.size())};
-  lines.expect("end");
-  if (!lines.words().empty()) lines.fail("the end of the cell");
-
-  cell->text = text;
-  cell->layer_class = cell->name + ".Layer";
-  cell->step_class = cell->name + ".Cell";
-  for (const auto& [name, initial] : cell->states) {
-    info.modules.state_names[info.states++] = name.c_str();
-    cell->initial_states.push_back(initial);
-  }
-  for (const auto& parameter : cell->parameters) {
-    info.modules.parameter_names[info.parameters++] = parameter.name.c_str();
-  }
-  cell->programs.name = cell->name.c_str();
-  cell->programs.hash = hash(text);
-  cell->programs.initial_states = cell->initial_states.data();
-  info.name = cell->text.c_str();
-  info.modules.layer_class = cell->layer_class.c_str();
-  info.modules.step_class = cell->step_class.c_str();
-  info.id = kProgramId;
-  info.slots = static_cast<int>(cell->gates.size());
-  info.saved = static_cast<int>(cell->saved.size());
-  info.programs = &cell->programs;
-  return cell;
+  return CellParser(text).parse();
 }
 
 }  // namespace lltm

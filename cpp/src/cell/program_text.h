@@ -54,19 +54,14 @@ struct CellText {
   static constexpr size_t kMostNameLength = 64;
   static constexpr int kMostAssignments = 512;  // in each section
 
-  struct Named {
-    std::string name;
-    double initial;
-  };
-
   CellText() = default;
   CellText(const CellText&) = delete;  // info and programs point into the original
   CellText& operator=(const CellText&) = delete;
 
   std::string text, name, layer_class, step_class;
   std::vector<std::string> gates;  // one per pre-activation
-  std::vector<Named> states, parameters;
-  std::vector<double> initial_states;
+  std::vector<std::string> states, parameters;
+  std::vector<double> initial_states, initial_parameters;
   std::vector<Operand> operands;
   std::vector<std::string> saved;  // as in forward's outputs and backward's inputs
   // Block -1: the pre-activation does not depend on x or h. Without other states, reads_h is true,

@@ -18,28 +18,6 @@
 namespace lltm {
 namespace {
 
-// Cells are never deleted: graphs and packed weights refer to them.
-const CellInfo& user_cell(std::string_view text) {
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
-  };
-  using Cells =
-      std::unordered_map<std::string, std::unique_ptr<const CellText>, Hash, std::equal_to<>>;
-  // A call looks up its cell several times. Comparing the text takes a tenth of the time of hashing
-  // it.
-  thread_local const CellText* last = nullptr;
-  if (last != nullptr && last->text == text) return last->info;
-  static std::mutex mutex;
-  static Cells& cells = *new Cells;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto found = cells.find(text);
-  if (found == cells.end()) {
-    found = cells.emplace(text, parse_cell(text)).first;
-  }
-  last = found->second.get();
-  return last->info;
-}
-
 // A definition's descriptor with its programs.
 struct BuiltIn {
   template <typename Definition>
@@ -65,13 +43,35 @@ const BuiltIns& built_ins() {
 
 }  // namespace
 
+// Never deleted: graphs and packed weights refer to cells.
+const CellText& custom_cell(std::string_view text) {
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  using Cells =
+      std::unordered_map<std::string, std::unique_ptr<const CellText>, Hash, std::equal_to<>>;
+  // A call looks up its cell several times. Comparing the text takes a tenth of the time of hashing
+  // it.
+  thread_local const CellText* last = nullptr;
+  if (last != nullptr && last->text == text) return *last;
+  static std::mutex mutex;
+  static Cells& cells = *new Cells;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = cells.find(text);
+  if (found == cells.end()) {
+    found = cells.emplace(text, parse_cell(text)).first;
+  }
+  last = found->second.get();
+  return *last;
+}
+
 const CellInfo* find_cell(std::string_view name) {
   for (const CellInfo* const cell : built_ins()) {
     if (name == cell->name) return cell;
   }
   if (!name.starts_with("lltm-cell")) return nullptr;
   try {
-    return &user_cell(name);
+    return &custom_cell(name).info;
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, "lltm::", error.what());
   }

@@ -7,6 +7,10 @@
 
 namespace lltm {
 
+struct CellText;
+// Never deleted. Throws std::invalid_argument.
+const CellText& custom_cell(std::string_view text);
+
 // With programs, also of a built-in cell. Null if unknown. Throws if a serialized cell is invalid.
 const CellInfo* find_cell(std::string_view name);
 

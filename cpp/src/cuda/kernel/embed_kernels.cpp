@@ -7,7 +7,8 @@
 #include "cuda/kernel/nvrtc.h"
 
 #include <atomic>
-#include <limits>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,10 +27,7 @@ int main(int argc, char** argv) {
   std::atomic<std::size_t> next = 0;
   const auto compile_some = [&] {
     for (std::size_t k = next++; k < sources.size(); k = next++) {
-      cached(
-          kernel_key(sources[k], capability),
-          [&] { return compile(sources[k], capability); },
-          std::numeric_limits<std::int64_t>::max());
+      cached(kernel_key(sources[k], capability), [&] { return compile(sources[k], capability); });
     }
   };
   std::vector<std::jthread> threads;

@@ -2,24 +2,17 @@
 // or ~/.cache/lltm. Kernels that were compiled with the library are in `lltm-kernels` next to it.
 //
 // Any number of threads and processes may share the folder. Each failure, such as a full disk, only
-// costs a compilation. No torch or CUDA header.
+// costs a compilation. Nothing is removed. No torch or CUDA header.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 
 namespace lltm::cuda {
 
-constexpr std::int64_t kKernelCacheBytes = std::int64_t{256} << 20;
-
 // Returns the code of a key from its file, otherwise from `compile`, and writes the file. The key
-// contains everything that determines the code. If all files together exceed `most_bytes`, removes
-// the least recently used. Throws only errors of `compile`.
-std::string cached(
-    const std::string& key,
-    const std::function<std::string()>& compile,
-    std::int64_t most_bytes = kKernelCacheBytes);
+// contains everything that determines the code. Throws only errors of `compile`.
+std::string cached(const std::string& key, const std::function<std::string()>& compile);
 
 // Returns the folder, which it creates, or "none" with the reason.
 std::string describe_kernel_cache();
