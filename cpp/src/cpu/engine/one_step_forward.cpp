@@ -216,8 +216,9 @@ SequenceResult one_step_forward(const SequenceArgs& args) {
   });
   if (!step) {
     const auto& [none, h_next, c_next, saved] = result;
-    const Tensor output = StepIO(cell).leave(h_next, c_next);
-    std::get<0>(result) = (output.is_same(h_next) ? h_next.clone() : output).unsqueeze(0);
+    const Tensor rows_of_output = StepIO(cell).leave(h_next, c_next);
+    std::get<0>(result) = (rows_of_output.is_same(h_next) ? h_next.clone() : rows_of_output)
+                              .view(output_sizes(args.input, cell.output_columns() * hidden));
   }
   if (args.saves_checkpoints()) {  // only the initial c
     std::get<3>(result) = args.c_0->clone(at::MemoryFormat::Contiguous).unsqueeze(0);
