@@ -90,7 +90,7 @@ class CudaEngine : public FormTest {
       const Tensors& grads,
       const lltm::OutputMask& mask) const {
     lltm::SequenceBackwardArgs args = {
-        engine_inputs(a), results[0], results[3], {}, grads[1], grads[2], mask};
+        engine_inputs(a), form_.step ? a.h : results[0], results[3], {}, grads[1], grads[2], mask};
     if (!form_.step) args.grad_output = grads[0];
     return as_list(lltm::cuda::sequence_backward(args));
   }
