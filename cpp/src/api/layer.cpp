@@ -296,8 +296,9 @@ Layers::Result Layers::forward_packed() const {
     initial.c = permuted(initial.c, sorted_indices);
   }
   Result result = run({data, batch_sizes, reset}, initial);
-  result.states = map_states(
-      result.states, [&](const Tensor& state) { return permuted(state, unsorted_indices); });
+  result.states = map_states(result.states, [&order = unsorted_indices](const Tensor& state) {
+    return permuted(state, order);
+  });
   return result;
 }
 
