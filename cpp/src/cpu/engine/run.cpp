@@ -4,6 +4,7 @@
 
 #include "common/schedule_log.h"
 #include "common/steps.h"
+#include "cpu/engine/one_step.h"
 #include "cpu/gemm/formats.h"
 #include "cpu/packed_weights.h"
 
