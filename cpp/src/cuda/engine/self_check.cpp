@@ -109,7 +109,7 @@ struct Problem {
   // Of the forward pass with these results.
   SequenceBackwardArgs backward(const SequenceResult& results) const {
     const auto& [output, h_n, c_n, saved] = results;
-    const Tensor of_h = is_step ? output : output.narrow(2, 0, hidden);
+    const Tensor of_h = is_step ? h : output.narrow(2, 0, hidden);
     SequenceBackwardArgs args = {inputs(), rounded(of_h), rounded(saved), grad_output, h, c, all};
     args.grad_states = grad_states;
     return args;
