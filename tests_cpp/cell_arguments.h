@@ -1,7 +1,7 @@
 // Operator arguments, for tests below the operators. They refer to the Arguments.
 #pragma once
 
-#include "common/states.h"
+#include "common/backend_call.h"
 #include "testing.h"
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ inline lltm::SequenceInputs operator_inputs(const Arguments& a, int64_t checkpoi
       checkpoint_steps,
       a.recurrent_mask};
 }
-// With the engines' c (common/states.h).
+// With the engines' c (common/backend_call.h).
 inline lltm::SequenceInputs engine_inputs(const Arguments& a, int64_t checkpoint_steps = 0) {
   lltm::SequenceInputs inputs = operator_inputs(a, checkpoint_steps);
   lltm::concatenate_states(inputs);

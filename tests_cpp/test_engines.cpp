@@ -141,7 +141,7 @@ class Case {
     for (const BackwardSchedule& schedule : backward_schedules(machine_, dtype_, shape())) {
       SCOPED_TRACE(to_string(schedule));
       const auto [input, h, c, weight_ih, weight_hh, bias_ih, bias_hh] =
-          lltm::with_grad_of_h(backward, [&](const lltm::SequenceBackwardArgs& args) {
+          lltm::call_backward(backward, [&](const lltm::SequenceBackwardArgs& args) {
             return lltm::cpu::blocked_backward(args, schedule).value();
           });
       // In the order of `differentiable`.

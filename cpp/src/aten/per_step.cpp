@@ -216,14 +216,13 @@ SequenceResult per_step_forward(
   const ForwardResults results(args, steps.size());
   const Tensor output = results.output_h();
   const Tensor z = at::empty({most_rows(chunks), padded.slots}, wide);
-  // Otherwise updated in each step.
-  const bool results_only = in_place(args);
-  const Tensor h = results_only
-                       ? as_operand(args.h_0->to(gemm.dtype()))
-                       : padded_copy(args.h_0, args.h_0->sizes(), padded.hidden, of_operands);
-  const Tensor c = results_only ? at::empty({batch, cell.state_columns() * hidden}, options)
-                                : copy_or_zeros(args.c_0, args.c_0->sizes(), options);
-  const Tensor& c_before = results_only ? *args.c_0 : c;
+  // If not in place, updated in each step.
+  const bool in_place = is_in_place(args);
+  const Tensor h = in_place ? as_operand(args.h_0->to(gemm.dtype()))
+                            : padded_copy(args.h_0, args.h_0->sizes(), padded.hidden, of_operands);
+  const Tensor c = in_place ? at::empty({batch, cell.state_columns() * hidden}, options)
+                            : copy_or_zeros(args.c_0, args.c_0->sizes(), options);
+  const Tensor& c_before = in_place ? *args.c_0 : c;
   const Tensor operands = padded_empty(
       {batch, cell.operands().count * padded.hidden}, padded.hidden != hidden, of_operands);
 
@@ -244,7 +243,7 @@ SequenceResult per_step_forward(
       const auto [offset, rows] = steps[k];
       const int64_t row = offset - chunk.begin;
       const GemmResult step_z = result_rows(z, row, rows);
-      if (!results_only) {
+      if (!in_place) {
         results.save_checkpoint(k, c);
         StepIO(args, steps[k]).enter_in_place(h, c);
       }
@@ -255,7 +254,7 @@ SequenceResult per_step_forward(
           read_view(c_before),
           view(c),
           view(output, offset),
-          results_only ? View() : view(h),
+          in_place ? View() : view(h),
           view(results.activations, offset),
           view(operands),
           padded.hidden};
@@ -271,7 +270,7 @@ SequenceResult per_step_forward(
       results.leave_states(steps[k], c);
     }
   }
-  if (results_only) return {Tensor(), output.contiguous(), c, results.saved()};
+  if (in_place) return {Tensor(), output.contiguous(), c, results.saved()};
   const at::ScalarType dtype = args.input->scalar_type();
   return {results.output, unpadded(h, hidden).to(dtype), c, results.saved()};
 }
@@ -284,18 +283,18 @@ Gradients per_step_backward(
   const int64_t blocks = cell.grad_columns(), states = cell.state_columns() * hidden;
   const auto wide = compute_options(args.input), of_operands = wide.dtype(gemm.dtype());
   const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  const bool results_only = in_place(args);
+  const bool in_place = is_in_place(args);
   const bool want_h_0 = args.output_mask[1];
   const PaddedSizes padded(gemm, blocks, hidden, steps.size() <= 1);
   const Tensor dz = padded_empty(
       {flat_size(args.input), padded.slots}, padded.slots != blocks * hidden, of_operands);
   const auto gradient = [&](const Tensor& of_state, int64_t size, int64_t padded_size) {
-    return results_only ? at::empty({batch, size}, of_operands)
-                        : padded_copy(of_state, {batch, size}, padded_size, wide);
+    return in_place ? at::empty({batch, size}, of_operands)
+                    : padded_copy(of_state, {batch, size}, padded_size, wide);
   };
   const Tensor dh = gradient(args.grad_h_n, hidden, padded.hidden);
   const Tensor dc = gradient(args.grad_c_n, states, states);
-  const Tensor grad_c = !results_only             ? dc
+  const Tensor grad_c = !in_place                 ? dc
                         : args.grad_c_n.defined() ? args.grad_c_n->to(gemm.dtype())
                                                   : Tensor();
   const Tensor grad_operands = at::zeros({batch, cell.operands().count * padded.hidden}, wide);
@@ -317,8 +316,8 @@ Gradients per_step_backward(
     const BackwardStep step = {
         rows,
         read_view(args.saved, offset),
-        results_only ? read_view(args.grad_h_n) : rows_of_step(args.grad_output, offset),
-        results_only ? View() : view(dh),
+        in_place ? read_view(args.grad_h_n) : rows_of_step(args.grad_output, offset),
+        in_place ? View() : view(dh),
         read_view(grad_c),
         view(dc),
         view(dz, offset),
@@ -339,7 +338,7 @@ Gradients per_step_backward(
     if (k > 0 || want_h_0) {
       multiply(offset, recurrent, result_rows(dh, 0, rows), /*accumulate=*/false);
     }
-    if (!results_only) StepIO(args, steps[k]).enter_backward_in_place(dh, dc);
+    if (!in_place) StepIO(args, steps[k]).enter_backward_in_place(dh, dc);
   }
   return row_gradients(args, steps, gemm, {dh, dc, dz});
 }

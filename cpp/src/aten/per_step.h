@@ -26,7 +26,7 @@ struct ForwardStep {
   std::int64_t operand_stride;  // columns between operands
 };
 
-// D is C between steps, and O if `in_place`. A null gradient is zero. grad_c_prev may be grad_c.
+// D is C between steps, and O if `is_in_place`. A null gradient is zero. grad_c_prev may be grad_c.
 struct BackwardStep {
   std::int64_t rows;
   View saved;          // T
@@ -40,10 +40,10 @@ struct BackwardStep {
 };
 
 // A single step reads its states, or their gradients, and writes the new ones without copies.
-inline bool in_place(const SequenceArgs& args) {
+inline bool is_in_place(const SequenceArgs& args) {
   return args.is_step() && changes_states(args) == nullptr && !args.saves_checkpoints();
 }
-inline bool in_place(const SequenceBackwardArgs& args) {
+inline bool is_in_place(const SequenceBackwardArgs& args) {
   return args.is_step() && changes_states(args) == nullptr && !args.has_wide_gradients();
 }
 

@@ -26,7 +26,8 @@ namespace lltm {
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
-// Those of a backend have the arguments' dtype or the compute dtype, and states.h rounds them.
+// Those of a backend have the arguments' dtype or the compute dtype, and backend_call.h rounds
+// them.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OutputMask = std::array<bool, 7>;
@@ -130,7 +131,7 @@ struct SequenceBackwardArgs : SequenceInputs {
   OptionalTensor grad_output = {}, grad_h_n = {}, grad_c_n = {};
   OutputMask output_mask = {};
   // Not an operator argument: for backends, output and grad_output have only h, and this has the
-  // gradients of the states in the output (states.h).
+  // gradients of the states in the output (backend_call.h).
   at::Tensor grad_states = {};
 
   auto flat() const {

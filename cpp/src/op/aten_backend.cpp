@@ -250,7 +250,7 @@ Gradients sequence_gradients(
   args.output_mask = output_mask;
   check_sequence_gradients(args, dz, dh, dc);
   want_gradients_of_passed(args);
-  return with_grad_of_h(args, [&](const SequenceBackwardArgs& a) {
+  return call_backward(args, [&](const SequenceBackwardArgs& a) {
     return gradients_of(a, Operands(a), flat_rows(dz), dh, dc);
   });
 }

@@ -3,7 +3,7 @@
 #include "op/autograd.h"
 
 #include "aten/fallback.h"
-#include "common/states.h"
+#include "common/backend_call.h"
 #include "op/aten_backend.h"
 #include "op/bidirectional.h"
 #include "op/check.h"
@@ -238,7 +238,7 @@ struct DifferentiableOperator : torch::autograd::Function<DifferentiableOperator
       }
       check_is_differentiable(*call.cell);
       check(call);
-      gradients[k] = with_grad_of_h(call, aten_fallback::sequence_backward_recomputed);
+      gradients[k] = call_backward(call, aten_fallback::sequence_backward_recomputed);
     });
     variable_list all;
     all.reserve(passed + 1);
@@ -291,7 +291,7 @@ SequenceOutputs sequence_autograd(const SequenceArgs& args) {
     if (interceptors.transform() || differentiates_mask(args)) {
       check(args);
       check_is_differentiable(*args.cell);
-      return without_saved(with_user_c(args, aten_fallback::sequence_forward));
+      return without_saved(call_forward(args, aten_fallback::sequence_forward));
     }
     if (!interceptors.autograd() || !is_complete(args)) return below_autograd();
     return record<1>({args})[0];

@@ -8,10 +8,10 @@
 //     Gradients checkpointed_backward(const SequenceBackwardArgs&)
 // which accepts checkpoints; backward accepts only activations.
 //
-// Arguments, results and gradients of a backend contain the engines' c (states.h).
+// Arguments, results and gradients of a backend contain the engines' c (backend_call.h).
 #pragma once
 
-#include "common/states.h"
+#include "common/backend_call.h"
 #include "op/check.h"
 #include "op/checkpointed.h"
 #include "op/operators.h"
@@ -46,7 +46,7 @@ struct CheckedBackend {
     check(args);
     const WithoutAutocast without_autocast;
     const DeviceGuard guard(args.input->device());
-    return with_user_c(args, Backend::forward);
+    return call_forward(args, Backend::forward);
   }
 
   static SequenceOutputs call(const SequenceArgs& args) { return without_saved(run(args)); }
@@ -61,7 +61,7 @@ struct CheckedBackend {
     want_gradients_of_passed(args);
     const WithoutAutocast without_autocast;
     const DeviceGuard guard(args.input->device());
-    return with_grad_of_h(args, [](const SequenceBackwardArgs& a) {
+    return call_backward(args, [](const SequenceBackwardArgs& a) {
       if (a.checkpoint_steps == 0) return Backend::backward(a);
       if constexpr (requires { Backend::checkpointed_backward; }) {
         return Backend::checkpointed_backward(a);

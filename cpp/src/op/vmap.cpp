@@ -5,7 +5,7 @@
 //
 // vmap rules run before autocast and autograd, which handle the resulting call.
 #include "aten/fallback.h"
-#include "common/states.h"
+#include "common/backend_call.h"
 #include "op/argument_checks.h"
 #include "op/autocast.h"
 #include "op/check.h"
@@ -171,7 +171,7 @@ SequenceOutputs call_of_samples(const SequenceArgs& args) {
   if (!args.is_step() && !is_differentiated() && samples.count() > 0) {
     return call_for_each(samples, args);
   }
-  return without_saved(with_user_c(args, aten_fallback::sequence_forward));
+  return without_saved(call_forward(args, aten_fallback::sequence_forward));
 }
 
 Tensor prepack_of_samples(

@@ -485,7 +485,7 @@ class BlockedForward {
 
   Tensor last_c() const {
     if constexpr (kSmallBatch) {
-      // The caller discards the c of a cell without c (states.h).
+      // The caller discards the c of a cell without c (backend_call.h).
       if (!cell_.has_c() && args_.prepacked()) return {};
       const Tensor c = new_tensor(args_.c_0->sizes(), io_.options);
       copy_rows(as_const(c_rows_), write<T>(c), batch_, c.size(1));

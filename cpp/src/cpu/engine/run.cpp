@@ -9,6 +9,7 @@
 #include "cpu/packed_weights.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/tensor.h>
 
 #include <string>
 #include <vector>
@@ -114,15 +115,19 @@ void copy_batch_elements(
     const SequenceArgs& args,
     const SequenceResult& from,
     const SequenceResult& to) {
-  const at::Tensor source = flat_rows(std::get<0>(from)), output = flat_rows(std::get<0>(to));
-  const std::vector<Step> steps = plan_steps(args.input, args.batch_sizes, args.reverse);
-  for (const int64_t element : elements) {
-    for (const auto [offset, rows] : steps) {
-      if (element < rows) output[offset + element].copy_(source[offset + element]);
+  std::vector<int64_t> rows_of_output;
+  for (const auto [offset, rows] : plan_steps(args.input, args.batch_sizes, args.reverse)) {
+    for (const int64_t element : elements) {
+      if (element < rows) rows_of_output.push_back(offset + element);
     }
-    std::get<1>(to)[element].copy_(std::get<1>(from)[element]);
-    std::get<2>(to)[element].copy_(std::get<2>(from)[element]);
   }
+  const auto copy = [](const at::Tensor& source, const at::Tensor& out, const at::Tensor& rows) {
+    out.index_copy_(0, rows, source.index_select(0, rows));
+  };
+  const at::Tensor batch_rows = at::tensor(elements);
+  copy(flat_rows(std::get<0>(from)), flat_rows(std::get<0>(to)), at::tensor(rows_of_output));
+  copy(std::get<1>(from), std::get<1>(to), batch_rows);
+  copy(std::get<2>(from), std::get<2>(to), batch_rows);
 }
 
 SequenceResult int8_forward(const SequenceArgs& args, const Machine& machine) {

@@ -211,7 +211,7 @@ class BackwardKernels final : public StepKernels<T, BackwardStep> {
 
  public:
   explicit BackwardKernels(const SequenceBackwardArgs& args)
-      : Base(args, args.cell->backward()), in_place_(in_place(args)) {}
+      : Base(args, args.cell->backward()), in_place_(is_in_place(args)) {}
 
   void run(int stage, const BackwardStep& step) const override {
     in_place_ ? run_with<T>(stage, step) : run_with<C>(stage, step);

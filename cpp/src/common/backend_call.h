@@ -1,5 +1,6 @@
-// Converts between the engines' c (cell.h), which the ATen fallback shares, and the user's c, which
-// never begins with h. Rounds gradients.
+// An operator's call as a call of a backend, and the results back: the engines' c (cell.h) instead
+// of the user's, which never begins with h; the parts of the output; gradients, which backends need
+// not round; a step, whose output is empty.
 #pragma once
 
 #include "common/device.h"
@@ -30,7 +31,7 @@ inline void concatenate_states(SequenceInputs& args) {
 
 // forward uses the engines' c. c_n becomes the user's, and the output of a step empty.
 template <typename Forward>
-SequenceResult with_user_c(const SequenceArgs& args, const Forward& forward) {
+SequenceResult call_forward(const SequenceArgs& args, const Forward& forward) {
   const auto run = [&](const SequenceArgs& changed) {
     SequenceResult results = forward(changed);
     if (args.is_step()) std::get<0>(results) = empty_small(args.input);
@@ -70,7 +71,7 @@ Gradients with_engines_c(const SequenceBackwardArgs& args, const Backward& backw
 // Also divides the output and its gradient into their parts, and rounds the gradients to the dtype
 // of the arguments. A step has no output: backends read a tensor of h.
 template <typename Backward>
-Gradients with_grad_of_h(const SequenceBackwardArgs& args, const Backward& backward) {
+Gradients call_backward(const SequenceBackwardArgs& args, const Backward& backward) {
   const auto run = [&] {
     if (args.is_step()) {
       SequenceBackwardArgs step = args;
