@@ -1,5 +1,5 @@
 // The threads of two concurrent calls, and of calls next to other work. test_properties.py compares
-// results and derivatives of two directions with those of other layers.
+// results and derivatives of two directions.
 #include "cpu/schedule.h"
 #include "cpu/threads/parallel.h"
 #include "testing.h"

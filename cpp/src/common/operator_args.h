@@ -26,8 +26,7 @@ namespace lltm {
 using SequenceOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using SequenceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 // Gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh; undefined unless requested.
-// Those of a backend have the arguments' dtype or the compute dtype, and backend_call.h rounds
-// them.
+// Backends return them in the arguments' dtype or the compute dtype; backend_call.h rounds them.
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OutputMask = std::array<bool, 7>;
