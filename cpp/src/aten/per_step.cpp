@@ -267,7 +267,7 @@ SequenceResult per_step_forward(
         }
         device.average(s, rows);
       }
-      results.leave_states(steps[k], c);
+      if (!in_place) results.leave_states(steps[k], c);
     }
   }
   if (in_place) return {Tensor(), output.contiguous(), c, results.saved()};
