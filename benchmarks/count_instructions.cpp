@@ -79,9 +79,9 @@ struct Step {
   void forward(const lltm::cpu::Kernels& kernels) {
     lltm::cpu::ForwardArgs<T, C> args;
     args.hidden = hidden;
-    args.gates = {compute.data(), 3 * hidden};
-    args.gates_step = hidden;
-    args.activations = {storage.data(), 4 * hidden};
+    args.z = {compute.data(), 3 * hidden};
+    args.z_stride = hidden;
+    args.saved = {storage.data(), 4 * hidden};
     args.layer_hidden = hidden;
     args.c = {part(storage, 4), hidden};
     args.h_next = {part(storage, 5), hidden};
@@ -92,10 +92,10 @@ struct Step {
   void backward(const lltm::cpu::Kernels& kernels) {
     lltm::cpu::BackwardArgs<T, C> args;
     args.hidden = hidden;
-    args.activations = {storage.data(), 4 * hidden};
+    args.saved = {storage.data(), 4 * hidden};
     args.layer_hidden = hidden;
     args.grad_h = {part(storage, 7), hidden};
-    args.grad_gates = {compute.data(), 3 * hidden};
+    args.dz = {compute.data(), 3 * hidden};
     args.grad_h_state = {part(compute, 3), hidden};
     args.grad_c = {part(compute, 4), hidden};
     args.grad_c_prev = {part(compute, 5), hidden};
@@ -108,7 +108,7 @@ struct Step {
 
  private:
   static const lltm::cpu::CellKernels& cell(const lltm::cpu::Kernels& kernels) {
-    return kernels.cells[lltm::Lltm::kCell.id];
+    return kernels.cells[lltm::Cells::native<lltm::Lltm>()];
   }
   template <typename E>
   E* part(std::vector<E>& memory, int64_t index) const {

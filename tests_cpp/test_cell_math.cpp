@@ -57,7 +57,6 @@ std::vector<T> run(
   CellPrograms programs = {};
   programs.forward = {&stage, 1, 0, 0};
   CellInfo cell = {};
-  cell.id = kProgramId;
   cell.parameters = program.inputs;
   cell.saved = program.outputs - 1;
   cell.programs = &programs;
@@ -68,8 +67,8 @@ std::vector<T> run(
   args.hidden = args.layer_hidden = size;
   args.parameters = {inputs.data(), 0};
   args.h_next = {outputs.data(), size};
-  args.activations = {outputs.data() + n, cell.saved * size};
-  elementwise_of<T, T>(kernels.cells[cell.id]).forward(args, 0, size);
+  args.saved = {outputs.data() + n, cell.saved * size};
+  elementwise_of<T, T>(kernels.cells[0]).forward(args, 0, size);
   return outputs;
 }
 

@@ -149,8 +149,8 @@ void check_forward(
   args.cell = &Definition::kCell;
   args.hidden = hidden;
   args.layer_hidden = layer;
-  args.gates = std::as_const(gates).matrix();
-  args.gates_step = hidden;
+  args.z = std::as_const(gates).matrix();
+  args.z_stride = hidden;
   args.c = std::as_const(c).matrix();
   args.h_next = h_next.matrix();
   args.h_operand = operand.matrix();
@@ -158,10 +158,10 @@ void check_forward(
   args.c_next = c_next.matrix();
   if (accessories) {
     args.bias = {std::as_const(bias).matrix().data, 0};
-    args.activations = saved.matrix();
-    args.h_factor = std::as_const(factor).matrix();
+    args.saved = saved.matrix();
+    args.recurrent_mask = std::as_const(factor).matrix();
   }
-  elementwise_of<T, G>(kernels.cells[Definition::kCell.id]).forward(args, begin, end);
+  elementwise_of<T, G>(kernels.cells[Cells::native<Definition>()]).forward(args, begin, end);
 
   EXPECT_FALSE(out_of_range);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {
@@ -231,8 +231,8 @@ void check_backward(
   args.cell = &Definition::kCell;
   args.hidden = hidden;
   args.layer_hidden = layer;
-  args.activations = std::as_const(saved).matrix();
-  args.grad_gates = grad_gates.matrix();
+  args.saved = std::as_const(saved).matrix();
+  args.dz = grad_gates.matrix();
   args.grad_c_prev = grad_c_prev.matrix();
   args.out_of_range = &out_of_range;
   args.grad_h_state = grad_h_state.matrix();
@@ -240,9 +240,9 @@ void check_backward(
     args.grad_h = grad_h.matrix();
     args.grad_c = grad_c.matrix();
     args.operand = operand.matrix();
-    args.operand_step = hidden;
+    args.operand_stride = hidden;
   }
-  elementwise_of<T, G>(kernels.cells[Definition::kCell.id]).backward(args, begin, end);
+  elementwise_of<T, G>(kernels.cells[Cells::native<Definition>()]).backward(args, begin, end);
 
   EXPECT_FALSE(out_of_range);
   for (std::int64_t k = 0; k < rows * hidden; ++k) {
@@ -293,15 +293,15 @@ void check_small_batch(
     args.cell = &Definition::kCell;
     args.hidden = hidden;
     args.layer_hidden = layer;
-    args.gates = gates.matrix();
-    args.gates_step = hidden;
+    args.z = gates.matrix();
+    args.z_stride = hidden;
     args.c = c.matrix();
     args.h_next = h_next.matrix();
     if (accessories) {
       args.bias = bias.matrix().data;
-      args.activations = saved.matrix();
+      args.saved = saved.matrix();
     }
-    kernels.cells[Definition::kCell.id].small_batch(args, rows);
+    kernels.cells[Cells::native<Definition>()].small_batch(args, rows);
     for (std::int64_t k = 0; k < rows * hidden; ++k) {
       const std::int64_t r = k / hidden, j = k % hidden;
       SCOPED_TRACE(testing::Message() << "row " << r << ", unit " << j);

@@ -21,12 +21,12 @@ namespace {
 
 using lltm::SequenceResult;
 using lltm::cpu::BackwardSchedule;
-using lltm::cpu::Blocks;
 using lltm::cpu::ForwardSchedule;
 using lltm::cpu::GemmFormat;
 using lltm::cpu::Grid;
 using lltm::cpu::LayerShape;
 using lltm::cpu::Machine;
+using lltm::cpu::Partition;
 using lltm::cpu::SmallBatchSchedule;
 
 // Shared blocks, shared rows, and both; more positions than threads.
@@ -35,21 +35,21 @@ constexpr Grid kGrids[] = {{1, 1}, {3, 1}, {1, 3}, {2, 3}};
 constexpr int64_t kChunkRows[] = {1, 100};
 
 // The narrowest, several per thread, and the widest, possibly fewer than grid columns.
-std::vector<Blocks> blocks_of(const LayerShape& shape, GemmFormat format) {
+std::vector<Partition> blocks_of(const LayerShape& shape, GemmFormat format) {
   const int64_t narrowest =
       lltm::cpu::visit_format(format, []<typename F>(F) { return F::kUnitAlign; });
   const auto of_width = [&](int64_t width) {
     const int64_t of_head = (shape.head_units() + width - 1) / width;
-    return Blocks(shape.hidden, narrowest, shape.heads * of_head);
+    return Partition(shape.hidden, narrowest, shape.heads * of_head);
   };
   return {of_width(narrowest), of_width(lltm::cpu::max_forward_block_width(format))};
 }
 
 std::vector<ForwardSchedule> forward_schedules(
-    GemmFormat format, const std::vector<Blocks>& all_blocks) {
+    GemmFormat format, const std::vector<Partition>& all_blocks) {
   std::vector<ForwardSchedule> schedules;
   for (const Grid& grid : kGrids) {
-    for (const Blocks& blocks : all_blocks) {
+    for (const Partition& blocks : all_blocks) {
       for (const int64_t rows : kChunkRows) {
         schedules.push_back({format, grid, blocks, /*merge_projection=*/false, rows});
         schedules.push_back({format, grid, blocks, /*merge_projection=*/true, rows});
@@ -77,7 +77,7 @@ std::vector<BackwardSchedule> backward_schedules(
       // No schedule combines bf16x3 state gradients with float32 weight gradients.
       if (format == GemmFormat::kBf16x3 && gradient_format != format) continue;
       for (const Grid& grid : kGrids) {
-        for (const Blocks& blocks : blocks_of(shape, format)) {
+        for (const Partition& blocks : blocks_of(shape, format)) {
           for (const int64_t rows : kChunkRows) {
             const int64_t threads = grid.workers() == 6 ? 7 : grid.workers();
             schedules.push_back({format, grid, blocks, rows, gradient_format, threads});
@@ -106,7 +106,7 @@ class Case {
       // Keeps the operand type, which determines the rounding.
       SmallBatchSchedule schedule = schedule_small_batch(machine_, shape(), steps(), prepacked);
       for (const Grid grid : {Grid{1, 1}, Grid{1, 3}, Grid{2, 1}, Grid{3, 2}}) {
-        for (const Blocks& blocks : blocks_of(shape(), GemmFormat::kF32)) {
+        for (const Partition& blocks : blocks_of(shape(), GemmFormat::kF32)) {
           for (const int64_t rows : kChunkRows) {
             schedule.grid = grid;
             schedule.blocks = blocks;
@@ -162,7 +162,7 @@ class Case {
     const double tolerance = dtype_ == at::kFloat ? 1e-3 : 2e-2;
     const at::Tensor packed = pack(a_, at::kQInt8);
     std::vector<SequenceResult> results;
-    for (const ForwardSchedule& schedule : forward_schedules(GemmFormat::kInt8, {Blocks()})) {
+    for (const ForwardSchedule& schedule : forward_schedules(GemmFormat::kInt8, {Partition()})) {
       SCOPED_TRACE(to_string(schedule));
       results.push_back(lltm::cpu::blocked_int8_forward(args(0, packed), schedule).result);
       const auto [output, h_n, c_n, saved] = results.back();
@@ -344,7 +344,7 @@ TEST(GivenGates, AreAsAccurateAsThePerStepEngineInEveryFormat) {
   dense = with(dense, in_double(differentiable(dense)));
   const Tensors exact = run(dense, at::kDouble, per_step_forward, per_step_backward);
   for (const GemmFormat format : formats(machine, at::kFloat)) {
-    const Blocks blocks(H, 32, 2);
+    const Partition blocks(H, 32, 2);
     const auto forward = [&](const lltm::SequenceArgs& args) {
       return lltm::cpu::blocked_forward(args, {format, {2, 1}, blocks, false, 100}).value();
     };

@@ -484,7 +484,7 @@ const std::vector<LayerShape> kShapes = {
 // Blocks cover all hidden units, and no block has units of two heads. The threads' shares differ by
 // at most `align`.
 void expect_equal_shares(
-    const Blocks& blocks, const LayerShape& layer, int64_t align, int64_t threads) {
+    const Partition& blocks, const LayerShape& layer, int64_t align, int64_t threads) {
   const int64_t hidden = layer.hidden, units = layer.head_units();
   EXPECT_EQ(blocks.total, hidden);
   int64_t end = 0;

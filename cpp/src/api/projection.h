@@ -6,8 +6,7 @@
 // in all other steps.
 #pragma once
 
-#include "cell/cell.h"
-#include "cell/lstm.h"
+#include "cell/cells.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -32,7 +31,7 @@ ProjectedWeights project_weights(
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, bool unintercepted);
 
 constexpr bool can_project(const CellInfo& cell) {
-  return cell.id == Lstm::kCell.id;
+  return cell.native == Cells::native<Lstm>();
 }
 
 // Checks options, also if proj_size is 0.

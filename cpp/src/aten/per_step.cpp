@@ -111,18 +111,18 @@ class SlotWeights {
   mutable Tensor ordered_;
 };
 
-struct Products {
+struct OperandGemms {
   int operand;
   std::vector<SlotGemm> gemms;
 };
 
 // The GEMMs of each stage's products.
 template <typename GemmsOf>
-std::vector<std::vector<Products>> products_of(
+std::vector<std::vector<OperandGemms>> products_of(
     const CellInfo& cell, const Pass& pass, const GemmsOf& gemms_of) {
-  std::vector<std::vector<Products>> stages(pass.count);
+  std::vector<std::vector<OperandGemms>> stages(pass.count);
   for (int p = 0; p < cell.operands().count; ++p) {
-    Products products = {p, {}};
+    OperandGemms products = {p, {}};
     for (const SlotRange slots : cell.operands()[p].gates) {
       for (SlotGemm& gemm : gemms_of(slots)) products.gemms.push_back(std::move(gemm));
     }

@@ -45,7 +45,6 @@ struct CellInfo {
   static constexpr int kMostValues = 64;  // of a kind (Place)
 
   const char* name;  // the operators' cell argument: a name or serialized cell
-  int id;            // index in Cells (cells.h) and kernel tables
   int slots;
   int saved;  // values saved for backward, per hidden unit
   // Pre-activations, and their blocks of H rows, in weight_ih and in weight_hh.
@@ -60,6 +59,7 @@ struct CellInfo {
   bool bounded = true;                     // |h'| <= 1, which int8 weights require
   bool forgets = false;                    // rounding errors in the states are known to decay
   const CellPrograms* programs = nullptr;  // set for the host (registry.h), null in kCell
+  int native = 0;                          // likewise: which native kernels (cells.h), 0 if none
   bool custom_gradient = false;            // backward is not the derivative of forward
   int given = 0;                           // given gates
   int given_blocks[kMostSlots] = {};       // by pre-activation: 1 + the gate's index, or 0

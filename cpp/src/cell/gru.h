@@ -13,7 +13,6 @@ struct Gru {
   static constexpr int kSaved = 5;  // r, u, n, z_nh, h
   static constexpr CellInfo kCell = {
       .name = "gru",
-      .id = 2,
       .slots = kSlots,
       .saved = kSaved,
       .x = {0, 3},

@@ -13,7 +13,6 @@ struct Lltm {
   static constexpr int kSaved = 4;  // i, o, g, tanh(c')
   static constexpr CellInfo kCell = {
       .name = "lltm",
-      .id = 0,
       .slots = kSlots,
       .saved = kSaved,
       .x = {0, 3},

@@ -13,7 +13,6 @@ struct Lstm {
   static constexpr int kSaved = 6;  // i, f, g, o, tanh(c'), c
   static constexpr CellInfo kCell = {
       .name = "lstm",
-      .id = 1,
       .slots = kSlots,
       .saved = kSaved,
       .x = {0, 4},

@@ -663,7 +663,6 @@ class CellParser {
     info.name = cell_->text.c_str();
     info.modules.layer_class = cell_->layer_class.c_str();
     info.modules.step_class = cell_->step_class.c_str();
-    info.id = kProgramId;
     info.slots = static_cast<int>(cell_->gates.size());
     info.saved = static_cast<int>(cell_->saved.size());
     info.programs = &programs;

@@ -6,7 +6,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 namespace lltm {
 namespace {
@@ -23,21 +23,19 @@ struct BuiltIn {
   template <typename Definition>
   explicit BuiltIn(Definition definition) : recorded(definition), info(Definition::kCell) {
     info.programs = &recorded.programs();
+    info.native = Cells::native<Definition>();
   }
 
   RecordedDefinition recorded;
   CellInfo info;
 };
 
-using BuiltIns = std::array<const CellInfo*, Cells::kCount>;
-const BuiltIns& built_ins() {
-  static const BuiltIns cells = [] {
-    BuiltIns all;
-    Cells::for_each([&]<typename Definition>(Definition definition) {
-      all[Definition::kCell.id] = &(new BuiltIn(definition))->info;
-    });
+const std::vector<const CellInfo*>& built_ins() {
+  static const auto& cells = *new std::vector<const CellInfo*>([] {
+    std::vector<const CellInfo*> all;
+    Cells::for_each([&](auto definition) { all.push_back(&(new BuiltIn(definition))->info); });
     return all;
-  }();
+  }());
   return cells;
 }
 

@@ -7,10 +7,9 @@
 namespace lltm {
 namespace {
 
-constexpr CellInfo rnn_cell(const char* name, int id, bool bounded) {
+constexpr CellInfo rnn_cell(const char* name, bool bounded) {
   return {
       .name = name,
-      .id = id,
       .slots = 1,
       .saved = 1,
       .x = {0, 1},
@@ -27,7 +26,7 @@ constexpr CellInfo rnn_cell(const char* name, int id, bool bounded) {
 struct RnnTanh {
   static constexpr int kSlots = 1;
   static constexpr int kSaved = 1;  // h'
-  static constexpr CellInfo kCell = rnn_cell("rnn_tanh", 3, /*bounded=*/true);
+  static constexpr CellInfo kCell = rnn_cell("rnn_tanh", /*bounded=*/true);
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<RnnTanh, V> forward(const V (&z)[kSlots], const V& /*h*/) {
@@ -45,7 +44,7 @@ struct RnnTanh {
 struct RnnRelu {
   static constexpr int kSlots = 1;
   static constexpr int kSaved = 1;  // h'
-  static constexpr CellInfo kCell = rnn_cell("rnn_relu", 4, /*bounded=*/false);
+  static constexpr CellInfo kCell = rnn_cell("rnn_relu", /*bounded=*/false);
 
   template <typename V>
   static LLTM_CELL_INLINE StepForward<RnnRelu, V> forward(const V (&z)[kSlots], const V& /*h*/) {

@@ -19,7 +19,7 @@ inline bool multiplies_bf16() {
 
 template <typename T, typename Element>
 const Elementwise<T, Element>& elementwise(const CellInfo& cell) {
-  return elementwise_of<T, Element>(kernels().cells[cell.id]);
+  return elementwise_of<T, Element>(kernels().cells[cell.native]);
 }
 
 template <typename B>

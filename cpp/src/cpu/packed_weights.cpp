@@ -35,7 +35,7 @@ struct PackedRows {
 template <typename Format, typename Body>
 bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
   const CellInfo& cell = packed.cell;
-  const Blocks& blocks = packed.blocks;
+  const Partition& blocks = packed.blocks;
   const auto visit = [&](const auto& b, int64_t block, Range units, bool of_h) {
     const SlotRange slots = of_h ? cell.h : cell.x;
     const int* const row_blocks = of_h ? cell.h_blocks : cell.x_blocks;
@@ -54,7 +54,7 @@ bool for_each_part(const PackedWeights<Format>& packed, const Body& body) {
       blocks.total * (cell.x.count() * packed.k_x + cell.h.count() * packed.k_h);
   return parallel_tasks(
       blocks.count, elements, kPackGrain, [&](int64_t block, int64_t part, int64_t parts) {
-        const Range units = Blocks(blocks.size(block), Format::kUnitAlign, parts).range(part);
+        const Range units = Partition(blocks.size(block), Format::kUnitAlign, parts).range(part);
         return units.size() == 0 || (visit(packed.x(block), block, units, false) &&
                                      visit(packed.h(block), block, units, true));
       });
@@ -89,7 +89,7 @@ Tensor empty_bytes(const Tensor& like, int64_t count) {
 
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, const Blocks& blocks) {
+    const CellInfo& cell, const Weights& weights, const Partition& blocks) {
   const int64_t input_size = weights.ih.size(1), heads = heads_of(weights.hh);
   const int64_t bytes = PackedWeights<Format>::bytes(cell, blocks.total, input_size, heads);
   PackedWeights<Format> packed(cell, blocks, input_size, heads, empty_bytes(weights.hh, bytes));
@@ -97,11 +97,11 @@ std::optional<PackedWeights<Format>> pack_weights(
 }
 
 template std::optional<PackedWeights<F32Format>> pack_weights(
-    const CellInfo&, const Weights&, const Blocks&);
+    const CellInfo&, const Weights&, const Partition&);
 template std::optional<PackedWeights<Bf16Format>> pack_weights(
-    const CellInfo&, const Weights&, const Blocks&);
+    const CellInfo&, const Weights&, const Partition&);
 template std::optional<PackedWeights<Bf16x3Format>> pack_weights(
-    const CellInfo&, const Weights&, const Blocks&);
+    const CellInfo&, const Weights&, const Partition&);
 
 // ---- the header -------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ int64_t end_of(const CellInfo& cell, const PackedHeader& header, int64_t begin, 
   constexpr int64_t kAlign = Format::kUnitAlign;
   const bool valid =
       blocks > 0 && blocks <= divide_up(header.hidden, kAlign) &&
-      Blocks(header.hidden, kAlign, blocks).width <= max_forward_block_width(kFormat<Format>);
+      Partition(header.hidden, kAlign, blocks).width <= max_forward_block_width(kFormat<Format>);
   const int64_t bytes =
       PackedWeights<Format>::bytes(cell, header.hidden, header.input_size, header.heads());
   return valid ? begin + bytes : -1;
@@ -289,7 +289,7 @@ template <typename Format>
 PackedWeights<Format> read_packed(const CellInfo& cell, const Tensor& packed) {
   const PackedHeader header = read_header(packed);
   constexpr bool kSecond = kFormat<Format> == GemmFormat::kBf16x3;
-  const Blocks blocks(
+  const Partition blocks(
       header.hidden, Format::kUnitAlign, kSecond ? header.bf16x3_blocks : header.blocks);
   const int64_t offset = kSecond ? bf16x3_offset(cell, header) : kHeaderBytes;
   return {cell, blocks, header.input_size, header.heads(), packed, offset};
@@ -306,7 +306,7 @@ namespace {
 // Returns the blocks scheduled for prepack_batch rows, many steps and a thread per CPU: layers may
 // be called with another number of threads later.
 template <typename Format>
-Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
+Partition blocks_for(const CellInfo& cell, const Weights& weights) {
   const int64_t batch = prepack_batch(kFormat<Format>);
   constexpr int64_t kSteps = 100;
   const LayerShape shape = {
@@ -325,7 +325,7 @@ Blocks blocks_for(const CellInfo& cell, const Weights& weights) {
 // Returns an undefined tensor if values are out of range.
 template <typename Format>
 Tensor prepack_as(const CellInfo& cell, const Weights& weights, at::ScalarType dtype) {
-  const Blocks blocks = blocks_for<Format>(cell, weights);
+  const Partition blocks = blocks_for<Format>(cell, weights);
   const int64_t heads = heads_of(weights.hh);
   const int64_t hidden = weights.hh.size(-1) * heads, input_size = weights.ih.size(1);
   const int64_t bytes = PackedWeights<Format>::bytes(cell, hidden, input_size, heads);

@@ -24,7 +24,7 @@ struct PackedWeights {
   // `offset`: in a byte tensor.
   PackedWeights(
       const CellInfo& c,
-      const Blocks& b,
+      const Partition& b,
       int64_t input_size,
       int64_t head_count,
       at::Tensor bytes,
@@ -68,7 +68,7 @@ struct PackedWeights {
 
   const CellInfo& cell;
   at::Tensor tensor;
-  Blocks blocks;
+  Partition blocks;
   int64_t heads;
   int64_t k_x, k_h;
   const Element* data;
@@ -82,7 +82,7 @@ struct PackedWeights {
 // Returns nullopt if values are out of range.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, const Blocks& blocks);
+    const CellInfo& cell, const Weights& weights, const Partition& blocks);
 
 // ---- ahead of time --------------------------------------------------------------
 

@@ -148,7 +148,7 @@ int64_t widest_block(const Machine& machine, int64_t most, int64_t unit_bytes, i
 
 // Their number divides evenly among `threads` threads, or fewer with the same largest share. No
 // block has units of two heads.
-Blocks even_blocks(
+Partition even_blocks(
     int64_t hidden, int64_t threads, int64_t widest, int64_t align, int64_t heads = 1) {
   const int64_t units = hidden / heads, sharing = Grid{1, threads}.sharing(heads);
   const int64_t parts = std::max<int64_t>(divide_up(units, align), 1);
@@ -201,14 +201,14 @@ Model backward_model(const Machine& machine, const LayerShape& shape) {
 }
 
 template <typename Format>
-Blocks forward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
+Partition forward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
   const int64_t widest = widest_block<Format>(
       machine, kForwardUnits<Format>, forward_unit_bytes<Format>(shape), Format::kUnitAlign);
   return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign, shape.heads);
 }
 
 template <typename Format>
-Blocks backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
+Partition backward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
   // Fills the GEMM's vector registers.
   constexpr int64_t kColumns = 32;
   const int64_t widest = widest_block<Format>(
@@ -324,7 +324,7 @@ bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool
   return (shape.bf16 && machine.bf16 ? gain(Bf16Format{}) : gain(F32Format{})) > 0;
 }
 
-Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape) {
+Partition prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape) {
   return visit_forward_format(format, [&]<typename Format>(Format) {
     return forward_schedule<Format>(machine, shape).blocks;
   });
@@ -443,7 +443,7 @@ std::string to_string(const Grid& grid) {
   return text.str();
 }
 
-std::string to_string(const Blocks& blocks) {
+std::string to_string(const Partition& blocks) {
   std::ostringstream text;
   text << "blocks of up to " << blocks.width << " units";
   return text.str();

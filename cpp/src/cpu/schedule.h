@@ -22,18 +22,19 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) {
   return divide_up(n, multiple) * multiple;
 }
 
-class Blocks {
+// A division of [0, total) into blocks.
+class Partition {
  public:
-  Blocks() = default;
+  Partition() = default;
   // Blocks of nearly equal width that begin at multiples of `align`.
-  Blocks(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
+  Partition(int64_t all, int64_t align, int64_t blocks) : total(all), count(blocks), align_(align) {
     const int64_t parts = divide_up(all, align), divisor = std::max<int64_t>(count, 1);
     width = divide_up(parts, divisor) * align;
     step_ = divide_up(parts << kFraction, divisor);
   }
   // The last block may be narrower.
-  Blocks(int64_t all, int64_t block_width)
-      : Blocks(all, block_width, divide_up(all, block_width)) {}
+  Partition(int64_t all, int64_t block_width)
+      : Partition(all, block_width, divide_up(all, block_width)) {}
 
   int64_t begin(int64_t block) const { return (block * step_ >> kFraction) * align_; }
   int64_t size(int64_t block) const { return std::min(begin(block + 1), total) - begin(block); }
@@ -59,7 +60,7 @@ struct Grid {
   // Consecutive columns that share heads. A column with entire heads reads no other's state.
   int64_t sharing(int64_t heads) const { return columns / std::gcd(columns, heads); }
   // At most one column per block.
-  Grid within(const Blocks& blocks) const { return {rows, std::min(columns, blocks.count)}; }
+  Grid within(const Partition& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
 // Pre-activations that depend on x, and on h (cell.h).
@@ -81,7 +82,7 @@ struct LayerShape {
 struct ForwardSchedule {
   GemmFormat format;
   Grid grid;
-  Blocks blocks;
+  Partition blocks;
   // For few rows: one GEMM computes x W_x^T for a chunk.
   bool merge_projection;
   // For that GEMM, or for packing an input that cannot be read in place.
@@ -91,7 +92,7 @@ struct ForwardSchedule {
 struct BackwardSchedule {
   GemmFormat format;
   Grid grid;
-  Blocks blocks;
+  Partition blocks;
   int64_t chunk_rows;          // rows between updates of weight and input gradients
   GemmFormat gradient_format;  // over a chunk's rows
   int64_t gradient_threads;
@@ -111,7 +112,7 @@ bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool
 
 // For prepacking: the batch size, the blocks, and the largest block width on any CPU.
 int64_t prepack_batch(GemmFormat format);
-Blocks prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape);
+Partition prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape);
 int64_t max_forward_block_width(GemmFormat format);
 
 struct GradientGemmSchedule {
@@ -134,7 +135,7 @@ constexpr int64_t kMostProductRows = 4;
 
 struct SmallBatchSchedule {
   Grid grid;
-  Blocks blocks;
+  Partition blocks;
   int64_t chunk_rows;  // rows per GEMM that computes x W_x^T
   bool in_place;       // weights are not packed (few steps)
 };
@@ -159,7 +160,7 @@ struct StepSchedule {
   StepGemm forward, backward;
   GemmFormat backward_format;  // float32 or bfloat16, for blocked GEMMs
   int64_t threads;
-  Blocks blocks;
+  Partition blocks;
 };
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape);
 // Of a single step: batch rows per pass over the weights, columns per weight-gradient tile and per

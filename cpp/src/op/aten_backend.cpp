@@ -68,7 +68,7 @@ auto reported(const Args& args) {
   return run(args);
 }
 
-struct Composite {
+struct Aten {
   using DeviceGuard = NoDeviceGuard;
 
   static constexpr auto forward = reported<sequence_forward, SequenceArgs>;
@@ -89,7 +89,7 @@ struct Composite {
 };
 
 // Writes nothing in place, as vmap requires.
-struct Mapped : Composite {
+struct Mapped : Aten {
   static constexpr auto checkpointed_backward = sequence_backward_recomputed;
 };
 
@@ -103,7 +103,7 @@ std::vector<Tensor> unpack_concatenated(std::string_view name, const Tensor& con
 }
 
 TORCH_LIBRARY_IMPL(lltm, CompositeExplicitAutograd, m) {
-  register_backend<Composite>(m);
+  register_backend<Aten>(m);
   m.impl("_unpack", TORCH_FN(unpack_concatenated));
 }
 

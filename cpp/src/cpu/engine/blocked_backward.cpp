@@ -148,11 +148,11 @@ class BlockedBackward {
 
     kernel_args_.cell = &cell_;
     kernel_args_.layer_hidden = hidden_;
-    kernel_args_.activations = read<T>(args_.saved);
+    kernel_args_.saved = read<T>(args_.saved);
     kernel_args_.parameters = read_row<float>(parameters_);
     kernel_args_.grad_c = read<float>(dc_);
     kernel_args_.grad_c_prev = write<float>(dc_);
-    kernel_args_.operand_step = slot_pitch_;
+    kernel_args_.operand_stride = slot_pitch_;
   }
 
   // Padding of K of an operand's product reads the dz that follows, perhaps not yet computed, times
@@ -181,7 +181,7 @@ class BlockedBackward {
         hidden_ * gemm.k,
         kPackGrain,
         [&](int64_t block, int64_t part, int64_t parts) {
-          const Range own = Blocks(rows, kPackedRows, parts).range(part);
+          const Range own = Partition(rows, kPackedRows, parts).range(part);
           bool in_range = true;
           const int64_t head = head_of(block);
           const auto w_head = w.from(head * cell_.h.count() * units_);
@@ -234,12 +234,14 @@ class BlockedBackward {
   bool step_block(size_t c, size_t k, const Worker& worker, int64_t block) const {
     const Range rows = shares_.rows_of_step(k, worker.group);
     const Range units = blocks_.range(block);
-    io_.leave_c(k, kernel_args_.grad_c_prev.from(rows.begin, units.begin), rows, units);
+    // 1.
+    io_.add_grad_of_states(k, kernel_args_.grad_c_prev.from(rows.begin, units.begin), rows, units);
     const int64_t carried = carried_into_next(k);
     const Range continued = intersect(rows, {0, carried});
     const Range ended = intersect(rows, {carried, steps_[k].rows});
     const Matrix<float> dh = dh_of(worker, block);
     const auto dh_n = read<float>(dh_n_).from(ended.begin, blocks_.begin(block));
+    // 2 and 3. Sequences that end in this step have no next one: their dh is that of h_n.
     if (continued.size() > 0) {
       const Matrix<float> to = dh.from(dh_row(continued));
       if (cell_.direct.count() > 0) {
@@ -249,6 +251,7 @@ class BlockedBackward {
       }
       io_.enter_h(k + 1, to, continued, units);
     }
+    // 4 and 5.
     if (between_.count() > 1) {
       if (ended.size() > 0) fill(dh.from(ended.begin), ended.size(), block, dh_n);
       return finish_rows(c, k, 0, worker, rows, block, as_const(dh.from(rows.begin)));
@@ -334,13 +337,13 @@ class BlockedBackward {
     const int64_t unit = blocks_.begin(block);
     BackwardArgs<T, Element> of_block = kernel_args_;
     of_block.hidden = blocks_.size(block);
-    of_block.activations = of_block.activations.from(steps_[k].offset + rows.begin, unit);
+    of_block.saved = of_block.saved.from(steps_[k].offset + rows.begin, unit);
     of_block.parameters = of_block.parameters.from(0, unit);
-    of_block.grad_h = io_.leave_h(k, rows, blocks_.range(block));
+    of_block.grad_h = io_.grad_of_output(k, rows, blocks_.range(block));
     of_block.grad_h_state = dh_state;
     of_block.grad_c = of_block.grad_c.from(rows.begin, unit);
     of_block.grad_c_prev = of_block.grad_c_prev.from(rows.begin, unit);
-    of_block.grad_gates = dz_of(c, k).from(rows.begin, unit);
+    of_block.dz = dz_of(c, k).from(rows.begin, unit);
     of_block.parameter_sums = write<double>(parameter_sums_).from(worker.index, unit).data;
     of_block.after_rows = (k > 0 ? steps_[k - 1].offset - steps_[k].offset : 0) - rows.size();
     bool out_of_range = false;
@@ -356,7 +359,7 @@ class BlockedBackward {
     }
     elementwise<T, Element>(cell_).backward(of_block, 0, rows.size() * of_block.hidden);
     if (stage + 1 < between_.count()) return true;
-    io_.enter_c(k, of_block.grad_c_prev, rows, blocks_.range(block));
+    io_.cut_grad_c(k, of_block.grad_c_prev, rows, blocks_.range(block));
     return !out_of_range;
   }
 
@@ -399,7 +402,7 @@ class BlockedBackward {
   const int64_t slot_pitch_;
   const Grid grid_;
   const int64_t heads_, units_;  // units per head
-  const Blocks blocks_;
+  const Partition blocks_;
   const std::vector<Step> steps_;
   const Shares shares_;
   const BackwardIO<T> io_;

@@ -160,14 +160,14 @@ class BlockedForward {
 
     kernel_args_.cell = &cell_;
     kernel_args_.layer_hidden = hidden_;
-    kernel_args_.gates_padded = true;
+    kernel_args_.z_padded = true;
     kernel_args_.bias = read_row<float>(bias_);
     kernel_args_.parameters = read_row<float>(parameters_);
     if constexpr (!kSmallBatch) {
       kernel_args_.c = as_const(c_rows_);
       kernel_args_.c_next = c_rows_;
     }
-    kernel_args_.h_factor = read<T>(args_.recurrent_mask);
+    kernel_args_.recurrent_mask = read<T>(args_.recurrent_mask);
   }
 
   // A GEMM operand of states, and a unit's column in it.
@@ -349,6 +349,7 @@ class BlockedForward {
   }
 
   bool step(const Chunk& chunk, size_t k, const Worker& worker) const {
+    // 0. All blocks of the worker at once, also for sequences that have ended.
     if (io_.changes_c(k)) {
       const Range units = {
           blocks_.begin(worker.blocks.begin), std::min(blocks_.begin(worker.blocks.end), hidden_)};
@@ -374,6 +375,7 @@ class BlockedForward {
       const Chunk& chunk, size_t k, const Worker& worker, Range rows, int64_t block) const {
     const Step& step = steps_[k];
     const Matrix<float> z = z_of_step(k, worker, rows, block);
+    // 1. A merged projection has computed z for all steps of the chunk.
     if (!merge_projection_) {
       project(rows.size(), input_of(chunk, k, worker.group), block, z.from(rows.begin));
     }
@@ -382,6 +384,7 @@ class BlockedForward {
       if (part.size() == 0) return;
       recur(part.size(), h.from(part.begin), block, z.from(part.begin), step.rows);
     };
+    // 2. Rows of sequences that begin in this step, as reversed packed ones do late, read h_0.
     const auto add_recurrent = [&] {
       const int64_t carried = carried_rows(steps_, k);
       if (k > 0) recur_rows(intersect(rows, {0, carried}), as_const(state_of(k - 1)));
@@ -395,6 +398,7 @@ class BlockedForward {
     } else {
       add_recurrent();
     }
+    // 3 and 4.
     return run_stage(k, 0, worker, rows, block, z);
   }
 
@@ -438,32 +442,32 @@ class BlockedForward {
     if constexpr (kSmallBatch) {
       SmallBatchArgs args;
       args.cell = &cell_;
-      args.hidden = args.gates_step = units.size();
+      args.hidden = args.z_stride = units.size();
       args.layer_hidden = hidden_;
-      args.gates = as_const(z.from(rows.begin));
+      args.z = as_const(z.from(rows.begin));
       args.bias = kernel_args_.bias.from(0, unit).data;
       args.parameters = kernel_args_.parameters.from(0, unit).data;
       args.c = c_rows_.from(rows.begin, unit);
       args.h_next = io_.h_next(k, rows, units);
-      args.activations = io_.saved_values(k, rows, units);
-      kernels().cells[cell_.id].small_batch(args, rows.size());
+      args.saved = io_.saved_values(k, rows, units);
+      kernels().cells[cell_.native].small_batch(args, rows.size());
       io_.leave_c(k, args.c, rows, units);
       if (!output_is_operand_) io_.leave_h(k, state_of(k).from(rows.begin, unit), rows, units);
       return true;
     }
     ForwardArgs<T, Element> of_block = kernel_args_;
     of_block.hidden = blocks_.size(block);
-    of_block.gates = as_const(z.from(rows.begin));
-    of_block.gates_step = weights_.slot_columns(block);
+    of_block.z = as_const(z.from(rows.begin));
+    of_block.z_stride = weights_.slot_columns(block);
     of_block.bias = of_block.bias.from(0, unit);
     of_block.parameters = of_block.parameters.from(0, unit);
-    of_block.h_factor = of_block.h_factor.from(rows.begin, unit);
+    of_block.recurrent_mask = of_block.recurrent_mask.from(rows.begin, unit);
     of_block.c = of_block.c.from(rows.begin, unit);
     of_block.c_next = of_block.c_next.from(rows.begin, unit);
     of_block.h_next = io_.h_next(k, rows, units);
     const int64_t column = operand_column(unit);
     if (!output_is_operand_) of_block.h_operand = state_of(k).from(rows.begin, column);
-    of_block.activations = io_.saved_values(k, rows, units);
+    of_block.saved = io_.saved_values(k, rows, units);
     bool out_of_range = false;
     of_block.out_of_range =
         kNotesRows ? Matrix<bool>{worker.notes + rows.begin, 1} : Matrix<bool>{&out_of_range, 0};
@@ -541,7 +545,7 @@ class BlockedForward {
   const int64_t batch_, hidden_, input_size_;
   const Weights weights_;
   const int64_t heads_, units_;  // units per head
-  const Blocks& blocks_;
+  const Partition& blocks_;
   const std::vector<Step> steps_;
   const ForwardIO<T> io_;
   const Grid grid_;

@@ -51,7 +51,7 @@ inline SequenceInputs entered(const SequenceInputs& args, const StepIO& io) {
 }
 
 template <typename Body>
-void for_each_block(const Blocks& blocks, int64_t threads, const Body& body) {
+void for_each_block(const Partition& blocks, int64_t threads, const Body& body) {
   const int64_t grain = (blocks.count + threads - 1) / threads;
   parallel_for(blocks.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) body(block);

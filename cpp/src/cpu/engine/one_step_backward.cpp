@@ -127,11 +127,11 @@ class BlockedStepBackward {
     const int64_t width = blocks_.size(block);
     ElementwiseBackward<T> of_block = step_;
     of_block.hidden = width;
-    of_block.activations = of_block.activations.from(0, unit);
+    of_block.saved = of_block.saved.from(0, unit);
     of_block.parameters = of_block.parameters.from(0, unit);
     of_block.grad_h = of_block.grad_h.from(0, unit);
     of_block.grad_c = of_block.grad_c.from(0, unit);
-    of_block.grad_gates = of_block.grad_gates.from(0, unit);
+    of_block.dz = of_block.dz.from(0, unit);
     of_block.grad_c_prev = of_block.grad_c_prev.from(0, unit);
     elementwise<T, float>(cell_).backward(of_block, 0, batch_ * width);
     for (int slot = 0; slot < cell_.grad_columns(); ++slot) {
@@ -223,9 +223,9 @@ class BlockedStepBackward {
   const CellInfo& cell_;
   const WeightMatrices<T> weights_;
   const int64_t batch_, hidden_;
-  const Blocks blocks_;
+  const Partition blocks_;
   const int64_t threads_;
-  const Blocks chunks_;
+  const Partition chunks_;
   const Matrix<float> dz_;
   OperandA<Format> dz_operand_;
   std::vector<WeightGemm> weight_gemms_;
@@ -262,11 +262,11 @@ Gradients run_step(const SequenceBackwardArgs& args, const StepSchedule& schedul
     ElementwiseBackward<T> step;
     step.cell = &*args.cell;
     step.hidden = step.layer_hidden = args.h_0->size(1);
-    step.activations = read<T>(args.saved);
+    step.saved = read<T>(args.saved);
     step.parameters = read_row<C>(parameters);
     step.grad_h = read<T>(args.grad_h_n);
     step.grad_c = read<C>(grad_c);
-    step.grad_gates = write<C>(results.dz);
+    step.dz = write<C>(results.dz);
     step.grad_c_prev = write<C>(results.dc);
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (schedule.backward_format == GemmFormat::kBf16) {

@@ -31,14 +31,14 @@ void finish_block(
     int64_t unit,
     int64_t width) {
   of_block.hidden = width;
-  of_block.gates = z;
-  of_block.gates_step = width;
+  of_block.z = z;
+  of_block.z_stride = width;
   of_block.bias = read_row<float>(bias).from(0, unit);
   of_block.parameters = of_block.parameters.from(0, unit);
   of_block.c = of_block.c.from(first, unit);
   of_block.c_next = of_block.c_next.from(first, unit);
   of_block.h_next = of_block.h_next.from(first, unit);
-  of_block.activations = of_block.activations.from(first, unit);
+  of_block.saved = of_block.saved.from(first, unit);
   elementwise<T, float>(cell).forward(of_block, 0, rows * width);
 }
 
@@ -53,7 +53,7 @@ void step_by_products(
   };
   const Tensor h = as_floats(args.h_0), x = as_floats(args.input);
   const Tensor bias = slot_bias(args, hidden);
-  const Blocks& blocks = schedule.blocks;
+  const Partition& blocks = schedule.blocks;
   const int64_t columns = args.cell->slots * blocks.width;
   const Workspace<float> z(blocks.count * batch * columns);
   const WeightsInPlace<T> weights = {
@@ -163,7 +163,7 @@ class BlockedStep {
   const int64_t hidden_, k_;
   const WeightMatrices<T> weights_;
   const int64_t columns_;
-  const Blocks blocks_;
+  const Partition blocks_;
   const int64_t threads_;
   const Tensor bias_;
   const int64_t x_size_;
@@ -184,7 +184,7 @@ void run_step(
   step.c = read<T>(args.c_0);
   step.h_next = write<T>(h_next);
   step.c_next = write<T>(c_next);
-  step.activations = write<T>(activations);
+  step.saved = write<T>(activations);
   if constexpr (kHasGemm<T>) {
     if (schedule.forward == StepGemm::kProducts) return step_by_products(step, args, schedule);
   }

@@ -57,7 +57,7 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
 
 // Used for few steps: packing would dominate.
 struct SmallBatchWeightsInPlace {
-  SmallBatchWeightsInPlace(const SequenceArgs& args, const Blocks& b)
+  SmallBatchWeightsInPlace(const SequenceArgs& args, const Partition& b)
       : ih(with_contiguous_rows(args.weight_ih)),
         hh(args.weight_hh.defined() ? with_contiguous_rows(rows_of_heads(args.weight_hh))
                                     : at::Tensor()),
@@ -67,7 +67,7 @@ struct SmallBatchWeightsInPlace {
             args.h_0->size(1),
             args.input->size(-1) - args.cell->given * args.h_0->size(1)},
         heads(heads_of(args.weight_hh)),
-        blocks(heads == 1 ? b : Blocks(b.total, b.total / heads)) {
+        blocks(heads == 1 ? b : Partition(b.total, b.total / heads)) {
     for (int64_t head = 0; head < heads && heads > 1; ++head) {
       of_heads.push_back(weights);
       of_heads.back().hidden = blocks.width;
@@ -91,7 +91,7 @@ struct SmallBatchWeightsInPlace {
   WeightsInPlace<float> weights;
   int64_t heads;                                // each is a block
   std::vector<WeightsInPlace<float>> of_heads;  // of h; empty without heads
-  Blocks blocks;
+  Partition blocks;
 };
 
 }  // namespace lltm::cpu

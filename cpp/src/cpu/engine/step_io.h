@@ -219,11 +219,11 @@ class BackwardIO : public RowsIO<T> {
         wide_grad_states_(Rows::widened(args.grad_states)),
         grad_states_(wide_grad_states_) {}
 
-  // Before a step: the gradient of h' in the output; adds those of states of c' to grad_c.
-  Matrix<const T> leave_h(size_t k, Range rows, Range units) const {
+  // Before a step: the gradient of h' in the output, and of states of c' there.
+  Matrix<const T> grad_of_output(size_t k, Range rows, Range units) const {
     return grad_output_.of(steps_[k].offset).from(rows.begin, units.begin);
   }
-  void leave_c(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
+  void add_grad_of_states(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
     if (!wide_grad_states_.defined()) return;
     for (int n = 0; n < cell_.outputs; ++n) {
       const auto from =
@@ -238,7 +238,7 @@ class BackwardIO : public RowsIO<T> {
   }
 
   // After a step: no gradient goes beyond a reset.
-  void enter_c(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
+  void cut_grad_c(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
     for (int n = 0; n < cell_.state_columns(); ++n) {
       Rows::fill(k, grad_c.from(0, n * hidden_), rows, units, 0);
     }

@@ -116,7 +116,7 @@ class ForwardKernels final : public StepKernels<ForwardStep, ForwardArgs<T, C>, 
   explicit ForwardKernels(const SequenceArgs& args)
       : StepKernels<ForwardStep, ForwardArgs<T, C>, C>(args, args.cell->forward()),
         bias_(slot_bias(args, args.h_0->size(1))) {
-    this->args_.gates_step = args.h_0->size(1);
+    this->args_.z_stride = args.h_0->size(1);
   }
 
   // A GEMM that continues them costs less than the kernels' sums.
@@ -129,12 +129,12 @@ class ForwardKernels final : public StepKernels<ForwardStep, ForwardArgs<T, C>, 
       operands[p] = step.operands.as<C>().from(0, p * step.operand_stride);
     }
     args.operands = operands.data();
-    args.gates = step.z.as<const C>();
+    args.z = step.z.as<const C>();
     args.c = step.c.as<const T>();
     args.c_next = step.c_next.as<T>();
     args.h_next = step.h_next.as<T>();
     args.h_operand = step.h_operand.as<C>();
-    args.activations = step.saved.as<T>();
+    args.saved = step.saved.as<T>();
     this->run_stage(args, stage, step.rows, elementwise<T, C>(*args.cell).forward);
   }
 
@@ -150,12 +150,12 @@ class BackwardKernels final : public StepKernels<BackwardStep, BackwardArgs<T, C
 
   void run(int stage, const BackwardStep& step) const override {
     BackwardArgs<T, C> args = this->args_;
-    args.activations = step.saved.as<const T>();
+    args.saved = step.saved.as<const T>();
     args.grad_h = step.grad_h.as<const T>();
     args.grad_h_state = step.grad_h_state.as<const C>();
     args.grad_c = step.grad_c.as<const C>();
     args.grad_c_prev = step.grad_c_prev.as<C>();
-    args.grad_gates = step.dz.as<C>();
+    args.dz = step.dz.as<C>();
     args.grad_operands = step.grad_operands.as<const C>();
     this->run_stage(args, stage, step.rows, elementwise<T, C>(*args.cell).backward);
   }

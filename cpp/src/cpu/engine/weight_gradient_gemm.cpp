@@ -38,7 +38,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     const Grid& grid = schedule_.grid;
     const int64_t team = grid.workers(), workers = schedule_.accumulators * team;
     const int64_t packers = team < kMostPrivate ? 1 : team;  // of a slice
-    const Blocks k(rows.size(0), kGroup, schedule_.accumulators);
+    const Partition k(rows.size(0), kGroup, schedule_.accumulators);
     const int64_t most = std::min(schedule_.slice_rows, round_up(k.width, kGroup));
     const int64_t slices = divide_up(k.width, most);
     // Two slices alternate: one barrier per slice.
@@ -55,20 +55,20 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
           if (own.size() == 0) return true;
           const int64_t member = worker % team;
           const Range tiles = share(divide_up(m_, kMaxRows), grid.rows, member / grid.columns);
-          return work(
-              Share{
-                  {all.begin + own.begin, all.begin + own.end},
-                  {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
-                  share(bands_.count, grid.columns, member % grid.columns),
-                  a_.rows.from((worker / packers * buffers + slice % buffers) * m_),
-                  b_.rows.row(worker * most),
-                  c + worker / team * c_.stride(0),
-                  member});
+          return work(Share{
+              {all.begin + own.begin, all.begin + own.end},
+              {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
+              share(bands_.count, grid.columns, member % grid.columns),
+              a_.rows.from((worker / packers * buffers + slice % buffers) * m_),
+              b_.rows.row(worker * most),
+              c + worker / team * c_.stride(0),
+              member});
         });
       };
       for (int64_t slice = 0; slice < slices; ++slice) {
         for_each_worker(slice, [&](const Share& part) {
-          const Range m = packers == 1 ? part.m : Blocks(m_, kVector, packers).range(part.member);
+          const Range m =
+              packers == 1 ? part.m : Partition(m_, kVector, packers).range(part.member);
           return pack_slice(parts, part.k, m, part.a);
         });
         threads.barrier();
@@ -166,7 +166,7 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
 
   int64_t m_;
   GradientGemmSchedule schedule_;
-  Blocks bands_;
+  Partition bands_;
   int64_t calls_ = 0;
   Tensor c_;                // (accumulators, panels, M, panel columns)
   OperandA<Format> a_, b_;  // slices of A, transposed, and panels of B

@@ -58,7 +58,7 @@ class PackedGemmOf {
     const auto b = read<Unpacked>(rows);
     fits_ = parallel_tasks(
         bands_.count, elements, kPackGrain, [&](int64_t band, int64_t part, int64_t parts) {
-          const Range own = Blocks(k_, kPackedRows, parts).range(part);
+          const Range own = Partition(k_, kPackedRows, parts).range(part);
           const auto from = b.from(own.begin, bands_.begin(band));
           return own.size() == 0 ||
                  Format::pack_b(band_of(band), own.begin, 0, from, own.size(), bands_.size(band));
@@ -109,7 +109,7 @@ class PackedGemmOf {
   }
 
   int64_t k_;
-  Blocks bands_;
+  Partition bands_;
   int64_t padded_k_;
   Tensor memory_;
   bool fits_ = true;

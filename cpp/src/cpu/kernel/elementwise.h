@@ -30,10 +30,10 @@ template <typename C>
 struct StageMemory {
   const Stage* stage = nullptr;
   Matrix<C> kept;
-  std::int64_t kept_step = 0;  // columns between kept values
-  Matrix<const C> means;       // (rows, means)
-  Matrix<double> sums;         // (rows, means * sums_step), of the terms of kUnitsPerSum units
-  std::int64_t sums_step = 0;
+  std::int64_t kept_stride = 0;  // columns between kept values
+  Matrix<const C> means;         // (rows, means)
+  Matrix<double> sums;           // (rows, means * sums_stride), of the terms of kUnitsPerSum units
+  std::int64_t sums_stride = 0;
   std::int64_t unit = 0;  // the first
 
   StageMemory from(std::int64_t row, std::int64_t units) const {
@@ -56,18 +56,18 @@ struct ForwardArgs {
   const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
-  Matrix<const compute_t<T>> gates;       // pre-activations without bias
-  std::int64_t gates_step = 0;            // columns between pre-activations
-  bool gates_padded = false;              // 15 more columns are readable
+  Matrix<const compute_t<T>> z;           // pre-activations without bias
+  std::int64_t z_stride = 0;              // columns between pre-activations
+  bool z_padded = false;                  // 15 more columns are readable
   Matrix<const compute_t<T>> bias;        // per pre-activation, row stride 0; or null
   Matrix<const compute_t<T>> parameters;  // row stride 0; or null
   Matrix<const T> c;
   Matrix<T> h_next;
-  Matrix<G> h_operand;        // h_next for the next GEMM; or null
-  Matrix<const T> h_factor;   // recurrent mask, multiplied into h_operand; or null
-  Matrix<bool> out_of_range;  // set for rows that cannot be packed (bf16x3.h, int8.h)
+  Matrix<G> h_operand;             // h_next for the next GEMM; or null
+  Matrix<const T> recurrent_mask;  // multiplied into h_operand; or null
+  Matrix<bool> out_of_range;       // set for rows that cannot be packed (bf16x3.h, int8.h)
   Matrix<T> c_next;
-  Matrix<T> activations;                              // saved for backward (cell.h); or null
+  Matrix<T> saved;                                    // saved for backward (cell.h); or null
   const StageMemory<compute_t<T>>* stages = nullptr;  // null for cells without stages
   const Matrix<G>* operands = nullptr;                // of products
 };
@@ -78,16 +78,16 @@ struct BackwardArgs {
   const CellInfo* cell = nullptr;
   std::int64_t hidden = 0;
   std::int64_t layer_hidden = 0;
-  Matrix<const T> activations;
+  Matrix<const T> saved;
   Matrix<const compute_t<T>> parameters;    // row stride 0; or null
   Matrix<const T> grad_h;                   // or null
   Matrix<const compute_t<T>> grad_h_state;  // added to grad_h; or null
   Matrix<const compute_t<T>> grad_c;        // or null
-  Matrix<source_t<G>> grad_gates;           // per pre-activation, then per parameter, or instead:
+  Matrix<source_t<G>> dz;                   // per pre-activation, then per parameter, or instead:
   double* parameter_sums = nullptr;         // adds the gradients of parameters over the rows
   Matrix<compute_t<T>> grad_c_prev;
   Matrix<G> operand;  // dz without parameters, for the next GEMM; or null
-  std::int64_t operand_step = 0;
+  std::int64_t operand_stride = 0;
   bool* out_of_range = nullptr;  // set if a value cannot be packed
   const StageMemory<compute_t<T>>* stages = nullptr;
   Matrix<const compute_t<T>> grad_operands;  // of products, in the order of operands

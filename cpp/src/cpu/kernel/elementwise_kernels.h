@@ -164,9 +164,9 @@ LLTM_CELL_INLINE void store_h(
   store(a.h_next, row, col, n, h);
   if (a.h_operand.data == nullptr) return;
   for (std::int64_t j = 0; j < n; ++j) rounded.values[j] = widen(narrow<T>(h[j]));
-  if (a.h_factor.data != nullptr) {
+  if (a.recurrent_mask.data != nullptr) {
     PieceBuffer<compute_t<T>> buffer;
-    const compute_t<T>* const factor = load(a.h_factor, row, col, n, buffer);
+    const compute_t<T>* const factor = load(a.recurrent_mask, row, col, n, buffer);
     for (std::int64_t j = 0; j < n; ++j) rounded.values[j] *= factor[j];
   }
   if (!store_operand(a.h_operand, row, col, n, rounded.values)) *a.out_of_range.row(row) = true;
@@ -184,7 +184,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     C* saved[kSaved];
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
-      z[k] = load(a.gates, row, col + k * a.gates_step, n, in_z[k], a.gates_padded);
+      z[k] = load(a.z, row, col + k * a.z_stride, n, in_z[k], a.z_padded);
     }
     if (col != column_of_bias) {
       LLTM_UNROLL
@@ -195,7 +195,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      saved[k] = target(a.activations, row, col + k * a.layer_hidden, n, out_saved[k]);
+      saved[k] = target(a.saved, row, col + k * a.layer_hidden, n, out_saved[k]);
     }
     const C* const c_prev = load(a.c, row, col, n, in_c);
     C* const c = target(a.c_next, row, col, n, out_c);
@@ -215,7 +215,7 @@ void forward(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      store(a.activations, row, col + k * a.layer_hidden, n, saved[k]);
+      store(a.saved, row, col + k * a.layer_hidden, n, saved[k]);
     }
     store(a.c_next, row, col, n, c);
     store_h(a, row, col, n, h, out_h);
@@ -234,15 +234,15 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     C* dz[kSlots];
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      fetch_ahead(a.activations.row(row + kRowsAhead) + col + k * a.layer_hidden, n);
+      fetch_ahead(a.saved.row(row + kRowsAhead) + col + k * a.layer_hidden, n);
     }
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) {
-      saved[k] = load(a.activations, row, col + k * a.layer_hidden, n, in_saved[k]);
+      saved[k] = load(a.saved, row, col + k * a.layer_hidden, n, in_saved[k]);
     }
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
-      dz[k] = target(a.grad_gates, row, col + k * a.layer_hidden, n, out_dz[k]);
+      dz[k] = target(a.dz, row, col + k * a.layer_hidden, n, out_dz[k]);
     }
     const C* const dh = load(a.grad_h, row, col, n, in_dh);
     const C* const dh_state = load(a.grad_h_state, row, col, n, in_dh_state);
@@ -263,9 +263,9 @@ void backward(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end)
     bool fits = true;
     LLTM_UNROLL
     for (int k = 0; k < kSlots; ++k) {
-      store(a.grad_gates, row, col + k * a.layer_hidden, n, dz[k]);
+      store(a.dz, row, col + k * a.layer_hidden, n, dz[k]);
       if (a.operand.data == nullptr) continue;
-      fits &= store_operand(a.operand, row, col + k * a.operand_step, n, dz[k]);
+      fits &= store_operand(a.operand, row, col + k * a.operand_stride, n, dz[k]);
     }
     store(a.grad_c_prev, row, col, n, dc);
     if (!fits) *a.out_of_range = true;
@@ -418,7 +418,7 @@ constexpr Kernels make_kernels(const char* name) {
       {load_array<BFloat16>, store_array<BFloat16>},
   };
   Cells::for_each([&]<typename Definition>(Definition) {
-    kernels.cells[Definition::kCell.id] = kCellKernels<Definition>;
+    kernels.cells[Cells::native<Definition>()] = kCellKernels<Definition>;
   });
   return kernels;
 }

@@ -11,15 +11,15 @@
 namespace lltm::cpu {
 namespace {
 
-// Pieces with n units: the first at (row, col), the next `row_step` rows below or `col_step`
+// Pieces with n units: the first at (row, col), the next `row_step` rows below or `col_stride`
 // columns to the right.
 struct Segment {
-  std::int64_t row, col, pieces, n, row_step, col_step;
+  std::int64_t row, col, pieces, n, row_step, col_stride;
 
   LLTM_CELL_INLINE std::int64_t row_of(std::int64_t p) const { return row + p * row_step; }
-  LLTM_CELL_INLINE std::int64_t col_of(std::int64_t p) const { return col + p * col_step; }
+  LLTM_CELL_INLINE std::int64_t col_of(std::int64_t p) const { return col + p * col_stride; }
   LLTM_CELL_INLINE std::int64_t step(std::int64_t row_stride) const {
-    return row_step * row_stride + col_step;
+    return row_step * row_stride + col_stride;
   }
 };
 
@@ -210,7 +210,7 @@ __attribute__((noinline)) void add_terms(
     const StageMemory<C>& memory, const Segment& part, int mean, Pieces<C> terms) {
   for (std::int64_t p = 0; p < part.pieces; ++p) {
     double* const sums =
-        memory.sums.row(part.row_of(p)) + mean * memory.sums_step + part.col_of(p) / kUnitsPerSum;
+        memory.sums.row(part.row_of(p)) + mean * memory.sums_stride + part.col_of(p) / kUnitsPerSum;
     C* const piece = terms.piece(p);  // in a PieceBuffer
     for (std::int64_t j = part.n; j < kPiece; ++j) piece[j] = 0;
     double of_piece[kPiece / kUnitsPerSum];
@@ -257,168 +257,204 @@ __attribute__((noinline)) void store_operand_part(
   }
 }
 
-// One stage of a step: of several, that of `a.stages`.
+// A part of a call, with buffers for a second summand.
+template <typename Args, typename C>
+struct PartOfCall {
+  const Args& a;
+  Registers<C>& registers;
+  const Segment& part;
+  std::int64_t ahead;  // rows to the next part
+  PieceBuffer<C>* buffers;
+};
 template <typename T, typename G>
-void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
-  using C = compute_t<T>;
-  const Stage& stage = a.stages != nullptr ? *a.stages->stage : *a.cell->programs->forward.stages;
+using PartOfForward = PartOfCall<ForwardArgs<T, G>, compute_t<T>>;
+template <typename T, typename G>
+using PartOfBackward = PartOfCall<BackwardArgs<T, G>, compute_t<T>>;
+
+// Calls body(matrix, column) with the place in memory of an output that a program can write there,
+// or that store_part copies there. False if there is none.
+template <typename T, typename G, typename Body>
+LLTM_CELL_INLINE bool with_matrix(const ForwardArgs<T, G>& a, Port port, const Body& body) {
+  if (port.place == Place::kSaved && !is_per_row(*a.cell, port.index)) {
+    body(a.saved, port.index * a.layer_hidden);
+  } else if (port.place == Place::kKept) {
+    body(a.stages->kept, port.index * a.stages->kept_stride);
+  } else {
+    return false;
+  }
+  return true;
+}
+// Gradients of parameters follow those of pre-activations.
+template <typename T, typename G, typename Body>
+LLTM_CELL_INLINE bool with_matrix(const BackwardArgs<T, G>& a, Port port, const Body& body) {
+  if (port.place == Place::kGate) {
+    body(a.dz, port.index * a.layer_hidden);
+  } else if (port.place == Place::kParameter && a.parameter_sums == nullptr) {
+    body(a.dz, (a.cell->slots + port.index) * a.layer_hidden);
+  } else if (port.place == Place::kKept) {
+    body(a.stages->kept, port.index * a.stages->kept_stride);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Of other places, the program writes to the register's memory.
+template <typename Args, typename C>
+LLTM_CELL_INLINE void set_output(const PartOfCall<Args, C>& call, int k, Port port) {
+  PieceBuffer<C>* const memory = call.registers.output_memory(k);
+  if constexpr (requires { call.a.h_next; }) {
+    if (port.place == Place::kH) {
+      call.registers.set_output(k, target_part(call.a.h_next, call.part, 0, memory));
+    }
+  }
+  with_matrix(call.a, port, [&](const auto& y, std::int64_t offset) {
+    const bool is_kept = port.place == Place::kKept;
+    if (!is_kept && y.data != nullptr) fetch_part_ahead(y, call.part, offset, call.ahead);
+    call.registers.set_output(k, target_part(y, call.part, offset, memory));
+  });
+}
+
+// Of the places that forward and backward read alike.
+template <typename Args, typename C>
+LLTM_CELL_INLINE void load_other(const PartOfCall<Args, C>& call, int k, Port port) {
+  const auto& [a, registers, part, ahead, buffers] = call;
+  if (port.place == Place::kParameter) {
+    load_input(registers, k, a.parameters, part, port.index * a.layer_hidden);
+  } else if (port.place == Place::kMean) {
+    load_mean(registers, k, *a.stages, part, port.index);
+  } else {
+    const Matrix<const C> kept = as_const(a.stages->kept);
+    load_input(registers, k, kept, part, port.index * a.stages->kept_stride);
+  }
+}
+
+template <typename T, typename G>
+LLTM_CELL_INLINE void load(const PartOfForward<T, G>& call, int k, Port port) {
+  const auto& [a, registers, part, ahead, buffers] = call;
+  const std::int64_t offset = port.index * a.layer_hidden;
+  if (port.place == Place::kGate) {
+    PieceBuffer<compute_t<T>>* const sums = registers.input_memory(k);
+    const auto z = load_part(a.z, part, port.index * a.z_stride, sums, a.z_padded);
+    add_parts(z, load_part(a.bias, part, offset, buffers), part, sums);
+  } else if (port.place == Place::kState) {
+    load_input(registers, k, a.c, part, offset);
+  } else {
+    load_other(call, k, port);
+  }
+}
+
+template <typename T, typename G>
+LLTM_CELL_INLINE void store(const PartOfForward<T, G>& call, int k, Port port) {
+  const auto& [a, registers, part, ahead, buffers] = call;
+  const std::int64_t offset = port.index * a.layer_hidden;
+  const Pieces<compute_t<T>> y = registers.output(k);
+  if (with_matrix(a, port, [&part = part, &y](const auto& to, std::int64_t column) {
+        store_part(to, part, column, y);
+      })) {
+    return;
+  }
+  if (port.place == Place::kSaved) {
+    store_per_row(a.saved, part, offset, a.stages->unit, y);
+  } else if (port.place == Place::kMean) {
+    add_terms(*a.stages, part, port.index, y);
+  } else if (port.place == Place::kOperand) {
+    store_operand_part<T>(a.operands[port.index], part, y);
+  } else if (port.place == Place::kState) {
+    store_part(a.c_next, part, offset, y);
+  } else {
+    if (a.cell->reads_h) store_part(a.c_next, part, 0, y);
+    PieceBuffer<compute_t<T>>* const rounded = registers.output_memory(k);
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      store_h(a, part.row_of(p), part.col_of(p), part.n, y.piece(p), rounded[p]);
+    }
+  }
+}
+
+template <typename T, typename G>
+LLTM_CELL_INLINE void load(const PartOfBackward<T, G>& call, int k, Port port) {
+  const auto& [a, registers, part, ahead, buffers] = call;
+  const std::int64_t offset = port.index * a.layer_hidden;
+  if (port.place == Place::kSaved && is_per_row(*a.cell, port.index)) {
+    const T* const first = a.saved.data + (offset - a.stages->unit);
+    load_input(registers, k, Matrix<const T>{first, a.saved.row_stride, 0}, part, 0);
+  } else if (port.place == Place::kSaved) {
+    fetch_part_ahead(a.saved, part, offset, ahead);
+    load_input(registers, k, a.saved, part, offset);
+  } else if (port.place == Place::kState) {
+    load_input(registers, k, a.grad_c, part, offset);
+  } else if (port.place == Place::kH) {
+    PieceBuffer<compute_t<T>>* const dh = registers.input_memory(k);
+    const auto from_output = load_part(a.grad_h, part, 0, dh);
+    add_parts(from_output, load_part(a.grad_h_state, part, 0, buffers), part, dh);
+    if (a.cell->reads_h) {
+      const Pieces<const compute_t<T>> sum = {dh->values, kPiece};
+      add_parts(sum, load_part(a.grad_c, part, 0, buffers), part, dh);
+    }
+  } else if (port.place == Place::kOperand) {
+    load_input(registers, k, a.grad_operands, part, port.index * a.stages->kept_stride);
+  } else {
+    load_other(call, k, port);
+  }
+}
+
+template <typename T, typename G>
+LLTM_CELL_INLINE void store(const PartOfBackward<T, G>& call, int k, Port port) {
+  const auto& [a, registers, part, ahead, buffers] = call;
+  const Pieces<compute_t<T>> y = registers.output(k);
+  const bool has_matrix =
+      with_matrix(a, port, [&part = part, &y](const auto& to, std::int64_t column) {
+        store_part(to, part, column, y);
+      });
+  if (port.place == Place::kGate && a.operand.data != nullptr) {
+    for (std::int64_t p = 0; p < part.pieces; ++p) {
+      const std::int64_t column = part.col_of(p) + port.index * a.operand_stride;
+      if (!store_operand(a.operand, part.row_of(p), column, part.n, y.piece(p))) {
+        *a.out_of_range = true;
+      }
+    }
+  }
+  if (has_matrix) return;
+  if (port.place == Place::kMean) {
+    add_terms(*a.stages, part, port.index, y);
+  } else if (port.place == Place::kParameter) {
+    add_rows(part, y, a.parameter_sums + port.index * a.layer_hidden);
+  } else {
+    store_part(a.grad_c_prev, part, port.index * a.layer_hidden, y);
+  }
+}
+
+// One stage of a step: of several, that of `a.stages`. `ahead` returns the rows from a part to
+// the next.
+template <typename C, typename Args, typename Ahead>
+LLTM_CELL_INLINE void run_stage(
+    const Args& a, const Pass& pass, std::int64_t begin, std::int64_t end, const Ahead& ahead) {
+  const Stage& stage = a.stages != nullptr ? *a.stages->stage : *pass.stages;
   const Program& program = stage.program;
   const Port* const to = stage.ports + program.inputs;
   Registers<C> registers(program, most_pieces(a.hidden, end - begin));
-  PieceBuffer<C> in_bias[Registers<C>::kMostPieces];
+  PieceBuffer<C> buffers[Registers<C>::kMostPieces];
   for_each_segment(a.hidden, begin, end, registers.pieces(), [&](const Segment& part) {
-    const std::int64_t ahead = rows_ahead(part);
-    for (int k = 0; k < program.inputs; ++k) {
-      const auto [place, index] = stage.ports[k];
-      const std::int64_t offset = index * a.layer_hidden;
-      if (place == Place::kGate) {
-        PieceBuffer<C>* const sums = registers.input_memory(k);
-        const auto z = load_part(a.gates, part, index * a.gates_step, sums, a.gates_padded);
-        add_parts(z, load_part(a.bias, part, offset, in_bias), part, sums);
-      } else if (place == Place::kState) {
-        load_input(registers, k, a.c, part, offset);
-      } else if (place == Place::kParameter) {
-        load_input(registers, k, a.parameters, part, offset);
-      } else if (place == Place::kMean) {
-        load_mean(registers, k, *a.stages, part, index);
-      } else {
-        const Matrix<const C> kept = as_const(a.stages->kept);
-        load_input(registers, k, kept, part, index * a.stages->kept_step);
-      }
-    }
-    const auto write_to = [&](int k, const auto& y, std::int64_t offset) {
-      registers.set_output(k, target_part(y, part, offset, registers.output_memory(k)));
-    };
-    for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
-      const auto [place, index] = to[k];
-      if (place == Place::kSaved && !is_per_row(*a.cell, index)) {
-        const std::int64_t offset = index * a.layer_hidden;
-        if (a.activations.data != nullptr) fetch_part_ahead(a.activations, part, offset, ahead);
-        write_to(k, a.activations, offset);
-      } else if (place == Place::kKept) {
-        write_to(k, a.stages->kept, index * a.stages->kept_step);
-      } else if (place == Place::kH) {
-        write_to(k, a.h_next, 0);
-      }
-    }
-
+    const PartOfCall<Args, C> call = {a, registers, part, ahead(part), buffers};
+    for (int k = 0; k < program.inputs; ++k) load(call, k, stage.ports[k]);
+    for (int k = 0; k < program.outputs; ++k) set_output(call, k, to[k]);
     execute_block(program, registers, part.pieces, padded(part.n));
-
-    for (int k = 0; k < program.outputs; ++k) {
-      const auto [place, index] = to[k];
-      const Pieces<C> y = registers.output(k);
-      if (place == Place::kSaved && is_per_row(*a.cell, index)) {
-        store_per_row(a.activations, part, index * a.layer_hidden, a.stages->unit, y);
-      } else if (place == Place::kSaved) {
-        store_part(a.activations, part, index * a.layer_hidden, y);
-      } else if (place == Place::kKept) {
-        store_part(a.stages->kept, part, index * a.stages->kept_step, y);
-      } else if (place == Place::kMean) {
-        add_terms(*a.stages, part, index, y);
-      } else if (place == Place::kOperand) {
-        store_operand_part<T>(a.operands[index], part, y);
-      } else if (place == Place::kState) {
-        store_part(a.c_next, part, index * a.layer_hidden, y);
-      } else {
-        if (a.cell->reads_h) store_part(a.c_next, part, 0, y);
-        PieceBuffer<C>* const buffers = registers.output_memory(k);
-        for (std::int64_t p = 0; p < part.pieces; ++p) {
-          store_h(a, part.row_of(p), part.col_of(p), part.n, y.piece(p), buffers[p]);
-        }
-      }
-    }
+    for (int k = 0; k < program.outputs; ++k) store(call, k, to[k]);
   });
 }
 
 template <typename T, typename G>
+void forward_program(const ForwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
+  run_stage<compute_t<T>>(a, a.cell->forward(), begin, end, rows_ahead);
+}
+
+template <typename T, typename G>
 void backward_program(const BackwardArgs<T, G>& a, std::int64_t begin, std::int64_t end) {
-  using C = compute_t<T>;
-  const CellInfo& cell = *a.cell;
-  const Stage& stage = a.stages != nullptr ? *a.stages->stage : *cell.programs->backward.stages;
-  const Program& program = stage.program;
-  const Port* const to = stage.ports + program.inputs;
-  Registers<C> registers(program, most_pieces(a.hidden, end - begin));
-  PieceBuffer<C> in_dh[Registers<C>::kMostPieces];
-  bool fits = true;
   const std::int64_t last_row = end / a.hidden - 1;
-  for_each_segment(a.hidden, begin, end, registers.pieces(), [&](const Segment& part) {
-    std::int64_t ahead = rows_ahead(part);
-    if (part.row + ahead > last_row) ahead += a.after_rows;
-    for (int k = 0; k < program.inputs; ++k) {
-      const auto [place, index] = stage.ports[k];
-      const std::int64_t offset = index * a.layer_hidden;
-      if (place == Place::kSaved && is_per_row(cell, index)) {
-        const T* const first = a.activations.data + (offset - a.stages->unit);
-        load_input(registers, k, Matrix<const T>{first, a.activations.row_stride, 0}, part, 0);
-      } else if (place == Place::kSaved) {
-        fetch_part_ahead(a.activations, part, offset, ahead);
-        load_input(registers, k, a.activations, part, offset);
-      } else if (place == Place::kParameter) {
-        load_input(registers, k, a.parameters, part, offset);
-      } else if (place == Place::kState) {
-        load_input(registers, k, a.grad_c, part, offset);
-      } else if (place == Place::kH) {
-        PieceBuffer<C>* const dh = registers.input_memory(k);
-        const auto from_output = load_part(a.grad_h, part, 0, dh);
-        add_parts(from_output, load_part(a.grad_h_state, part, 0, in_dh), part, dh);
-        if (cell.reads_h) {
-          const Pieces<const C> sum = {dh->values, kPiece};
-          add_parts(sum, load_part(a.grad_c, part, 0, in_dh), part, dh);
-        }
-      } else if (place == Place::kOperand) {
-        load_input(registers, k, a.grad_operands, part, index * a.stages->kept_step);
-      } else if (place == Place::kMean) {
-        load_mean(registers, k, *a.stages, part, index);
-      } else {
-        const Matrix<const C> kept = as_const(a.stages->kept);
-        load_input(registers, k, kept, part, index * a.stages->kept_step);
-      }
-    }
-    const auto is_in_dz = [&](Place place) {
-      return place == Place::kGate || (place == Place::kParameter && a.parameter_sums == nullptr);
-    };
-    // Gradients of parameters follow those of pre-activations.
-    const auto offset_in_dz = [&](Port port) {
-      const int column = (port.place == Place::kGate ? 0 : cell.slots) + port.index;
-      return column * a.layer_hidden;
-    };
-    for (int k = 0; k < program.outputs; ++k) {  // the others write to their registers' memory
-      const auto [place, index] = to[k];
-      PieceBuffer<C>* const memory = registers.output_memory(k);
-      if (is_in_dz(place)) {
-        const std::int64_t offset = offset_in_dz(to[k]);
-        fetch_part_ahead(a.grad_gates, part, offset, ahead);
-        registers.set_output(k, target_part(a.grad_gates, part, offset, memory));
-      } else if (place == Place::kKept) {
-        const std::int64_t offset = index * a.stages->kept_step;
-        registers.set_output(k, target_part(a.stages->kept, part, offset, memory));
-      }
-    }
-
-    execute_block(program, registers, part.pieces, padded(part.n));
-
-    for (int k = 0; k < program.outputs; ++k) {
-      const auto [place, index] = to[k];
-      const Pieces<C> y = registers.output(k);
-      if (is_in_dz(place)) {
-        store_part(a.grad_gates, part, offset_in_dz(to[k]), y);
-        if (a.operand.data == nullptr || place == Place::kParameter) continue;
-        for (std::int64_t p = 0; p < part.pieces; ++p) {
-          const std::int64_t column = part.col_of(p) + index * a.operand_step;
-          fits &= store_operand(a.operand, part.row_of(p), column, part.n, y.piece(p));
-        }
-      } else if (place == Place::kKept) {
-        store_part(a.stages->kept, part, index * a.stages->kept_step, y);
-      } else if (place == Place::kMean) {
-        add_terms(*a.stages, part, index, y);
-      } else if (place == Place::kParameter) {
-        add_rows(part, y, a.parameter_sums + index * a.layer_hidden);
-      } else {
-        store_part(a.grad_c_prev, part, index * a.layer_hidden, y);
-      }
-    }
+  run_stage<compute_t<T>>(a, a.cell->backward(), begin, end, [&](const Segment& part) {
+    const std::int64_t ahead = rows_ahead(part);
+    return part.row + ahead > last_row ? ahead + a.after_rows : ahead;
   });
-  if (!fits) *a.out_of_range = true;
 }
 
 // C is the compute type. a.c is always float64.
@@ -450,7 +486,7 @@ void forward_small_batch_program_in(const SmallBatchArgs& a, std::int64_t rows) 
       for (std::int64_t p = 0; p < part.pieces; ++p) {
         const std::int64_t col = part.col_of(p);
         const float* const bias = a.bias == nullptr ? nullptr : a.bias + col + k * a.layer_hidden;
-        const float* const z = a.gates.row(part.row_of(p)) + col + k * a.gates_step;
+        const float* const z = a.z.row(part.row_of(p)) + col + k * a.z_stride;
         load_to(registers.input_memory(in)[p], z, bias);
       }
     }
@@ -475,9 +511,9 @@ void forward_small_batch_program_in(const SmallBatchArgs& a, std::int64_t rows) 
     for (int k = 0; k < cell.states; ++k) {
       store_to(a.c, (own + k) * a.layer_hidden, registers.output(out++));
     }
-    if (a.activations.data == nullptr) return;
+    if (a.saved.data == nullptr) return;
     for (int k = 0; k < cell.saved; ++k) {
-      store_to(a.activations, k * a.layer_hidden, registers.output(out++));
+      store_to(a.saved, k * a.layer_hidden, registers.output(out++));
     }
   });
 }

@@ -387,7 +387,7 @@ LLTM_CELL_INLINE void forward_small_batch_tile(
     const SmallBatchArgs& a, std::int64_t row, std::int64_t first, std::int64_t n) {
   using Number = SmallBatchNumber<Definition>;
   constexpr int kSlots = Definition::kSlots, kSaved = Definition::kSaved;
-  const bool save = a.activations.data != nullptr;
+  const bool save = a.saved.data != nullptr;
   float in_z[kSlots][kTile] = {}, in_bias[kSlots][kTile] = {}, out_saved[kSaved][kTile],
         out_h[kTile];
   double tail_c[kTile] = {};
@@ -395,7 +395,7 @@ LLTM_CELL_INLINE void forward_small_batch_tile(
   float* saved[kSaved];
   LLTM_UNROLL
   for (int k = 0; k < kSlots; ++k) {
-    z[k] = tile_of(a.gates.row(row) + first + k * a.gates_step, n, in_z[k]);
+    z[k] = tile_of(a.z.row(row) + first + k * a.z_stride, n, in_z[k]);
     bias[k] = a.bias == nullptr ? in_bias[k]
                                 : tile_of(a.bias + first + k * a.layer_hidden, n, in_bias[k]);
   }
@@ -407,7 +407,7 @@ LLTM_CELL_INLINE void forward_small_batch_tile(
   float* const h = whole ? h_next : out_h;
   LLTM_UNROLL
   for (int k = 0; k < kSaved; ++k) {
-    saved[k] = whole && save ? a.activations.row(row) + first + k * a.layer_hidden : out_saved[k];
+    saved[k] = whole && save ? a.saved.row(row) + first + k * a.layer_hidden : out_saved[k];
   }
   LLTM_INDEPENDENT
 #pragma GCC unroll 1
@@ -425,7 +425,7 @@ LLTM_CELL_INLINE void forward_small_batch_tile(
   __builtin_memcpy(c, tail_c, n * sizeof(double));
   __builtin_memcpy(h_next, out_h, n * sizeof(float));
   for (int k = 0; save && k < kSaved; ++k) {
-    float* const to = a.activations.row(row) + first + k * a.layer_hidden;
+    float* const to = a.saved.row(row) + first + k * a.layer_hidden;
     __builtin_memcpy(to, out_saved[k], n * sizeof(float));
   }
 }

@@ -40,12 +40,12 @@ struct SmallBatchArgs {
   const CellInfo* cell;
   std::int64_t hidden;  // units in the block
   std::int64_t layer_hidden;
-  Matrix<const float> gates;
-  std::int64_t gates_step;
+  Matrix<const float> z;
+  std::int64_t z_stride;
   const float *bias, *parameters;  // or null
   Matrix<double> c;                // updated in place
   Matrix<float> h_next;
-  Matrix<float> activations;  // or null
+  Matrix<float> saved;  // or null
 };
 
 using ForwardSmallBatch = void (*)(const SmallBatchArgs& args, std::int64_t rows);
@@ -109,8 +109,8 @@ constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
 
 struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   const char* name;
-  CellKernels cells[kProgramId + 1];  // by cell id; the last entry is for custom cells
-  Bf16x3Kernels bf16x3;               // null without AMX
+  CellKernels cells[Cells::kKernels];  // by CellInfo::native
+  Bf16x3Kernels bf16x3;                // null without AMX
   Int8Kernels int8;
   GemmBf16 gemm_bf16_operands;  // null below AVX-512, and on ARM without BF16
   Transpose<float> transpose_f32;

@@ -39,7 +39,7 @@ struct BFloat16 {
 
 template <int kId, typename Definition, typename... Others>
 auto definition_of(CellList<Definition, Others...>) {
-  if constexpr (kId == Definition::kCell.id) {
+  if constexpr (kId == Cells::native<Definition>()) {
     return Definition{};
   } else {
     return definition_of<kId>(CellList<Others...>());

@@ -74,7 +74,6 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n"
      << "  static constexpr CellInfo kCell = {\n"
      << "      .name = \"\",\n"
-     << "      .id = " << cell.id << ",\n"
      << "      .slots = " << cell.slots << ",\n      .saved = " << cell.saved << ",\n";
   print_slots(to, "x", cell.x);
   print_slots(to, "h", cell.h);
@@ -181,7 +180,7 @@ std::string print_kernel(const KernelForm& form) {
   if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
   to << "namespace lltm::cuda {\n";
   if (!is_custom) {
-    to << "using Definition = DefinitionRegisters<BuiltIn<" << form.cell->id << ">>;\n";
+    to << "using Definition = DefinitionRegisters<BuiltIn<" << form.cell->native << ">>;\n";
   }
   to << "using Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
      << (form.is_persistent() ? "Persistent" : "") << direction << "Args<"

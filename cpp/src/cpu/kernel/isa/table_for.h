@@ -42,12 +42,12 @@ constexpr Kernels make_table() {
   constexpr const char* kNames[] = {"DEFAULT", "AVX2", "AVX512", "AMX"};
 #endif
   Kernels kernels = make_kernels(kNames[static_cast<int>(isa)]);
-  kernels.cells[kProgramId] = kProgramKernels;
+  kernels.cells[0] = kProgramKernels;
 #if defined(__AMX_BF16__)
   if constexpr (isa == Isa::kAmx) {
     Cells::for_each([&]<typename Definition>(Definition) {
-      add_bf16x3<Definition, float>(kernels.cells[Definition::kCell.id]);
-      add_bf16x3<Definition, Half>(kernels.cells[Definition::kCell.id]);
+      add_bf16x3<Definition, float>(kernels.cells[Cells::native<Definition>()]);
+      add_bf16x3<Definition, Half>(kernels.cells[Cells::native<Definition>()]);
     });
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;
