@@ -1,6 +1,7 @@
 # Development commands. `make demo` and `make test` need Linux with python3, g++
-# and make. They set up everything else in .venv/ and build/. The targets run
-# standard commands: pip, cmake, ctest, pytest.
+# and make. They set up everything else in .venv/ and build/. As root or with
+# passwordless sudo, they also install missing Debian packages, and print their
+# names. The targets run standard commands: pip, cmake, ctest, pytest.
 #
 #   make demo                train, compare with PyTorch, save, run from C++
 #   make test                run ctest and pytest

@@ -3,8 +3,6 @@
     make first-contact RESULTS=results                              all stages, in nine minutes
     make first-contact RESULTS=results STAGE="float32 sweep-gpu"    these, after the build
 
-docs/cuda.md lists the stages, in order of importance.
-
 Each stage has a time limit, and all stages together have --seconds, so that a failure or a hang
 does not stop the other stages. RESULTS contains `summary.json` (the state and the printed values of
 each stage) and a log of each stage. --dry-run runs the parts that need no GPU. The exit status is 0

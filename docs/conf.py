@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import importlib.resources
 import os
 import re
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -125,7 +128,6 @@ PAGES = {
     ROOT / "README.md": DOCS / "index.md",
     ROOT / "CHANGELOG.md": DOCS / "changelog.md",
     ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
-    ROOT / "examples" / "forecast" / "README.md": DOCS / "forecast.md",
 }
 
 # Matches the target of a Markdown link or image, without its anchor. Skips URLs with a scheme.
@@ -178,9 +180,21 @@ def on_include_read(app: Sphinx, path: Path, docname: str, content: list[str]) -
     content[0] = make_tabs(resolve_links(content[0], (DOCS / path).parent))
 
 
+# ----- Search results ----------------------------------------------------------
+
+
+def describe(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Adds the first paragraph as the page's description, which search engines show."""
+    paragraph = next(iter(tree.findall(nodes.paragraph)), None) if tree else None
+    if paragraph is not None:
+        text = html.escape(" ".join(paragraph.astext().split())[:160])
+        context["metatags"] += f'<meta name="description" content="{text}">'
+
+
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", run_doxygen)
     app.connect("config-inited", find_inventories)
     app.connect("autodoc-process-docstring", colour_examples)
     app.connect("source-read", on_source_read)
     app.connect("include-read", on_include_read)
+    app.connect("html-page-context", describe)

@@ -207,7 +207,7 @@ TEST_P(CudaCustomCells, ResetsMasksAndCheckpointsMatchTheAtenFallback) {
   }
 }
 
-// Printed for the table in docs/cuda.md.
+// test_cuda_build.py compares the printed numbers.
 TEST_P(CudaCustomSteps, OperationsOfStages) {
   if (dtype() != at::kFloat || cell().outputs > 0) return;
   const auto form = cell().is_element_wise() ? Weights::kHeads : Weights::kTwoMatrices;

@@ -164,9 +164,8 @@ TEST(CostModel, ChoosesTheMeasuredGrids) {
   EXPECT_EQ(grid(5, 7, 10, 18), Pair(1, 1)) << "shorter than a parallel region";
 }
 
-// The table in docs/performance.md, for forward and backward without the gradients of weights and
-// input.
-TEST(CostModel, PredictsTheDocumentedSpeedups) {
+// Speedups over one thread, for forward and backward without the gradients of weights and input.
+TEST(CostModel, PredictsSpeedupsOfManyThreads) {
   const std::vector<std::array<int64_t, 4>> sizes = {
       {100, 1, 128, 256},
       {500, 1, 64, 128},

@@ -135,26 +135,6 @@ def test_a_cmake_block_configures(text: str, tmp_path: Path) -> None:
     run_commands(f"{CONFIGURE.rstrip()} -DFETCHCONTENT_SOURCE_DIR_LLTM='{ROOT}'", tmp_path)
 
 
-@pytest.mark.slow
-def test_the_users_own_library_builds_and_passes_its_tests(tmp_path: Path) -> None:
-    """The page contains all files and commands."""
-    page = DOCS / "your-own-library.md"
-    (tmp_path / "lltm").symlink_to(ROOT)
-    for block in blocks(page):
-        if block.file:
-            path = tmp_path / "softcap" / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
-    site = str(tmp_path / "site")
-    run_commands(
-        "\n".join(texts(page, "sh")),
-        tmp_path / "softcap",
-        PIP_TARGET=site,
-        PIP_NO_DEPS="1",
-        PYTHONPATH=site,
-    )
-
-
 @functools.cache
 def source(pattern: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob(pattern)))

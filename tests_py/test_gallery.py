@@ -52,28 +52,71 @@ def test_a_bounded_cell_is_bounded(name: str) -> None:
     assert (h.abs().max().item() <= 1) == ("\nbounded\n" in layer._CELL)
 
 
+# Gates, with the terms of their pre-activations if they are not x and h, states, parameters and
+# outputs, which checkpoints and users depend on. The number is that of the values that forward
+# saves per hidden unit, time step and sequence: memory in training.
+CELLS = """\
+alif | i | v i b | tau_syn_inv tau_mem_inv v_leak v_th v_reset tau_adapt_inv beta | h v i b | 4
+alpha | i:x | e i v | alpha beta threshold | h e i v | 4
+augru | r u n_x:x n_h:h a:input |  |  |  | 6
+block_gru | v r:product n:product u:product |  | a |  | 9
+cfc | v f:product g:product a:product b:product dt:input |  |  |  | 7
+cifg | i g o | c |  |  | 5
+cornn | h v:product | v | dt gamma epsilon |  | 3
+dreamer_gru | r n u |  | a_r a_n a_u b_r b_n b_u |  | 8
+exprnn | h |  | b |  | 2
+gru_d | d:x r:x+product u:x+product n:x+product |  |  |  | 8
+hgrn | f:x h:x i:x | i | theta gamma | h i | 7
+indrnn | x:x |  | u |  | 2
+indylstm | i:x f:x g:x o:x | c | u_i u_f u_g u_o |  | 7
+janet | f g |  |  |  | 4
+keras_gru | u r n:x+product |  |  |  | 5
+layernorm_gru | r u n_x:x n_h:h |  | a_r a_u a_n_x a_n_h b_r b_u b_n_x b_n_h |  | 12
+layernorm_lstm | i f g o | c | a_i a_f a_g a_o b_i b_f b_g b_o |  | 16
+leaky | v:x | v | beta threshold | h v | 3
+lem | t s c h:x+product | c | dt |  | 7
+lif | v | v |  | h v | 1
+ligru | u n |  |  |  | 3
+lru | h:x i:x | i | nu theta | h i | 4
+mgu | f n:x+product |  |  |  | 4
+mingru | n:x u:x |  |  |  | 3
+minlstm | f:x i:x n:x |  |  |  | 4
+multiplicative_lstm | x:x i:x+product f:x+product g:x+product o:x+product h:h | c |  |  | 9
+mut1 | u:x r x:x n:product |  |  |  | 6
+mut3 | u:x+product r n:x+product |  |  |  | 6
+norse_lif | i | v i | tau_syn_inv tau_mem_inv v_leak v_th v_reset | h v i | 3
+peephole_lstm | i f g o | c | p_i p_f p_o |  | 6
+plif | v:x | v | w | h v | 3
+rg_lru | r:x i:x v:input |  | alpha |  | 7
+rsynaptic | s | s v | alpha beta | h s v | 3
+scrn | s:x h v:product | s | alpha |  | 4
+slstm | i f z o | c n m |  |  | 7
+synaptic | s:x | s v | alpha beta threshold | h s v | 4
+t_lstm | i f g o d:product dt:input | c |  |  | 9
+ugrnn | c g |  |  |  | 3
+zoneout_lstm | i f g o m_h:input m_c:input | c |  |  | 9
+"""
+
+
+def test_the_cells_stay_as_users_know_them() -> None:
+    for line, name in zip(CELLS.splitlines(), NAMES, strict=True):
+        cell = getattr(cells, name)
+        gates = {gate: "+".join(terms) for gate, terms in cell.Layer._HEADER.reads.items()}
+        shown = [g if gates[g] == "x+h" else f"{g}:{gates[g]}" for g in cell.gates]
+        (saved,) = re.findall(r"^save(.*)$", cell.text, re.MULTILINE)
+        columns = (shown, cell.states, cell.parameters, cell.outputs)
+        assert line == " | ".join([name, *map(" ".join, columns), str(len(saved.split()))])
+
+
 def test_the_table_describes_the_cells() -> None:
     text = (support.ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
-    found = re.findall(
-        r"^\| \[(\w+)\].*? \| ([\d., ]*?) ?\| (.*?) \| (.*?) ?\|$", text, re.MULTILINE
-    )
-    details = re.findall(r"^\| `(\w+)` \|(.*)\|$", text, re.MULTILINE)
-    assert [name for name, *_ in found] == [name for name, _ in details] == NAMES
+    found = re.findall(r"^\| \[(\w+)\].*? \| [\d., ]*? ?\| (.*?) \| (.*?) ?\|$", text, re.MULTILINE)
+    assert [name for name, *_ in found] == NAMES
     others = custom_cells.OTHERS.items()
     converters = {name: f"from_{file.partition('.')[0]}" for name, (file, _) in others}
-    for (name, _, paper, converter), (_, rest) in zip(found, details, strict=True):
-        cell = getattr(cells, name)
-        gates = {gate: ", ".join(terms) for gate, terms in cell.Layer._HEADER.reads.items()}
-        shown = [g if gates[g] == "x, h" else f"{g} ({gates[g]})" for g in cell.gates]
-        (saved,) = re.findall(r"^save(.*)$", cell.text, re.MULTILINE)
-        columns = [", ".join(names) for names in (shown, cell.states, cell.parameters)]
-        *shown, error = (field.strip() for field in rest.split("|"))
-        assert shown == [*columns, str(len(saved.split()))], name
+    for name, paper, converter in found:
         assert converter.strip("`") == converters.get(name, "")
-        assert float(error) <= limit_of(name)
         source = (Path(cells.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
-        described = re.findall(rf"`{name}` \(([^)]+)\)", text)
-        assert described == [", ".join(cell.outputs)] * bool(cell.outputs), name
         year = re.findall(r"\d{4}", paper)[0]
         assert re.search(rf"{re.split(' et al|,| ', paper)[0]}.*{year}", source, re.DOTALL), name
 

@@ -110,7 +110,7 @@ def derived(z: Any, h: Tensor, nu: Tensor, theta: Tensor, p: Tensor, q: Tensor) 
 
 PRODUCTS = {"a": ("x", "product"), "b": "product", "d": ("input", "product"), "e": ["product"]}
 PARAMETERS = dict.fromkeys(("nu", "theta", "p", "q"), 0.5)
-# Cells with the minimal number of saved values; docs/cells.md has the numbers of lltm.cells.
+# Cells with the minimal number of saved values; test_gallery.py has the numbers of lltm.cells.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
     "two_products": (two_products, {"gates": [*"rabde"], "reads": PRODUCTS}, 9),

@@ -1,4 +1,4 @@
-// Search results: guides before the API reference.
+// Search results: guides first, then the API and special pages, last the pages for developers.
 var Scorer = {
   objNameMatch: 3,
   objPartialMatch: 2,
@@ -8,4 +8,9 @@ var Scorer = {
   partialTitle: 20,
   term: 5,
   partialTerm: 2,
+  score: ([page, , , , score]) => {
+    if (/^(architecture|contributing|changelog)$/.test(page)) return score - 100;
+    if (/^(derivatives|from-the-tutorial|notation|versions)$/.test(page)) return score - 30;
+    return /-api$/.test(page) ? score - 3 : score;
+  },
 };

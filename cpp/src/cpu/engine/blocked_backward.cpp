@@ -1,5 +1,5 @@
 // The blocked engine, backward. In a step, from the last to the first, for each block of hidden
-// units (docs/mathematics.md):
+// units:
 //
 //     1. dc = dc + gradients of states in the output  step_io.h
 //     2. dh = dz' W_h                                 GEMM, with dz' from the next step
