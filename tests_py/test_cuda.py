@@ -122,16 +122,6 @@ def test_a_graph_of_a_long_sequence_is_bitwise_identical() -> None:
     assert same(results, run(a))
 
 
-def test_the_module_accepts_packed_sequences() -> None:
-    layer = lltm.LLTM(5, 8, num_layers=2, bidirectional=True, dtype=torch.float64)
-    padded, lengths = torch.randn(7, 3, 5, dtype=torch.float64), torch.tensor([7, 4, 2])
-    packed = nn.utils.rnn.pack_padded_sequence(padded, lengths)
-    expected, state = layer(packed)
-    output, state_on_gpu = layer.cuda()(packed.cuda())
-    torch.testing.assert_close(output.data.cpu(), expected.data)
-    torch.testing.assert_close(tuple(s.cpu() for s in state_on_gpu), state)
-
-
 def test_prepacked_layers_work() -> None:
     layer = lltm.LLTM(5, 8).cuda()
     input = torch.randn(7, 3, 5, device="cuda")
@@ -168,33 +158,6 @@ def test_float32_gemms_follow_allow_tf32(allowed: bool) -> None:
     assert product.unique().tolist() == [1 if allowed else x], "PyTorch's own"
     assert (2 * c).unique().tolist() == [1 if allowed else x]
     assert (2 * c_n).unique().tolist() == [1 if allowed else x]
-
-
-@has_tf32
-@pytest.mark.parametrize(
-    "lengths", [None, (20,) * 30 + (11,) * 20 + (3,) * 14], ids=["dense", "packed"]
-)
-@each_direction
-def test_with_tf32_results_and_gradients_have_its_accuracy(
-    lengths: tuple[int, ...] | None, reverse: bool
-) -> None:
-    if lengths is None:
-        a = on_gpu(support.sequence_arguments((20, 64, 128, 256), reverse=reverse))
-    else:
-        a = on_gpu(support.packed_arguments(lengths, 128, 256, reverse=reverse))
-    exact = run(a.to(torch.float64))
-    with tf32(False):
-        plain = run(a)
-    with tf32(True):
-        faster = run(a)
-    with tf32(False):
-        assert same(run(a), plain)
-    names = ("output", "h_n", "c_n", *support.NAMES)
-    found = zip(names, relative_errors(faster, exact), relative_errors(plain, exact), strict=True)
-    for name, error, of_plain in found:
-        assert of_plain < 2**-17, name
-        # Rounding to ten bits, in long sums.
-        assert 4 * of_plain < error < 4 * 2**-10, name
 
 
 Results = Sequence[Tensor]
@@ -268,25 +231,6 @@ def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(name: str, dtype: torc
     for batch, inputs, hidden in ((3, 4, 5), (1100, 8, 128)):
         step = support.gallery_module(name, inputs, hidden, "Cell")
         check_on_cuda(step, (batch, step.input_size), dtype)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"checkpoint_steps": 3}],
-    ids=str,
-)
-def test_layers_of_custom_cells_work(options: Any) -> None:
-    for name in ("peephole_lstm", "slstm", "indrnn", "mgu"):
-        layer = support.gallery_module(name, 4, 7, **options)
-        check_on_cuda(layer, (8, 3, 4), torch.float64)
-
-
-def test_custom_cells_reset() -> None:
-    layer = lltm.cells.slstm.Layer(4, 7, dtype=torch.float64)
-    input, reset = torch.randn(8, 3, 4, dtype=torch.float64), torch.rand(8, 3) < 0.3
-    expected, _ = layer(input, reset=reset)
-    output, _ = layer.cuda()(input.cuda(), reset=reset.cuda())
-    torch.testing.assert_close(output.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
