@@ -223,7 +223,7 @@ NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_on_host(\.combinations\.0|\.schedule)?|nvrt
 GPU_TARGETS := _C lltm_cuda_tests
 # Python tests of operators, devices and errors. .ci/nightly runs more. CPU code does not depend on
 # CUDA.
-PYTHON_WITHOUT_GPU ?= tests_py/test_layer.py tests_py/test_sequence.py tests_py/test_errors.py \
+PYTHON_WITHOUT_GPU ?= tests_py/test_layer.py tests_py/test_functional.py tests_py/test_errors.py \
   tests_py/test_cuda.py tests_py/test_cuda_build.py
 
 # In a separate environment with NVRTC. Needs no CUDA toolkit.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -19,8 +18,6 @@ import torch
 
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.implementations import OURS, Layer, implementations
-from lltm.benchmark.options import cases, parser
-from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model
 
@@ -202,19 +199,3 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     assert len(compare_model(lambda: (model, inputs), settings)) == 2
     assert type(model.first) is torch.nn.GRU
     assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
-
-
-def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
-    page = (support.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
-    options = parser("", None).parse_args(command.split())
-    stored = samples(CELLS)
-    measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
-    assert "\n".join(tables(measured)).strip() in page
-    found: dict[Any, list[float]] = {}
-    for shape in csv.DictReader((RUN / "sweep.csv").read_text(encoding="utf-8").splitlines()):
-        for name, ratio in [*shape.items()][5:]:  # after threads and T, B, I, H
-            cell, dtype, kind, baseline = name.split(maxsplit=3)
-            found.setdefault((cell, dtype, kind, baseline), []).append(1 / float(ratio))
-    for row in [*sweep.table(found)][2:]:
-        assert row in page

@@ -88,32 +88,6 @@ has_tf32 = pytest.mark.skipif(
 )
 
 
-@has_tf32
-@pytest.mark.parametrize(
-    ("shape", "dtype", "supported"),
-    [
-        ((5, 3, 4, 64), torch.bfloat16, True),
-        ((5, 3, 4, 64), torch.float16, True),
-        ((5, 3, 4, 64), torch.float32, True),
-        ((5, 3, 4, 64), torch.float64, False),
-        ((5, 3, 4, 60), torch.bfloat16, False),
-        ((5, 3, 4, 1032), torch.bfloat16, True),
-        ((2, 3, 4, 64), torch.bfloat16, False),
-    ],
-    ids=str,
-)
-def test_the_setting_chooses_the_kernels(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, supported: bool
-) -> None:
-    a = on_gpu(support.sequence_arguments(shape, dtype))
-    for enabled in (False, True):
-        with lltm.backends.cuda.flags(persistent=enabled):
-            run(a)  # the first call also checks the kernels
-            names = kernels_of(lambda: run(a))
-        for kernel in ("lltm_persistent_forward", "lltm_persistent_backward"):
-            assert any(kernel in name for name in names) == (enabled and supported)
-
-
 # 4,800 rows of 9,216 bytes need several chunks.
 def test_a_graph_of_a_long_sequence_is_bitwise_identical() -> None:
     a = on_gpu(support.sequence_arguments((300, 16, 32, 768), torch.float16))
@@ -343,23 +317,6 @@ def test_forward_and_backward_can_be_captured_in_a_graph(
             tensor.copy_(new)
         graph.replay()
         assert same(results, run(a))
-
-
-def test_a_step_can_be_captured_in_a_graph() -> None:
-    a = on_gpu(support.cell_arguments((16, 32, 128)))
-    leaves = a.leaves()
-
-    def work() -> tuple[Tensor, ...]:
-        h, c = support.cell_outputs(lltm.functional, leaves)
-        gradients = torch.autograd.grad(h.sum() + c.sum(), leaves.tensors())
-        # Autograd graphs that outlive the capture belong to its stream.
-        return (h.detach(), c.detach(), *gradients)
-
-    graph, results = captured(work)
-    with torch.no_grad():
-        leaves.input.copy_(torch.randn_like(a.input))
-    graph.replay()
-    assert same(results, work())
 
 
 # Kernels are loaded lazily.

@@ -239,14 +239,6 @@ def test_an_ensemble_equals_its_models(case: Case, shared_input: bool) -> None:
     torch.testing.assert_close(tuple(transformed.values()), grads)
 
 
-def test_an_ensemble_of_layers_runs_the_kernels() -> None:
-    case = layer_case("batched", {})
-    parameters, _ = stack_module_state([case.like() for _ in range(3)])
-    with support.Operators() as operators, torch.no_grad():
-        torch.vmap(case.run, in_dims=(0, None))(parameters, case.inputs[0])
-    assert operators.ours() == ["sequence"] * 3
-
-
 def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     parameters = case.parameters
     mapped = torch.vmap(grad(case.loss), in_dims=(None, 0))(parameters, case.inputs)
@@ -338,12 +330,9 @@ def test_batch_sizes_per_sample_are_rejected() -> None:
         return output.sum()
 
     sizes = a.batch_sizes.expand(2, -1)
-    rows = a.input.expand(3, -1, -1)
     expected = r"expected the same batch_sizes for all samples of vmap, got batch_sizes per sample"
     with pytest.raises(RuntimeError, match=expected):
         torch.vmap(lambda s: run(a.input, s))(sizes)
-    with pytest.raises(RuntimeError, match=expected):
-        torch.vmap(lambda s: torch.vmap(lambda x: run(x, s))(rows))(sizes)
     with pytest.raises(RuntimeError, match=expected):
         torch.vmap(lambda s: grad(lambda x: run(x, s))(a.input))(sizes)
 
