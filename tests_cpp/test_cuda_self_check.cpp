@@ -72,18 +72,6 @@ TEST_P(CudaSelfCheck, TheAtenFallbackReplacesFailingKernels) {
   EXPECT_EQ(warnings.texts.size(), 2);
 }
 
-TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
-  const at::NoGradGuard no_grad;
-  const Arguments a = cell_problem({1, 3, 4, 16}, at::kFloat, 1);
-  Warnings warnings;
-  sequence(problem("lltm"));
-  EXPECT_TRUE(warnings.texts.empty());
-  fault = GetParam();
-  const Tensors expected = by_aten_fallback(a);
-  EXPECT_TRUE(identical(cell(a), {expected[1], expected[2]}));
-  EXPECT_EQ(warnings.texts.size(), 1);
-}
-
 // Gradients are correct with either fallback.
 TEST_P(CudaSelfCheck, TrainingContinues) {
   Warnings warnings;

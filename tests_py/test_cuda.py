@@ -207,14 +207,6 @@ def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(name: str, dtype: torc
         check_on_cuda(step, (batch, step.input_size), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_custom_cells_have_kernels(dtype: torch.dtype) -> None:
-    layer = lltm.cells.cifg.Layer(4, 16, device="cuda", dtype=dtype)
-    input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
-    names = kernels_of(lambda: trained(layer, input))
-    assert {"lltm_forward", "lltm_backward"} <= names.keys()
-
-
 def test_errors_are_the_same_as_on_the_cpu() -> None:
     a = on_gpu(support.sequence_arguments((5, 3, 2, 4)))
     with pytest.raises(ValueError, match="expected h_0 of shape"):
