@@ -20,7 +20,6 @@ struct Form {
   std::string_view cell = "lltm";
   bool step = false;        // one step: no T, packed input or direction
   bool has_reverse = true;  // for sequences
-  bool any_size = true;     // otherwise I and H must be positive
   // Values and gradients must meet the accuracy bound; otherwise values only `tolerance` plus
   // `roundings` eps.
   bool differentiable = true;

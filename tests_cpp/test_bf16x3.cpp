@@ -86,15 +86,6 @@ TEST_P(Bf16x3, ValuesOutOfRangeAreReportedWhereverTheyAre) {
   }
 }
 
-TEST_P(Bf16x3, NanIsDecomposedIntoNan) {
-  TestMatrix<> x = normal(1, 3);
-  x(0, 1) = std::numeric_limits<float>::quiet_NaN();
-  const Operand operand = left_operand(bf16x3_, x);
-  EXPECT_EQ(left(operand, 32, 0, 0), x.at(0, 0));
-  EXPECT_TRUE(std::isnan(left(operand, 32, 0, 1)));
-  EXPECT_EQ(left(operand, 32, 0, 2), x.at(0, 2));
-}
-
 std::vector<std::uint32_t> bits_of(const std::vector<float>& x) {
   std::vector<std::uint32_t> bits(x.size());
   std::transform(x.begin(), x.end(), bits.begin(), [](float value) {

@@ -108,30 +108,6 @@ TEST_P(CellAccuracy, ValuesAndGradientsMatchOracle) {
   for (const Sizes& sizes : some_of(kStepSizes)) check(dense(sizes));
 }
 
-class CellDtype : public CellTest {};
-LLTM_EACH_CASE(Dtypes, CellDtype, kSteps, kDtypesBelowOracle);
-
-TEST_P(CellDtype, ValuesAndGradientsMatchOracleWithoutBias) {
-  for (const Sizes& sizes :
-       {Sizes{1, 5, 7, 20}, {1, 16, 32, 128}, {1, 65, 130, 33}, {1, 2, 1, 130}}) {
-    check(dense(sizes, /*bias=*/false));
-  }
-}
-
-TEST_P(CellDtype, LargePreActivationsOfOneGateDoNotAffectTheOthers) {
-  const double scale = dtype() == at::kHalf ? 200 : 1e4;
-  for (int64_t gate = 0; gate < info_of(form_.cell).x.count(); ++gate) {
-    for (const double sign : {1.0, -1.0}) {
-      SCOPED_TRACE(testing::Message() << "gate " << gate << ", bias " << sign * scale);
-      check([&](uint64_t seed) {
-        const Arguments arguments = dense({1, 7, 3, 17})(seed);
-        arguments.bias->slice(0, gate * 17, (gate + 1) * 17).fill_(sign * scale);
-        return arguments;
-      });
-    }
-  }
-}
-
 // Small batches with few or many steps; few hidden units; a merged input projection; shared and
 // separate rows; several chunks; partial vectors in K and N.
 constexpr Sizes kSequenceSizes[] = {
@@ -194,36 +170,12 @@ TEST_P(SequencePacked, ValuesAndGradientsMatchOracle) {
 class SequenceAccuracyDtype : public CellTest {};
 LLTM_EACH_CASE(Dtypes, SequenceAccuracyDtype, kForwardSequences, kDtypesBelowOracle);
 
-TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleWithoutBias) {
-  lltm_test::check(kBothWays, eager_sequence, dense({5, 17, 3, 33}, /*bias=*/false));
-}
-
-// With larger weights, rounding errors would grow from step to step.
-TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleOverManySteps) {
-  for (const Sizes& sizes : {Sizes{70, 1, 3, 50}, Sizes{30, 33, 2, 7}, Sizes{300, 4, 3, 40}}) {
-    const Problem problem = [&](uint64_t seed) {
-      Arguments arguments = dense(sizes)(seed);
-      arguments.weights = arguments.weights * 0.2;
-      if (arguments.weight_hh) arguments.weight_hh = *arguments.weight_hh * 0.2;
-      return arguments;
-    };
-    lltm_test::check(kBothWays, eager_sequence, problem, kRandom, /*problems=*/2);
-  }
-}
-
 // Several chunks (512 rows; 4096 in bfloat16).
 TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleForLargeBatches) {
   lltm_test::check(kBothWays, eager_sequence, dense({5, 450, 2, 16}), kRandom, /*problems=*/1);
   if (dtype() == at::kBFloat16) {
     lltm_test::check(kBothWays, eager_sequence, dense({5, 3000, 2, 18}), kRandom, /*problems=*/1);
   }
-}
-
-TEST_P(SequencePacked, LargeBatchesMatchOracle) {
-  Packed rows = {std::vector<int64_t>(700, 5), 2, 17};
-  rows.lengths.resize(1000, 3);
-  rows.lengths.resize(1400, 1);
-  lltm_test::check(sequence, eager_sequence, packed(rows), kRandom, /*problems=*/1);
 }
 
 // Terms of one sign increase the rounding errors of partial sums.
@@ -246,29 +198,6 @@ Arguments going_on(Arguments arguments, const Tensors& states) {
   arguments.h = states[0];
   if (arguments.c.defined()) arguments.c = states[1];
   return arguments;
-}
-
-// Calls of two steps.
-Tensors in_chunks(const Arguments& arguments) {
-  const int64_t count = arguments.input.size(0) / 2;
-  Arguments piece = arguments;
-  Tensors outputs(static_cast<size_t>(count)), results;
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t chunk = arguments.reverse ? count - 1 - k : k;
-    piece.input = arguments.input.narrow(0, 2 * chunk, 2);
-    results = sequence(piece);
-    outputs[static_cast<size_t>(chunk)] = results[0];
-    piece = going_on(piece, {results.begin() + 1, results.end()});
-  }
-  results[0] = at::cat(outputs);
-  return results;
-}
-
-TEST_P(SequenceAccuracyDtype, ValuesAndGradientsMatchOracleInChunks) {
-  const Functions both_ways = {in_chunks, against_the_steps(in_chunks)};
-  for (const Sizes& sizes : {Sizes{8, 5, 3, 9}, Sizes{8, 17, 31, 65}, Sizes{8, 40, 20, 130}}) {
-    lltm_test::check(both_ways, eager_sequence, dense(sizes));
-  }
 }
 
 // Each step fills a chunk and several blocks. Gradients too large for float16 and bf16x3: every CPU
@@ -396,25 +325,6 @@ TEST_P(SequenceDtype, ValuesBeforeAResetHaveNoEffect) {
   }
 }
 
-TEST_P(SequenceDtype, GradientsDoNotFlowThroughAReset) {
-  for (const Sizes& sizes : {Sizes{6, 3, 4, 7}, Sizes{6, 40, 9, 64}, Sizes{1, 40, 9, 64}}) {
-    Arguments arguments = dense(sizes);
-    const int64_t first = sizes.T / 2;  // last, in reverse
-    arguments.reset = at::zeros({sizes.T, sizes.B}, at::kBool);
-    arguments.reset->select(0, first).fill_(true);
-    Tensors grads = random_gradients(arguments);
-    grads[0] = at::Tensor();
-    const Tensors gradients = evaluate(sequence, arguments, grads).gradients;
-    const at::Tensor of_input = gradients[0].abs().sum({1, 2}).to(at::kFloat);
-    for (int64_t t = 0; t < sizes.T; ++t) {
-      const bool reached = reverse() ? t <= first : t >= first;
-      EXPECT_EQ(of_input[t].item<float>() != 0, reached) << "step " << t;
-    }
-    const size_t states = arguments.c.defined() ? 2 : 1;
-    for (size_t k = 1; k <= states; ++k) EXPECT_EQ(gradients[k].count_nonzero().item<int64_t>(), 0);
-  }
-}
-
 // Forward is one call over all steps, in training too.
 TEST_P(SequenceDtype, ResultsWithCheckpointsAreBitwiseIdenticalToThoseWithout) {
   for (const Arguments& a :
@@ -458,20 +368,6 @@ TEST_P(SequenceDtype, AnInfiniteGradientOfALargeBatchReachesTheState) {
   EXPECT_TRUE(eager[1].isinf().all().item<bool>());
   EXPECT_TRUE(identical(ours.isinf(), eager.isinf()));
   EXPECT_FALSE(ours.isnan().any().item<bool>());
-}
-
-TEST_P(SequenceDtype, AnInfiniteGradientOfManyStepsEqualsThatOfTheReference) {
-  if (!info_of(form_.cell).concatenated) GTEST_SKIP() << "others have another order of products";
-  const Arguments arguments = dense({300, 4, 3, 7});
-  const Tensors grad_outputs = random_gradients(arguments);
-  grad_outputs[0][2][1][0].fill_(std::numeric_limits<double>::infinity());
-  const Evaluation ours = evaluate(sequence, arguments, grad_outputs);
-  const Evaluation eager = evaluate(eager_sequence, arguments, grad_outputs);
-  const auto names = argument_names(arguments);
-  for (size_t k = 0; k < ours.gradients.size(); ++k) {
-    EXPECT_TRUE(identical(ours.gradients[k].isnan(), eager.gradients[k].isnan()))
-        << "gradient of " << names[k];
-  }
 }
 
 // Finite arguments have infinite pre-activations of both signs. All products of a sum have one

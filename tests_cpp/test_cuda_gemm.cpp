@@ -1,7 +1,5 @@
 // Compiles gemm.cpp with cuda_on_host.h. Sums of small integers are exact in every dtype.
 #include "aten/split_k.h"
-#include "cell/lltm.h"
-#include "cuda/engine/engine.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda_on_host.h"
 #include "testing.h"
@@ -11,7 +9,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <string_view>
 #include <tuple>
 
 namespace lltm_test {
@@ -220,17 +217,6 @@ TEST_P(CudaTf32, SixteenBitGemmsAccumulateInFloat32) {
   // Sets the shared handle's mode.
   times_one(1, at::kFloat);
   EXPECT_EQ(last_math_mode, GetParam() ? lltm::cuda::kTf32Math : lltm::cuda::kDefaultMath);
-}
-
-// With z_i = 0 and z_g = 1 + 2^-12, c' = (1 + 2^-12) / 2.
-TEST_P(CudaTf32, ACellFollowsPyTorch) {
-  const double fine = 1 + std::ldexp(1, -12);
-  const at::Tensor zero = at::zeros({1, 1});
-  const at::Tensor weights = at::tensor({0.f, 0.f, 0.f, 0.f, 0.f, 1.f}).view({3, 2});
-  const at::Tensor input = at::full({1, 1}, fine), none;
-  const auto [output, h, c, activations] = lltm::cuda::per_step_forward(
-      {{std::string_view("lltm"), input, zero, zero, weights, none, none, none}, /*save=*/false});
-  EXPECT_EQ(c.item<double>(), (GetParam() ? 1 : fine) / 2);
 }
 
 }  // namespace

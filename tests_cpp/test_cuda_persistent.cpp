@@ -17,132 +17,26 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
-#include <functional>
 #include <limits>
-#include <map>
-#include <numeric>
 #include <optional>
-#include <set>
-#include <stdexcept>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace lltm_test {
 namespace {
 
-// A row of K units whose words appear during waits.
-template <int kUnitsK>
-struct PolledRow {
-  static constexpr int kWords = kUnitsK * lltm::cuda::kWarps * lltm::cuda::kWarpUnits<float>;
-  alignas(16) std::uint32_t words[kWords];
-  std::function<void(int)> appear;  // in wait(n), and 0 before the first read
-  int waits = 0, reads = 0;
-
-  PolledRow() { std::fill(std::begin(words), std::end(words), lltm::cuda::kAbsent); }
-
-  lltm::cuda::Words read(const void* data) {
-    ++reads;
-    lltm::cuda::Words x;
-    std::memcpy(&x, data, sizeof(x));
-    return x;
-  }
-  bool wait(int& polls) {
-    EXPECT_EQ(polls++, waits++);
-    if (waits > 100) throw std::runtime_error("the lane never sees its words");
-    appear(waits);
-    return true;
-  }
-
-  // As a lane of the second warp.
-  void poll() {
-    const auto* const row = reinterpret_cast<const float*>(words);
-    constexpr int kWarp = 1, kLane = 6;
-    lltm::cuda::States<float, kUnitsK> states;
-    appear(0);
-    const auto from = [&](int) { return lltm::cuda::StateRow<float>{row, /*polled=*/true}; };
-    states.load(*this, from(0), kWords, kWarp, kLane, 0);
-    EXPECT_EQ(std::exchange(reads, 0), kUnitsK);
-    lltm::cuda::poll<1>(*this, &states, from, kWarp, kLane);
-    for (int j = 0; j < kUnitsK; ++j) {
-      const auto first = lltm::cuda::k_of<float>(kWarp, kLane, j);
-      for (int n = 0; n < 4; ++n) EXPECT_EQ(states.x[j].w[n], words[first + n]) << j;
-    }
-  }
+struct NeverBegun {
+  bool all_have_begun() const { return false; }
 };
-
-template <typename Units>
-class PersistentPoll : public testing::Test {};
-using UnitCounts = testing::Types<
-    std::integral_constant<int, 1>,
-    std::integral_constant<int, 2>,
-    std::integral_constant<int, 3>,
-    std::integral_constant<int, 6>,
-    std::integral_constant<int, 9>,
-    std::integral_constant<int, 12>>;
-TYPED_TEST_SUITE(PersistentPoll, UnitCounts);
-
-// The loop ends one round trip after the last word appears.
-TYPED_TEST(PersistentPoll, AfterTheLastPublicationOneRoundTripRemains) {
-  for (const int last : {0, 1, 2, 5}) {
-    PolledRow<TypeParam::value> row;
-    row.appear = [&](int n) {
-      if (n == last) std::iota(std::begin(row.words), std::end(row.words), 1U);
-    };
-    row.poll();
-    EXPECT_EQ(row.waits, last);
-    EXPECT_EQ(row.reads, last * TypeParam::value);
-  }
-}
-
-TYPED_TEST(PersistentPoll, OnlyMissingUnitsAreReadAgain) {
-  constexpr int kUnitsK = TypeParam::value;
-  PolledRow<kUnitsK> row;
-  row.appear = [&](int n) {
-    if (n == 0 || n > kUnitsK) return;
-    const int words = PolledRow<kUnitsK>::kWords / kUnitsK;
-    const auto unit = std::begin(row.words) + (kUnitsK - n) * words;
-    std::iota(unit, unit + words, 1U);
-  };
-  row.poll();
-  EXPECT_EQ(row.waits, kUnitsK);
-  EXPECT_EQ(row.reads, kUnitsK * (kUnitsK + 1) / 2);
-}
-
-struct Launch {
-  bool begun = true;
-  bool all_have_begun() const { return begun; }
-};
-
-int polls_of(lltm::cuda::PollLimit& poll_limit, Launch& launch, int begins_after) {
-  for (int polls = 0, all = 1; all < 100'000; ++all) {
-    launch.begun = all > begins_after;
-    if (!poll_limit.wait(launch, polls, 100)) return all;
-  }
-  return -1;
-}
-
-TEST(PersistentPollLimit, EndsIfPollsRunOutAfterAllBlocksHaveStarted) {
-  Launch launch;
-  for (const int begins_after : {0, 5, 95, 100, 101, 150, 995}) {
-    lltm::cuda::PollLimit poll_limit;
-    const int polls = polls_of(poll_limit, launch, begins_after);
-    EXPECT_GT(polls - begins_after, 100) << "not before they have run out once";
-    EXPECT_LE(polls - begins_after, 303);
-    int next = 0;
-    EXPECT_FALSE(poll_limit.wait(launch, next, 100)) << "from then on at once";
-  }
-}
 
 TEST(PersistentPollLimit, EndsEvenIfBlocksNeverStart) {
-  Launch launch;
   lltm::cuda::PollLimit poll_limit;
-  const int polls = polls_of(poll_limit, launch, /*begins_after=*/1'000'000);
-  EXPECT_GT(polls, 100 * lltm::cuda::PollLimit::kMostCounts);
-  EXPECT_LT(polls, 103 * (lltm::cuda::PollLimit::kMostCounts + 1));
+  int all = 1;
+  for (int polls = 0; all < 100'000 && poll_limit.wait(NeverBegun(), polls, 100);) ++all;
+  EXPECT_GT(all, 100 * lltm::cuda::PollLimit::kMostCounts);
+  EXPECT_LT(all, 103 * (lltm::cuda::PollLimit::kMostCounts + 1));
 }
 
 // In the second slice of units and the first group of rows.
@@ -157,38 +51,6 @@ constexpr int64_t kFirstRow = 40, kHidden = 56;
 
 lltm::cuda::ThreadPosition place_of(int thread) {
   return lltm::cuda::ThreadPosition::of<4>(Thread{thread}, kFirstRow, kHidden);
-}
-
-// 32 banks of 4 bytes.
-TEST(PersistentPlaces, SumsAreReadAndWrittenWithoutBankConflicts) {
-  constexpr int kLanes = lltm::cuda::kWarpLanes;
-  for (int warp = 0; warp < lltm::cuda::kWarps; ++warp) {
-    std::set<int> banks;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const auto p = place_of(warp * kLanes + lane);
-      banks.insert((2 * p.sums + p.odd) % 32);
-      const auto row = static_cast<int>((p.row(0) - kFirstRow) % lltm::cuda::kTileRows);
-      const auto unit = static_cast<int>(p.unit - lltm::cuda::kSliceUnits);
-      EXPECT_EQ(p.sums, lltm::cuda::place_of_sums(row, unit));
-      EXPECT_EQ(p.odd, unit % 2);
-    }
-    EXPECT_EQ(banks.size(), 32);
-  }
-  // Half a warp accesses 8 bytes per lane concurrently.
-  std::set<int> places;
-  for (const int odd : {0, 1}) {
-    for (const int half : {0, 1}) {
-      std::set<int> pairs_of_banks;
-      for (int lane = 16 * half; lane < 16 * half + 16; ++lane) {
-        const int place = lltm::cuda::place_of_sums(2 * (lane % 4) + odd, 2 * (lane / 4));
-        pairs_of_banks.insert(place % 16);
-        places.insert(place);
-      }
-      EXPECT_EQ(pairs_of_banks.size(), 16);
-    }
-  }
-  EXPECT_EQ(places.size(), lltm::cuda::kTileSums);
-  EXPECT_EQ(*places.rbegin(), lltm::cuda::kTileSums - 1);
 }
 
 lltm::SequenceArgs forward_args(const Arguments& a) {
@@ -299,13 +161,6 @@ TEST_P(PersistentEngine, CheckpointsAreStatesBetweenSteps) {
       lltm_test::check(checkpointed(steps), eager_sequence, problem);
     }
   }
-}
-
-TEST_P(PersistentEngine, SeveralLaunchesPerBatchGiveTheSameResultsAsOne) {
-  const Arguments a = with_resets_and_mask(packed(falling_lengths(36, 5), 3, 24))(2);
-  const Evaluation all = evaluated(a);
-  const Temporarily small(multiprocessors, int64_t{2});
-  EXPECT_EQ(launches([&] { EXPECT_TRUE(identical(evaluated(a), all)); }), 4);
 }
 
 TEST_P(PersistentEngine, ChunksGiveTheSameResultsAsASingleLaunch) {
@@ -485,32 +340,6 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Temporarily few(most_polls, 50);
   EXPECT_TRUE(identical(evaluated(a), expected));
   EXPECT_FALSE(lltm::cuda::take_failure(lltm::cuda::current_stream()));
-}
-
-// Then in the cache. The first fill includes the counter of blocks.
-TEST_P(PersistentEngine, WordsAreInitializedJustBeforeTheirLaunch) {
-  const Arguments a = dense({4, 9, 3, 24})(1);
-  const int64_t slots = lltm::find_cell(form_.cell)->slots;
-  const auto size = static_cast<int64_t>(a.input.element_size());
-  const auto expect_chunks = [&](int64_t row_bytes, const auto& run) {
-    const int64_t before = persistent_launches;
-    filled.clear();
-    run();
-    std::map<int64_t, int64_t> bytes;
-    for (const auto& [launch, count] : filled) bytes[launch - before] += count;
-    const int64_t each = 9 * row_bytes;
-    EXPECT_EQ(bytes, (std::map<int64_t, int64_t>{{0, each + 16}, {1, each}, {2, each}, {3, each}}));
-  };
-  Tensors results;
-  expect_chunks(24 * size, [&] { results = forward(a, /*workspace_bytes=*/0); });
-  const lltm::SequenceBackwardArgs args = backward_args(a, results);
-  const auto plan = lltm::cuda::plan_persistent(args);
-  const auto run_backward = [&](int64_t workspace_bytes) {
-    return as_list(lltm::cuda::persistent_backward(args, plan, workspace_bytes).value());
-  };
-  Tensors chunks;
-  expect_chunks(slots * 24 * size, [&] { chunks = run_backward(0); });
-  EXPECT_TRUE(identical(chunks, run_backward(1 << 20)));
 }
 
 // Short sequences wait for the host. A layer adds an operation for zero states.

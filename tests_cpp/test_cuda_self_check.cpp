@@ -72,18 +72,6 @@ TEST_P(CudaSelfCheck, TheAtenFallbackReplacesFailingKernels) {
   EXPECT_EQ(warnings.texts.size(), 2);
 }
 
-TEST_P(CudaSelfCheck, AStepIsCheckedSeparately) {
-  const at::NoGradGuard no_grad;
-  const Arguments a = cell_problem({1, 3, 4, 16}, at::kFloat, 1);
-  Warnings warnings;
-  sequence(problem("lltm"));
-  EXPECT_TRUE(warnings.texts.empty());
-  fault = GetParam();
-  const Tensors expected = by_aten_fallback(a);
-  EXPECT_TRUE(identical(cell(a), {expected[1], expected[2]}));
-  EXPECT_EQ(warnings.texts.size(), 1);
-}
-
 // Gradients are correct with either fallback.
 TEST_P(CudaSelfCheck, TrainingContinues) {
   Warnings warnings;
@@ -256,18 +244,6 @@ TEST_P(CudaSelfCheck, TheAtenFallbackReplacesFailingStages) {
       "lltm: the sequence kernels of the cell staged in Float failed the self-check on cpu and "
       "will not be used: ";
   EXPECT_EQ(warnings.texts[0].find(text), 0) << warnings.texts[0];
-}
-
-TEST_F(CudaSelfChecks, EachStageIsOneLaunch) {
-  Warnings warnings;
-  const Arguments a = requiring_grad(staged_problem());
-  for (const bool checks : {true, false}) {
-    const int64_t before = step_launches;
-    evaluate(sequence, a, random_gradients(a));
-    EXPECT_EQ(step_launches - before > 30, checks);
-    EXPECT_TRUE(checks || step_launches - before == 30);
-  }
-  EXPECT_TRUE(warnings.texts.empty()) << warnings.texts[0];
 }
 
 TEST_F(CudaSelfChecks, EachCellWithoutKernelsWarnsOnce) {

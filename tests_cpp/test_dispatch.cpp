@@ -1,52 +1,11 @@
-// The operators' dispatcher kernels and C++ errors. Python tests cover other devices, autocast and
+// Results and errors of operators in C++. Python tests cover other devices, autocast and
 // messages (test_opcheck.py, test_properties.py, test_errors.py).
 #include "testing.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 namespace lltm_test {
 namespace {
-
-using c10::DispatchKey;
-
-const char* const kOperators[] = {
-    "lltm::prepack",
-    "lltm::sequence",
-    "lltm::sequence_backward",
-    "lltm::sequence_forward",
-};
-
-TEST(Dispatch, EveryOperatorHasItsKernels) {
-  for (const char* const name : kOperators) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    for (const DispatchKey key :
-         {DispatchKey::CPU,
-          DispatchKey::Meta,
-          DispatchKey::Autograd,
-          DispatchKey::FuncTorchBatched,
-          DispatchKey::CompositeExplicitAutograd}) {
-      EXPECT_TRUE(op.hasKernelForDispatchKey(key)) << name << ' ' << c10::toString(key);
-    }
-  }
-  const auto sequence = c10::Dispatcher::singleton().findSchemaOrThrow("lltm::sequence", "");
-  for (const DispatchKey key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
-    EXPECT_TRUE(sequence.hasKernelForDispatchKey(key)) << c10::toString(key);
-  }
-}
-
-// Arguments are not modified and results are no views: compiled graphs require it.
-TEST(Dispatch, SchemasDeclareNoAliasing) {
-  for (const char* const name : kOperators) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    for (const auto& argument : op.schema().arguments()) {
-      EXPECT_EQ(argument.alias_info(), nullptr) << name << ' ' << argument.name();
-    }
-    for (const auto& result : op.schema().returns()) {
-      EXPECT_EQ(result.alias_info(), nullptr) << name << ' ' << result.name();
-    }
-  }
-}
 
 TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
   for (const char* const name : kCells) {
@@ -62,7 +21,7 @@ TEST(Dispatch, ACellWithoutCReturnsAnEmptyOne) {
 TEST(Dispatch, ADeviceWithoutKernelsWarnsOnce) {
   const auto on_xpu = [](const at::Tensor& like) {
     at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-        c10::DispatchKeySet(DispatchKey::XPU), like.dtype(), c10::Device(c10::kXPU, 0));
+        c10::DispatchKeySet(c10::DispatchKey::XPU), like.dtype(), c10::Device(c10::kXPU, 0));
     tensor.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
     return tensor;
   };

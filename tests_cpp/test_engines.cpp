@@ -1,7 +1,6 @@
 // Every division of work, even if schedule.cpp would not choose it; also with emulated AMX kernels
 // (choosable_amx_dispatch.cpp).
 #include "cell_arguments.h"
-#include "cell_program.h"
 #include "common/heads.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
@@ -10,7 +9,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdlib>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -299,64 +297,6 @@ TEST_P(Engines, WithPrepackedWeightsAreAsAccurateAsTheReferenceWithEverySchedule
 TEST_P(Engines, WithInt8WeightsGiveTheSameResultsWithEverySchedule) {
   if (!info_of(std::get<1>(GetParam())).bounded) GTEST_SKIP() << "not in int8";
   for_each_case([](const Case& problem, const Arguments&) { problem.check_int8(); });
-}
-
-// ATen computes float64 and the baseline.
-TEST(GivenGates, AreAsAccurateAsThePerStepEngineInEveryFormat) {
-  const Machine machine = lltm::cpu::current_machine();
-  if (!machine.f32) GTEST_SKIP() << "the blocked engine needs AVX2";
-  std::string text = kDuoText;
-  const std::string gates = "1\nname duo\nweight_ih n_x i f\nweight_hh i n_h f\n";
-  text.replace(
-      text.find(gates),
-      gates.size(),
-      "2\nname duo\nweight_ih i f\nweight_hh i n_h f\ninput n_x n_h\n");
-  uint64_t seed = 0;
-  const auto random = [&](at::IntArrayRef sizes) {
-    return random_like(at::empty(sizes), ++seed).mul(0.3);
-  };
-  const int64_t T = 5, B = 40, I = 20, H = 64;
-  Arguments a;
-  a.input = random({T, B, I + 2 * H});
-  a.h = random({B, H});
-  a.c = random({B, 2 * H});
-  a.weights = random({2 * H, I});
-  a.cell = text;
-  a.bias = random({3 * H});
-  a.weight_hh = random({2, 3 * H / 2, H / 2});
-  a.bias_hh = random({3 * H});
-  const Tensors grads = {random({T, B, H}), random({B, H}), random({B, 3 * H})};
-  using lltm::cpu::per_step_forward, lltm::cpu::per_step_backward;
-  const auto run = [&](const Arguments& of, at::ScalarType dtype, auto forward, auto backward) {
-    const lltm::SequenceArgs args = {engine_inputs(of), /*save=*/true};
-    const SequenceResult y = forward(args);
-    const auto grad = [&](size_t k) { return grads[k].to(dtype); };
-    const lltm::SequenceBackwardArgs of_backward = {
-        args, std::get<0>(y), std::get<3>(y), grad(0), grad(1), grad(2), {1, 1, 1, 1, 1, 1, 1}};
-    Tensors results = as_list(backward(of_backward));
-    results.push_back(std::get<0>(y));
-    return results;
-  };
-  // Heads as a matrix: their gradient is not compared.
-  Arguments dense = a;
-  dense.weight_hh = lltm::without_heads(*a.weight_hh);
-  const Tensors eager = run(dense, at::kFloat, per_step_forward, per_step_backward);
-  dense = with(dense, in_double(differentiable(dense)));
-  const Tensors exact = run(dense, at::kDouble, per_step_forward, per_step_backward);
-  for (const GemmFormat format : formats(machine, at::kFloat)) {
-    const Partition blocks(H, 32, 2);
-    const auto forward = [&](const lltm::SequenceArgs& args) {
-      return lltm::cpu::blocked_forward(args, {format, {2, 1}, blocks, false, 100}).value();
-    };
-    const auto backward = [&](const lltm::SequenceBackwardArgs& args) {
-      return lltm::cpu::blocked_backward(args, {format, {2, 1}, blocks, 100, format, 2}).value();
-    };
-    const Tensors ours = run(a, at::kFloat, forward, backward);
-    for (size_t k = 0; k < ours.size(); ++k) {
-      if (k == 4) continue;
-      EXPECT_TRUE(is_accurate(ours[k], eager[k], exact[k])) << k;
-    }
-  }
 }
 
 TEST(Machine, ReportsTheCacheOfACore) {

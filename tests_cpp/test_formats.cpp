@@ -161,30 +161,5 @@ TEST_P(FormatsOfGemm, ProductsOfSplitFloat32) {
   check_products(Bf16x3Format{});
 }
 
-// These packing kernels do not require a bfloat16 GEMM.
-TEST_P(FormatsOfGemm, PairsOfRowsOfBfloat16AreInterleaved) {
-  for (const int64_t k : {1, 2, 31, 32, 33, 70}) {
-    for (const int64_t n : {1, 16, 33}) {
-      const auto x = uniform<BFloat16>(k, n, 1);
-      const int64_t padded_k = Bf16Format::padded_k(k);
-      for (const bool transposed : {false, true}) {
-        std::vector<BFloat16> memory(padded_k * n, BFloat16{1});
-        const PackedB<BFloat16> b = {memory.data(), padded_k, n, n};
-        if (transposed) {
-          ASSERT_TRUE(Bf16Format::pack_b_transposed(b, 0, 0, x.transposed().matrix(), k, n));
-        } else {
-          ASSERT_TRUE(Bf16Format::pack_b(b, 0, 0, x.matrix(), k, n));
-        }
-        for (int64_t row = 0; row < padded_k; ++row) {
-          for (int64_t j = 0; j < n; ++j) {
-            const double expected = row < k ? x.at(row, j) : 0.0;
-            ASSERT_EQ(widen(Bf16Format::at(as_const(b), row, j)), expected) << row << ", " << j;
-          }
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace lltm::cpu

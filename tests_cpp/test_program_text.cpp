@@ -1,15 +1,12 @@
 // Compilation and rejected texts of cell programs. Without PyTorch.
 #include "cell/program_text.h"
 
-#include "cell/cells.h"
-#include "cell/record_definition.h"
 #include "cell_program.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -26,48 +23,6 @@ void expect_near(const std::vector<double>& values, const std::vector<double>& e
   for (size_t k = 0; k < values.size(); ++k) {
     EXPECT_NEAR(values[k], expected[k], 1e-14 * std::max(1.0, std::abs(expected[k])))
         << "output " << k;
-  }
-}
-
-template <typename Definition>
-class DefinitionProgram : public testing::Test {};
-template <typename... Definitions>
-testing::Types<Definitions...> types_of(CellList<Definitions...>);
-struct NameOfDefinition {
-  template <typename Definition>
-  static std::string GetName(int /*number*/) {
-    return Definition::kCell.name;
-  }
-};
-using AllDefinitions = decltype(types_of(Cells()));
-TYPED_TEST_SUITE(DefinitionProgram, AllDefinitions, NameOfDefinition);
-
-TYPED_TEST(DefinitionProgram, ComputesTheSameAsTheCell) {
-  using Definition = TypeParam;
-  constexpr const CellInfo& cell = Definition::kCell;
-  const RecordedDefinition recorded(Definition{});
-  std::mt19937 random(7);
-  std::normal_distribution<double> normal;
-  for (int round = 0; round < 100; ++round) {
-    double z[Definition::kSlots];
-    for (double& value : z) value = 2 * normal(random);
-    const double c = normal(random), dh = normal(random);
-    const double dc_next = cell.has_c() ? normal(random) : 0;
-    const auto forward = Definition::template forward<double>(z, c);
-    std::vector<double> inputs(z, z + Definition::kSlots);
-    inputs.push_back(c);
-    std::vector<double> outputs = {forward.h};
-    if (cell.has_c()) outputs.push_back(forward.c);
-    outputs.insert(outputs.end(), forward.saved, forward.saved + Definition::kSaved);
-    expect_near(run_program(recorded.programs().forward.program(), inputs), outputs);
-
-    const auto backward = backward_of<Definition>(forward.saved, dh, dc_next);
-    inputs.assign(forward.saved, forward.saved + Definition::kSaved);
-    inputs.push_back(dh);
-    if (cell.has_c()) inputs.push_back(dc_next);
-    outputs.assign(backward.dz, backward.dz + Definition::kSlots);
-    outputs.push_back(backward.dc);
-    expect_near(run_program(recorded.programs().backward.program(), inputs), outputs);
   }
 }
 
@@ -170,17 +125,6 @@ TEST(CellText, AStateThatNothingBoundsDoesNotForget) {
   EXPECT_FALSE(forgets("s = sqrt z.i\nq = sqrt p\na = subtract s q\n", "multiply a c"));
 }
 
-TEST(CellText, BuiltInCellsForgetAsTheirEquations) {
-  EXPECT_EQ(Lltm::kCell.forgets, forgets("a = sigmoid z.i\n", "add c a"));
-  EXPECT_EQ(Lstm::kCell.forgets, forgets("f = sigmoid z.i\na = multiply f c\n", "add a f"));
-  EXPECT_EQ(
-      Gru::kCell.forgets,
-      forgets(
-          "u = sigmoid z.i\nv = subtract 1.0 u\nn = tanh z.i\na = multiply v n\n"
-          "b = multiply u c\n",
-          "add a b"));
-}
-
 TEST(CellText, StatesForgetTogetherUnlessTheyReadEachOther) {
   const auto two_forget =
       [](const std::string& before, const std::string& c, const std::string& d) {
@@ -246,33 +190,6 @@ TEST(CellText, IsParsedLineByLine) {
   expect_near(
       run_program(cell->programs.backward.program(), {2, 3, 5, 7, 11, 13, 17, 19}),
       {3 * 19, 2 * 17, -3 * 19, 17, 17, 0, 19});
-}
-
-TEST(CellText, OptionalLinesMayBeMissing) {
-  const auto of_x = parse_cell(
-      "lltm-cell 1\nname x\nweight_ih a b\nweight_hh\nstate s 0\nforward\nh' = copy z.a\n"
-      "s' = copy z.b\nsave\nbackward\nd.z.a = copy d.h'\nd.z.b = copy d.s'\nd.s = copy 0\nend\n");
-  EXPECT_EQ(of_x->info.x, (SlotRange{0, 2}));
-  EXPECT_EQ(of_x->info.h.count(), 0);
-  EXPECT_FALSE(of_x->info.bounded);
-  EXPECT_FALSE(of_x->info.reads_h);
-  EXPECT_TRUE(of_x->saved.empty());
-  EXPECT_EQ(of_x->programs.forward.program().inputs, 3);
-}
-
-TEST(CellText, InitialValuesOfParametersMayBeMissing) {
-  const auto cell = parse_cell(replaced("parameter p 0.5", "parameter p nan"));
-  EXPECT_TRUE(std::isnan(cell->initial_parameters.at(0)));
-}
-
-TEST(CellText, WithoutStatesReadsH) {
-  const auto cell = parse_cell(
-      "lltm-cell 1\nname elman\nweight_ih a\nweight_hh a\nforward\nh' = tanh z.a\nsave h'\n"
-      "backward\nhh = multiply h' h'\nslope = subtract 1.0 hh\nd.z.a = multiply slope d.h'\nend\n");
-  EXPECT_TRUE(cell->info.reads_h);
-  expect_near(
-      run_program(cell->programs.forward.program(), {0.5, 3}), {std::tanh(0.5), std::tanh(0.5)});
-  expect_near(run_program(cell->programs.backward.program(), {0.5, 2}), {1.5, 0});
 }
 
 using Code = std::vector<std::tuple<Op, int, int, int, int>>;

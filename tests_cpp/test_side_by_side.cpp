@@ -1,6 +1,5 @@
 // The threads of two concurrent calls, and of calls next to other work. test_properties.py compares
 // results and derivatives of two directions.
-#include "cpu/schedule.h"
 #include "cpu/threads/parallel.h"
 #include "testing.h"
 
@@ -147,14 +146,6 @@ TEST(ForkedProcess, RunsTheLayer) {
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-}
-
-// Positions of a layer without sequences.
-TEST(Crews, EmptyBatches) {
-  const lltm::cpu::LayerShape shape = {0, 3, 5, 0, /*bf16=*/false, {4, 4}};
-  lltm::cpu::Machine machine;
-  machine.threads = 2;
-  EXPECT_FALSE(schedule_side_by_side(machine, shape, /*training=*/true));
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
@@ -14,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import bench_cuda
-import first_contact
 import pytest
 import support
 import sweep
 import torch
 
 from lltm.benchmark.cases import GATES, Case
-from lltm.benchmark.implementations import OURS, TUTORIAL, Layer, implementations
+from lltm.benchmark.implementations import OURS, Layer, implementations
 from lltm.benchmark.options import cases, parser
 from lltm.benchmark.report import Row, samples, speedup_text, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
-from lltm.benchmark.user_model import compare_model, function
+from lltm.benchmark.user_model import compare_model
 
 RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
 PREPACKED_RUN = RUN.with_name("2026-11-28-epyc-zen4-2-cores")
@@ -101,17 +99,6 @@ def test_prepacked_implementations_agree(cell: str) -> None:
     assert not {"lltm, prepacked", "lltm, int8"} & {*implementations(STEP, prepack=True)}
 
 
-def test_the_tutorials_implementation_runs_the_tutorials_code() -> None:
-    """Not the kernels that its classes inherit."""
-    for case in (STEP, SEQUENCE):
-        layer = Layer(implementations(case)[TUTORIAL], case)
-        with torch.no_grad(), torch.profiler.profile() as profile:
-            layer.forward()
-        keys = [event.key for event in profile.key_averages()]
-        assert "aten::addmm" in keys
-        assert not [key for key in keys if key.startswith("lltm::")]
-
-
 def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     program = str(support.ROOT / "benchmarks/bench_cuda.py")
     options = ["--device=cpu", "--quick", "--rounds=1", "--cell=gru", "--dtype=float32"]
@@ -122,12 +109,6 @@ def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert [title.partition("float32")[2] for title in titles[::2]] == endings
     lines = [line for line in shown.splitlines() if line.startswith("{")]
     assert [[*json.loads(line)] for line in lines] == [[f"{t}: seconds a step"] for t in titles]
-
-
-def test_a_stopped_stage_of_the_gpu_bring_up_keeps_its_results(tmp_path: Path) -> None:
-    printing = first_contact.Stage("name", ("sh", "-c", """echo '{"a": 1}'; exec sleep 60"""), 60)
-    entry = first_contact.run(printing, limit=1, log=tmp_path / "log")
-    assert (entry["state"], entry["a"]) == ("stopped after 1 seconds", 1)
 
 
 SHAPES = ["--quick", "--shapes", "2,3,4", "3,2,3,4", "--dtype", "float32", "--json", "out.json"]
@@ -223,12 +204,6 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     assert len(compare_model(lambda: (model, inputs), settings)) == 2
     assert type(model.first) is torch.nn.GRU
     assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
-
-
-@pytest.mark.parametrize("text", ["missing:make", "json:missing", "json", "json:__name__"])
-def test_a_missing_function_is_named(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=text):
-        function(text)
 
 
 def speedups_of(run: Path, threads: str, **least: int) -> dict[Any, list[float]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import support
 import torch
 
 import lltm
@@ -35,14 +34,3 @@ def test_neither_forward_nor_backward_stores_the_activations_of_all_steps() -> N
     plain = peak_memory(lltm.LLTM, case)
     assert plain > 1000 * 16 * 4 * 128 * 4
     assert peak_memory(partial(lltm.LLTM, checkpoint_steps=32), case) < plain / 2
-
-
-def test_a_layer_calls_the_operators() -> None:
-    layer = lltm.LLTM(3, 5, checkpoint_steps=4)
-    x = torch.randn(10, 6, 3)
-    with support.Operators() as operators:
-        layer(x)[0].sum().backward()
-    assert operators.ours() == ["sequence_forward", "sequence_backward"]
-    with support.Operators() as operators, torch.no_grad():
-        layer(x)
-    assert operators.ours() == ["sequence"]

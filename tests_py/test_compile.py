@@ -247,12 +247,3 @@ def test_inductor_makes_a_loop_of_a_decomposed_function_with_dynamic_sizes(train
             for ys in (results, expected)
         ]
         torch.testing.assert_close(*gradients)
-
-
-def test_a_packed_sequence_keeps_our_kernels_in_inductor() -> None:
-    layer, x = lltm.LLTM(3, 5), packed([6, 3, 5])
-    compiled = torch.compile(layer, backend=lltm.inductor_decomposed, fullgraph=True)
-    with torch.no_grad():
-        results, (source, *_) = with_code(compiled, x)
-    assert "torch.ops.lltm.sequence" in source
-    torch.testing.assert_close(flat(results), flat(layer(x)))

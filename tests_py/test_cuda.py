@@ -88,48 +88,12 @@ has_tf32 = pytest.mark.skipif(
 )
 
 
-@has_tf32
-@pytest.mark.parametrize(
-    ("shape", "dtype", "supported"),
-    [
-        ((5, 3, 4, 64), torch.bfloat16, True),
-        ((5, 3, 4, 64), torch.float16, True),
-        ((5, 3, 4, 64), torch.float32, True),
-        ((5, 3, 4, 64), torch.float64, False),
-        ((5, 3, 4, 60), torch.bfloat16, False),
-        ((5, 3, 4, 1032), torch.bfloat16, True),
-        ((2, 3, 4, 64), torch.bfloat16, False),
-    ],
-    ids=str,
-)
-def test_the_setting_chooses_the_kernels(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, supported: bool
-) -> None:
-    a = on_gpu(support.sequence_arguments(shape, dtype))
-    for enabled in (False, True):
-        with lltm.backends.cuda.flags(persistent=enabled):
-            run(a)  # the first call also checks the kernels
-            names = kernels_of(lambda: run(a))
-        for kernel in ("lltm_persistent_forward", "lltm_persistent_backward"):
-            assert any(kernel in name for name in names) == (enabled and supported)
-
-
 # 4,800 rows of 9,216 bytes need several chunks.
 def test_a_graph_of_a_long_sequence_is_bitwise_identical() -> None:
     a = on_gpu(support.sequence_arguments((300, 16, 32, 768), torch.float16))
     graph, results = captured(lambda: run(a))
     graph.replay()
     assert same(results, run(a))
-
-
-def test_the_module_accepts_packed_sequences() -> None:
-    layer = lltm.LLTM(5, 8, num_layers=2, bidirectional=True, dtype=torch.float64)
-    padded, lengths = torch.randn(7, 3, 5, dtype=torch.float64), torch.tensor([7, 4, 2])
-    packed = nn.utils.rnn.pack_padded_sequence(padded, lengths)
-    expected, state = layer(packed)
-    output, state_on_gpu = layer.cuda()(packed.cuda())
-    torch.testing.assert_close(output.data.cpu(), expected.data)
-    torch.testing.assert_close(tuple(s.cpu() for s in state_on_gpu), state)
 
 
 def test_prepacked_layers_work() -> None:
@@ -168,33 +132,6 @@ def test_float32_gemms_follow_allow_tf32(allowed: bool) -> None:
     assert product.unique().tolist() == [1 if allowed else x], "PyTorch's own"
     assert (2 * c).unique().tolist() == [1 if allowed else x]
     assert (2 * c_n).unique().tolist() == [1 if allowed else x]
-
-
-@has_tf32
-@pytest.mark.parametrize(
-    "lengths", [None, (20,) * 30 + (11,) * 20 + (3,) * 14], ids=["dense", "packed"]
-)
-@each_direction
-def test_with_tf32_results_and_gradients_have_its_accuracy(
-    lengths: tuple[int, ...] | None, reverse: bool
-) -> None:
-    if lengths is None:
-        a = on_gpu(support.sequence_arguments((20, 64, 128, 256), reverse=reverse))
-    else:
-        a = on_gpu(support.packed_arguments(lengths, 128, 256, reverse=reverse))
-    exact = run(a.to(torch.float64))
-    with tf32(False):
-        plain = run(a)
-    with tf32(True):
-        faster = run(a)
-    with tf32(False):
-        assert same(run(a), plain)
-    names = ("output", "h_n", "c_n", *support.NAMES)
-    found = zip(names, relative_errors(faster, exact), relative_errors(plain, exact), strict=True)
-    for name, error, of_plain in found:
-        assert of_plain < 2**-17, name
-        # Rounding to ten bits, in long sums.
-        assert 4 * of_plain < error < 4 * 2**-10, name
 
 
 Results = Sequence[Tensor]
@@ -268,33 +205,6 @@ def test_steps_of_custom_cells_are_as_exact_as_on_the_cpu(name: str, dtype: torc
     for batch, inputs, hidden in ((3, 4, 5), (1100, 8, 128)):
         step = support.gallery_module(name, inputs, hidden, "Cell")
         check_on_cuda(step, (batch, step.input_size), dtype)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"num_layers": 2, "bidirectional": True}, {"bias": False}, {"checkpoint_steps": 3}],
-    ids=str,
-)
-def test_layers_of_custom_cells_work(options: Any) -> None:
-    for name in ("peephole_lstm", "slstm", "indrnn", "mgu"):
-        layer = support.gallery_module(name, 4, 7, **options)
-        check_on_cuda(layer, (8, 3, 4), torch.float64)
-
-
-def test_custom_cells_reset() -> None:
-    layer = lltm.cells.slstm.Layer(4, 7, dtype=torch.float64)
-    input, reset = torch.randn(8, 3, 4, dtype=torch.float64), torch.rand(8, 3) < 0.3
-    expected, _ = layer(input, reset=reset)
-    output, _ = layer.cuda()(input.cuda(), reset=reset.cuda())
-    torch.testing.assert_close(output.cpu(), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_custom_cells_have_kernels(dtype: torch.dtype) -> None:
-    layer = lltm.cells.cifg.Layer(4, 16, device="cuda", dtype=dtype)
-    input = torch.randn(5, 3, 4, device="cuda", dtype=dtype)
-    names = kernels_of(lambda: trained(layer, input))
-    assert {"lltm_forward", "lltm_backward"} <= names.keys()
 
 
 def test_errors_are_the_same_as_on_the_cpu() -> None:
@@ -399,23 +309,6 @@ def test_forward_and_backward_can_be_captured_in_a_graph(
             tensor.copy_(new)
         graph.replay()
         assert same(results, run(a))
-
-
-def test_a_step_can_be_captured_in_a_graph() -> None:
-    a = on_gpu(support.cell_arguments((16, 32, 128)))
-    leaves = a.leaves()
-
-    def work() -> tuple[Tensor, ...]:
-        h, c = support.cell_outputs(lltm.functional, leaves)
-        gradients = torch.autograd.grad(h.sum() + c.sum(), leaves.tensors())
-        # Autograd graphs that outlive the capture belong to its stream.
-        return (h.detach(), c.detach(), *gradients)
-
-    graph, results = captured(work)
-    with torch.no_grad():
-        leaves.input.copy_(torch.randn_like(a.input))
-    graph.replay()
-    assert same(results, work())
 
 
 # Kernels are loaded lazily.

@@ -202,26 +202,6 @@ def test_check_cell_allows_for_rounding_by_pytorch(name: str) -> None:
         check(lltm.Cell(wrong, function=function), dtypes=[torch.float64])
 
 
-def test_constants_are_as_exact_as_in_the_function() -> None:
-    """Constants combined with float32 values are rounded, others are not."""
-
-    @lltm.cell(gates=1)
-    def cell(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
-        return (z[0] > 0).to(z[0].dtype) * 0.3 * c, tanh(c)
-
-    assert "0.3\n" in cell.text
-    with pytest.warns(UserWarning, match=r"0\.3 is rounded to 0\.30000001192092896"):
-
-        @lltm.cell(gates=1)
-        def rounding(z: Any, c: Tensor) -> tuple[Tensor, Tensor]:
-            return (z[0] > 0).float() * 0.3 * c, tanh(c)
-
-    for made in (cell, rounding):
-        layer = made.Layer(4, 5, dtype=torch.float64)
-        x = torch.randn(5, 3, 4, dtype=torch.float64)
-        same(layer(x), loop(made, layer, x), rtol=0.0, atol=1e-14)
-
-
 @each
 def test_one_step_is_a_sequence_of_one(cell: lltm.Cell) -> None:
     layer, step = cell.Layer(4, 6), cell.Cell(4, 6)
@@ -290,30 +270,6 @@ def test_biases_and_scalars_have_their_own_shapes() -> None:
         other(torch.zeros(2, 3))
 
 
-def test_parameters_have_their_initial_values() -> None:
-    layer = two_states.Layer(4, 6, num_layers=2, bidirectional=True)
-    for name, parameter in layer.named_parameters():
-        if name.startswith(("p_l", "q_l")):
-            assert (parameter == (0.25 if name.startswith("p") else -0.5)).all(), name
-    assert len(list(layer.parameters())) == 4 * 6
-    drawn: Any = lltm.cells.indrnn.Cell(4, 6).u
-    assert drawn.min() >= 0
-    assert drawn.unique().numel() > 1
-
-
-def test_check_cell_calls_the_function_as_the_trace_does() -> None:
-    """Passes z in the order of gates=, and keyword arguments."""
-
-    @lltm.cell(gates=("n_h", "r"), reads={"n_h": "h"}, parameters={"p": 0.5, "q": 0.25, "s": 2.0})
-    def cell(z: Any, c: Tensor, *, p: Tensor, **others: Tensor) -> tuple[Tensor, Tensor]:
-        n, r = z
-        c_next = others["s"] * sigmoid(r) * c + p * tanh(n) - others["q"]
-        return tanh(c_next + z[0]), c_next
-
-    assert cell.gates == ("n_h", "r")
-    check_cell(cell, shapes=[(3, 2, 4, 5)], dtypes=[torch.float64], verbose=False)
-
-
 @pytest.mark.parametrize("reads", ["input", ("input", "h"), ("input", "product")], ids=str)
 def test_weight_ih_may_have_no_rows(reads: Any) -> None:
     def function(z: Any, h: Tensor) -> Tensor:
@@ -339,12 +295,6 @@ def test_small_batches_with_heads_and_given_gates(reads: Any, keeps: float) -> N
 
     # Weights in place and packed.
     check_cell(cell, shapes=[(3, 2, 5, 6), (33, 2, 5, 64)], dtypes=[torch.float], verbose=False)
-    for steps, heads in ((1, 4), (7, 4), (40, 4), (40, 2)):
-        layer = cell.Layer(5 + 64 * len(reads), 64, bidirectional=True, heads=heads)
-        x, reset = torch.randn(steps, 2, layer.input_size), torch.rand(steps, 2) < 0.3
-        exact = copy.deepcopy(layer).double()(x.double(), reset=reset)[0]
-        error = (layer(x, reset=reset)[0] - exact).abs().max()
-        assert error <= 16 * torch.finfo(torch.float).eps * exact.abs().max()
 
 
 def test_padding_of_a_product_does_not_read_uninitialized_memory() -> None:
@@ -363,19 +313,6 @@ def test_padding_of_a_product_does_not_read_uninitialized_memory() -> None:
 
 
 # ---- transforms, compilers, files ------------------------------------------------------
-
-
-def test_a_custom_gradient_has_first_derivatives_only() -> None:
-    layer = lltm.cells.lif.Layer(3, 4)
-    x = torch.randn(2, 3, 3, requires_grad=True)
-    (output, _), _ = layer(x)
-    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=False)
-    assert grad.abs().max() > 0
-    expected = "lltm: cell lif defines its own gradient: expected first derivatives by autograd"
-    with pytest.raises(NotImplementedError, match=expected):
-        torch.autograd.grad(layer(x)[0][0].sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match=expected):
-        torch.func.grad(lambda x: layer(x)[0][0].sum())(x.detach())
 
 
 class Clamped(torch.autograd.Function):
@@ -464,16 +401,6 @@ def test_torchscript_traces() -> None:
         (gru.Cell(3, 4), torch.randn(2, 3)),
     ):
         same(torch.jit.trace(module, (x,))(x), module(x))
-
-
-def test_a_model_is_pickled_with_the_scripted_layer() -> None:
-    """test_script.py has other modules."""
-    layer, x = two_states.Layer(3, 4), torch.randn(3, 2, 3)
-    model = torch.nn.Sequential(layer)
-    same(torch.jit.script(model)(x), model(x))
-    again = pickle.loads(pickle.dumps(model))
-    same(again(x), model(x))
-    assert type(again[0]).__name__ == type(layer).__name__
 
 
 def test_torchscript_compiles_values_of_functions_of_parameters() -> None:
@@ -805,40 +732,25 @@ REJECTED = {
     "a line of derived parameters, got '%0 = aten": f"""
         save.default [["u", {{"str": "f"}}], {{}}]
         exp.def [["u"], {{}}]
-        exp.__init__ [["u"], {{}}]
-        lgamma.default [["u"], {{}}]
         exp_.default [["u"], {{}}]
-        mul_.Tensor [["u", 2], {{}}]
         exp.out [["u"], {{"out": "u"}}]
-        set_.source_Tensor [["u", "s"], {{}}]
-        resize_.default [["u", [9]], {{}}]
         rand_like.default [["u"], {{}}]
-        empty_like.default [["u"], {{}}]
         exp.default [["exit()"], {{}}]
-        exp.default [["%7"], {{}}]
-        exp.default [["\u0444"], {{}}]
-        exp.default [[["u"]], {{}}]
         exp.default [["u", 1], {{}}]
         exp.default [[], {{"self": "u"}}]
         exp.default [["u"], {{"out": "u"}}]
         exp.default [["u"]]
-        exp.default [[0.5], {{}}]
         exp.default [["u"], {{}}] 1
         add.Tensor [["u", {{"tensor": "exit()"}}], {{}}]
         add.Tensor [["u", {{"tensor": NaN}}], {{}}]
-        add.Tensor [["u", {{"dtype": "", "tensor": 1.0}}], {{}}]
-        add.Tensor [["u", {{"complex": [1.0]}}], {{}}]
         add.Tensor [["u", {{"size": 2}}], {{}}]
         add.Tensor [["u", NaN], {{}}]
-        add.Tensor [["u", null], {{}}]
         add.Tensor [["u", 1{"0" * 400}], {{}}]
         add.Tensor [["u", {"[" * 9999}{"]" * 9999}], {{}}]
         stack.default [["u", 0.5], {{}}]
-        sum.dim_IntList [["u", [0.0]], {{}}]
         sum.dim_IntList [["u", [9223372036854775808]], {{}}]
         gelu.default [["u"], {{"approximate": {{"str": "exit()"}}}}]
         zeros_like.default [["u"], {{"dtype": {{"dtype": "int64"}}}}]
-        zeros_like.default [["u"], {{"device": {{"str": "meta"}}}}]
     """,
     "a function that computes a for 1 hidden units, got ": """
         complex.default [["u", 0.5], {}]

@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import textwrap
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,28 +262,3 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
     stems = {stem(path) for path in linked}
     missing = {name(path) for path in files if stem(path) not in stems}
     assert {path for path in missing if not path.endswith("__init__.py")} == set()
-
-
-@pytest.mark.slow
-@support.needs_extra(
-    "docs", "sphinx", "myst_parser", "furo", "breathe", "sphinx_design", "sphinx-mathjax-offline"
-)
-@pytest.mark.skipif(shutil.which("doxygen") is None, reason="reads the C++ headers with Doxygen")
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    support.run_python(
-        *("-m", "sphinx", "-W", "--keep-going", "-n", "-q"), str(DOCS), str(tmp_path / "html")
-    )
-    pages = [*(tmp_path / "html").glob("*.html")]
-    for page in pages:  # only links may be external
-        assert not re.search(
-            r'<(?!a )[^>]*(?:src|href)="(?:https?:)?//', page.read_text(encoding="utf-8")
-        ), page
-    for both in ("index", "cuda", "reinforcement-learning"):
-        text = (tmp_path / "html" / f"{both}.html").read_text(encoding="utf-8")
-        labels = re.findall(r"sd-tab-label.*?>\s*([^<]+)</label>", text)
-        assert labels == ["Python", "C++"], both
-    site = {page.stem for page in pages}
-    assert site >= {path.stem for path in DOCS.iterdir() if path.suffix in (".md", ".rst")}
-    *_, names = (tmp_path / "html" / "objects.inv").read_bytes().split(b"\n", 4)
-    documented = re.findall(r"^lltm\.(\S+) py:", zlib.decompress(names).decode(), re.MULTILINE)
-    assert {*documented} >= {*lltm.__all__}

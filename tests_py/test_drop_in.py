@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 
 import lltm
 
@@ -139,14 +139,3 @@ def test_states_are_permuted_as_nn_lstm_s() -> None:
         ours.permute_hidden(state, order), lstm.permute_hidden(state, order), rtol=0, atol=0
     )
     assert ours.permute_hidden(state, None) is state
-
-
-def test_an_empty_packed_sequence_has_the_batch_size_of_its_indices() -> None:
-    order = torch.tensor([1, 0, 2])
-    packed = PackedSequence(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), order, order)
-    state = torch.randn(1, 3, 5), torch.randn(1, 3, 5)
-    layer = lltm.LLTM(3, 5)
-    assert layer(packed)[1][0].shape == (1, 3, 5)
-    torch.testing.assert_close(layer(packed, state)[1], state, rtol=0, atol=0)
-    with pytest.raises(lltm.ArgumentError, match=r"expected h_0 of shape \(1, 3, 5\), got"):
-        layer(packed, (state[0][:, :2], state[1]))

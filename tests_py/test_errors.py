@@ -39,19 +39,13 @@ DTYPES = "of dtype float64, float32, bfloat16 or float16"
 
 # fmt: off
 BAD_CELL: list[Row] = [
-    ("input", randn(4, 2), ValueError, "input of shape (4, 3), got (4, 2)"),
-    ("input", torch.ones(4, 3, dtype=torch.int64), TypeError, "input of dtype float32, got int64"),
     ("input", torch.tensor(1.0), ValueError, "input of shape (B, I), got ()"),
-    ("input", randn(4, 3).to_sparse(), RuntimeError, "input of layout Strided, got Sparse"),
-    ("input", torch.empty(4, 3, device="meta"), RuntimeError, "input on device cpu, got meta"),
     ("weight_ih", randn(15, 4), ValueError, "weight_ih of shape (3H, H+I), got (15, 4)"),
     ("weight_ih", randn(15, 8).bfloat16(), TypeError, "input of dtype bfloat16, got float32"),
     ("weight_ih", randn(15, 8).to(torch.int64), TypeError, f"weight_ih {DTYPES}, got int64"),
-    ("bias_ih", randn(5), ValueError, "bias_ih of shape (15,), got (5,)"),
 ]
 RESET, MASK = torch.zeros(6, 4, dtype=torch.bool), "recurrent_mask"
 BAD_SEQUENCE: list[Row] = [
-    ("reset", torch.zeros(6, 4), TypeError, "reset of dtype bool, got float32"),
     ("reset", RESET[0], ValueError, "reset of shape (6, 4), got (4,)"),
     ("recurrent_mask", randn(5), ValueError, f"{MASK} of shape (4, 5), got (5,)"),
 ]
@@ -270,13 +264,6 @@ def test_the_cell_and_its_two_matrices_are_named(change: dict[str, Any], text: s
         in_torch_ops("step", {**STEP_OF_LSTM, **change})
 
 
-def test_batch_sizes_whose_sum_overflows_are_rejected() -> None:
-    h_0, sizes = torch.zeros(1, 1).expand(2**62, 1), torch.tensor([2**62, 2**62])
-    weights = torch.zeros(3, 4), torch.zeros(3, 1)
-    with pytest.raises(ValueError, match=r"expected batch_sizes with a sum below 2\^63"):
-        torch.ops.lltm.sequence("gru", randn(8, 4), h_0, None, *weights, batch_sizes=sizes)
-
-
 X, ROW = randn(6, 4, 3), randn(4, 3)
 STATE = randn(1, 4, 5), randn(1, 4, 5)
 STEP = randn(4, 5), randn(4, 5)
@@ -297,7 +284,6 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
      "input of shape (B, T, 3) or (T, 3), got (6, 4, 2)"),
     ({}, (randn(3),), ValueError, "input of shape (T, B, 3) or (T, 3), got (3,)"),
     ({}, ([1.0],), TypeError, f"{TENSOR_OR_PACKED}, got list"),
-    ({}, (X.to_sparse(),), RuntimeError, "input of layout Strided, got Sparse"),
     *(({}, (x,), TypeError, f"{TENSOR_OR_PACKED}, got a nested tensor; convert it")
       for x in NESTED),
     ({}, (X, (NESTED[0], STATE[1])), TypeError, "h_0 to be a tensor, got a nested tensor"),
@@ -307,7 +293,6 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
     ({}, (X, (STATE[0], None)), TypeError, "c_0 to be a tensor, got NoneType"),
     ({}, (X, STEP), ValueError, "h_0 of shape (1, 4, 5), got (4, 5)"),
     ({"num_layers": 2}, (X, STATE), ValueError, "h_0 of shape (2, 4, 5), got (1, 4, 5)"),
-    ({}, (X, (STATE[0], randn(1, 2, 5))), ValueError, "c_0 of shape (1, 4, 5), got (1, 2, 5)"),
     ({}, (X[:, 0], STATE), ValueError, "h_0 of shape (1, 5), got (1, 4, 5)"),
     ({"bidirectional": True}, (pack_sequence([randn(2, 3), randn(1, 3)]), STATE), ValueError,
      "h_0 of shape (2, 2, 5), got (1, 4, 5)"),
@@ -326,9 +311,7 @@ BAD_LAYER: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = 
 ]
 BAD_STEP: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (randn(4, 2),), ValueError, "input of shape (B, 3) or (3,), got (4, 2)"),
-    ({}, (randn(2, 4, 3),), ValueError, "input of shape (B, 3) or (3,), got (2, 4, 3)"),
     ({}, (None,), TypeError, "input to be a tensor, got NoneType"),
-    ({}, (ROW.to_sparse(),), RuntimeError, "input of layout Strided, got Sparse"),
     *(({}, (x,), TypeError, "input to be a tensor, got a nested tensor") for x in NESTED),
     ({}, (ROW, randn(2, 4, 5)), TypeError, "hx to be a tuple (h, c), got Tensor"),
     ({}, (ROW, (STEP[0], 0)), TypeError, "c to be a tensor, got int"),
@@ -407,8 +390,6 @@ def module_rows() -> Iterator[Any]:
         for place in (lltm, lltm.reference):
             make, where = getattr(place, name), f"{place.__name__}.{name}"
             for options, given, error, text in calls:
-                if place is lltm.reference and "layout" in text:
-                    continue  # PyTorch's operations accept some layouts
                 call = partial(made_and_called, make, options, given)
                 yield pytest.param(call, error, name, text, id=f"{where}-{text}")
             for argument, value, error, text in constructions:

@@ -106,15 +106,6 @@ def test_the_flop_counter_counts_heads_and_no_given_columns() -> None:
     assert count(lambda: loss_of(layer, x).backward()) == 3 * forward
 
 
-def test_the_flop_counter_counts_the_gemms_of_a_cell() -> None:
-    cell, x = lltm.LLTMCell(I, H), torch.randn(B, I)
-    one = FORWARD_FLOPS // T
-    with torch.no_grad():
-        assert count(lambda: cell(x)) == one
-    assert count(lambda: loss_of(cell, x).backward()) == 2 * one
-    assert count(lambda: loss_of(cell, x.requires_grad_()).backward()) == 3 * one
-
-
 def test_the_flop_counter_counts_packed_sequences_layers_and_directions() -> None:
     rows = [torch.randn(n, I) for n in (5, 3, 1)]
     layer = lltm.LLTM(I, H, num_layers=2, bidirectional=True)

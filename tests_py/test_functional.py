@@ -1,13 +1,15 @@
-"""lltm.functional: cell names, custom and serialized cells, forms of states.
+"""lltm.functional: cell names, custom and serialized cells, forms of states, resets, masks.
 
 test_properties.py compares values with lltm.reference.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import support
 import torch
 from torch import Tensor, nn
 
@@ -72,6 +74,20 @@ def test_the_lltm_also_accepts_two_matrices_and_biases(implementation: Any) -> N
     same(two, implementation.step("lltm", x, (h, c), weights, None, bias_ih, bias_hh))
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_resets_and_masks_as_the_reference_does(reverse: bool) -> None:
+    a = support.sequence_arguments((6, 4, 3, 5), torch.float64, reverse=reverse)
+    reset, mask = torch.rand(6, 4) < 0.4, torch.rand(4, 5, dtype=torch.float64)
+    for change in ({"reset": reset}, {"recurrent_mask": mask}):
+        changed = replace(a, **change)  # type: ignore[arg-type]
+        ours, expected = (
+            support.sequence_outputs(implementation, changed)
+            for implementation in (lltm.functional, lltm.reference)
+        )
+        torch.testing.assert_close(ours, expected)
+        assert not torch.allclose(ours[0], support.sequence_outputs(lltm.functional, a)[0])
+
+
 @pytest.mark.xdist_group("compilers")
 @pytest.mark.parametrize("cell", [two_states, "gru"], ids=["custom", "gru"])
 def test_a_function_compiles_without_a_graph_break(cell: Any) -> None:
@@ -83,21 +99,6 @@ def test_a_function_compiles_without_a_graph_break(cell: Any) -> None:
 
     x = torch.randn(B, I)
     same(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_several_states_are_cast_by_autocast(dtype: torch.dtype) -> None:
-    module = two_states.Cell(I, H, dtype=dtype)
-    x, states = torch.randn(B, I, dtype=dtype), (torch.randn(B, H, dtype=dtype),) * 3
-    layer, parameters = two_states.Layer(I, H, dtype=dtype), parameters_of(module)
-    with torch.autocast("cpu", torch.bfloat16):
-        results = [
-            functional.step(two_states, x, states, *parameters),
-            module(x, states),
-            module(x),
-            layer(x[None])[1],
-        ]
-    assert {s.dtype for after in results for s in after} == {torch.bfloat16}
 
 
 def test_wrong_cells_and_states_are_named() -> None:

@@ -253,14 +253,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "learns only parameters of mgu, got gain",
     ),
     "joined weights": (lambda: coRNN("weight_ch"), "only weight_hh learned; set requires_grad"),
-    "joined biases": (lambda: coRNN("bias_hh"), "only bias_ch learned; set requires_grad"),
     "modules between": (lambda: neurons(LINEAR, RELU), r"got \['Linear', 'ReLU', 'Leaky'\]"),
-    "a neuron alone": (Leaky, "torch.nn.Sequential of .*, got Leaky"),
     "a forward": (
         lambda: type("Other", (torch.nn.Sequential,), {})(LINEAR, Leaky()),
         "torch.nn.Sequential of .*, got Other",
     ),
-    "rare spikes": (lambda: neurons(scale=2.0, threshold=1e4), "the equations of leaky"),
     "doubled spikes": (lambda: neurons(scale=2.0), "the equations of leaky"),
     "thresholds": (lambda: neurons(threshold=ONES), r"threshold_l0 .* \(1,\), got \(3,\)"),
     "factors": (
@@ -275,10 +272,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no values": (lambda: neurons().to("meta"), "tensors have values, got weight on device meta"),
     "no weights": (lambda: neurons(torch.nn.LazyLinear(3)), "got weight without a shape"),
     "hooks": (hooked, "without parametrizations and hooks, got those of 0"),
-    "a parametrization": (
-        lambda: neurons(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3))),
-        "without parametrizations and hooks, got those of 0",
-    ),
 }
 
 

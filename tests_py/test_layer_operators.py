@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -150,27 +149,6 @@ def test_a_layer_uses_the_attribute_if_a_parameter_is_shadowed(name: str) -> Non
         torch.testing.assert_close(module(x, hx), plain(x, hx))
 
 
-PATCHED = """
-import lltm, torch
-found = torch.nn.Module.__getattr__
-def doubled(self, name):
-    value = found(self, name)
-    return 2 * value if name == "weight_hh_l0" else value
-cell, twice = lltm.GRU(3, 4), lltm.GRU(3, 4)
-twice.load_state_dict(cell.state_dict())
-torch.nn.Module.__getattr__ = doubled
-x = torch.randn(5, 2, 3)
-changed = cell(x)[0]
-torch.nn.Module.__getattr__ = found
-twice.weight_hh_l0.data *= 2
-torch.testing.assert_close(changed, twice(x)[0])
-"""
-
-
-def test_a_layer_uses_attributes_of_a_patched_module(tmp_path: Path) -> None:
-    support.run_forked("-c", PATCHED, cwd=tmp_path)
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_registered_parameters_are_initialized_even_if_shadowed(name: str) -> None:
     for module in twice_the_weights(name):
@@ -194,15 +172,6 @@ def test_more_or_fewer_layers_than_there_are_parameters_are_an_error(
     )
     with pytest.raises(ValueError, match=rf"^lltm::LLTM: expected {text}"):
         module(x)
-
-
-def test_another_number_of_states_is_an_error() -> None:
-    x, (h, c) = arguments("cell")
-    weights = lltm.LLTMCell(INPUT, H).weights
-    for states in ([h], [h, c, c]):
-        expected = rf"^lltm::LLTMCell: expected state to be 2 tensors \(h, c\), got {len(states)}"
-        with pytest.raises(TypeError, match=expected):
-            ops.layer_step("lltm", x, states, [weights], INPUT, H)
 
 
 class Sequences(TorchDispatchMode):

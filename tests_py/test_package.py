@@ -110,19 +110,6 @@ def test_a_merged_wheel_requires_one_of_the_releases_that_it_holds(
     assert build_step("wheels").requirement(torches) == expected
 
 
-def test_holds_the_library_its_headers_and_its_cmake_package() -> None:
-    installed = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()}
-    assert {path for path in installed if ".so" in path and path.startswith("lib/")} == {
-        "lib/liblltm.so"
-    }
-    assert [path for path in installed if re.fullmatch(r"_C\.[^/]*\.so", path)]
-    headers = {path for path in installed if path.startswith("include/")}
-    names = ("backends", "cell", "export", "lltm", "nn", "ops", "serialize", "version")
-    assert headers == {f"include/lltm/{name}.h" for name in names}
-    for name in ("lltm-config.cmake", "lltm-config-version.cmake", "lltm-targets.cmake"):
-        assert f"lib/cmake/lltm/{name}" in installed
-
-
 def test_the_licenses_of_what_is_compiled_in_are_installed() -> None:
     distribution = importlib.metadata.distribution("lltm")
     assert distribution.metadata.get_all("License-File") == ["LICENSE", "LICENSE-THIRD-PARTY"]
@@ -166,13 +153,6 @@ def test_docstrings_describe_the_constructors_arguments(name: str) -> None:
         assert described == [*inspect.signature(cls).parameters]
 
 
-def test_the_library_links_nothing_of_python() -> None:
-    linked = ldd(PACKAGE / "lib" / "liblltm.so")
-    assert "libtorch_cpu" in linked
-    assert "libpython" not in linked
-    assert "libtorch_python" not in linked
-
-
 def test_the_module_links_the_library_of_the_package() -> None:
     linked = ldd(Path(lltm._C.__file__))
     match = re.search(r"liblltm\.so => (\S+)", linked)
@@ -199,13 +179,6 @@ def test_the_search_path_of_an_installed_library_is_relative(library: Path) -> N
     match = re.search(r"R(?:UN)?PATH.*\[(.*)\]", run.stdout)
     assert match is not None
     assert all(part.startswith("$ORIGIN") for part in match[1].split(":")), match[1]
-
-
-def test_build_info_describes_the_build() -> None:
-    info = dict(line.split(": ", 1) for line in lltm.build_info().splitlines())
-    assert info["lltm"] == lltm.__version__
-    assert str(torch.__version__).startswith(info["torch"])
-    assert lltm._C.cpu_kernels() in info["CPU kernels"]
 
 
 def test_python_m_lltm_reports_on_the_environment() -> None:

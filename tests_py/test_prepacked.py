@@ -197,13 +197,16 @@ def test_another_dtype_is_converted_as_by_a_layer(saved: torch.dtype, dtype: tor
     torch.testing.assert_close(packed(x)[0], layer.prepack()(x)[0])
 
 
+OTHERS: list[dict[str, Any]] = [{"bidirectional": True}, {"proj_size": 8}]
+
+
 @pytest.mark.parametrize(
-    "other", [{"input_size": 6, "hidden_size": 33}, {**SIZES, "bidirectional": True}], ids=str
+    "other", [{"input_size": 6, "hidden_size": 33}, *({**SIZES, **o} for o in OTHERS)], ids=str
 )
 def test_its_state_dict_loads_into_no_layer_of_other_sizes(other: dict[str, Any]) -> None:
-    state_dict = lltm.LLTM(**SIZES).prepack().state_dict()
-    packed = lltm.LLTM(**other).prepack()
-    with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for PrepackedLLTM"):
+    state_dict = lltm.LSTM(**SIZES).prepack().state_dict()
+    packed = lltm.LSTM(**other).prepack()
+    with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for PrepackedLSTM"):
         packed.load_state_dict(state_dict)
 
 

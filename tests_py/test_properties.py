@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from forms import Form, Sample, Sizes, Values, cases, each_form, id_of, state_of, tensors
+from forms import Form, Sample, Sizes, Values, cases, each_form, id_of, state_of
 from support import DTYPES, deterministic, saved_and_loaded
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, unpack_sequence
@@ -93,17 +93,6 @@ def test_runs_are_bitwise_identical(form: Form, dtype: torch.dtype) -> None:
                 results = s.run(values)
                 runs.append((results, gradients(results, values) if form.trainable else {}))
             same(*runs)
-
-
-@each_form(SINGLE_AND_DOUBLE)
-def test_a_missing_state_is_zeros(form: Form, dtype: torch.dtype) -> None:
-    for s in form.each(dtype):
-        if s.states[0] not in s.values and s.is_plain():
-            _, *zeros = results = s.call()
-            zeros = zeros if form.steps else results
-            given = {name: torch.zeros_like(y) for name, y in zip(s.states, zeros, strict=True)}
-            (input,) = s.arguments(s.values)
-            assert_close(tensors(s.module(input, state_of(given, s.states))), results)
 
 
 def rows_of(batch: Tensor | PackedSequence, dim: int) -> Sequence[Tensor]:
@@ -241,33 +230,6 @@ def test_results_and_gradients_have_the_memory_layout_of_torch_nn_s(
             assert all(gradient.is_contiguous() for gradient in of_parameters)
             strides.append([tensor.stride() for tensor in (*results, *of_arguments)])
         assert strides[0] == strides[1]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
-@each_form((torch.float32,), is_ours)
-def test_nan_and_infinity_propagate_as_in_the_reference(
-    form: Form, dtype: torch.dtype, value: float
-) -> None:
-    """Unrelated batch elements stay finite."""
-    for s in form.each(dtype, every=False):
-        for name in s.values:
-            values = dict(s.values)
-            # Rejected, or the reference has other NaNs from a zero state or multiplied weights.
-            if "weight" in name and (form.quantized or s.has_reset or "proj_size" in s.options):
-                continue
-            if form.quantized:
-                # Weights quantized to 0 turn infinity into NaN.
-                for key in (key for key in values if "weight" in key):
-                    values[key] = values[key] + values[key].sign() * values[key].abs().max() / 64
-            values[name] = values[name].clone()
-            values[name].view(-1)[values[name].numel() // 2] = value
-            for y, expected in zip(s.run(values), s.plain(values), strict=True):
-                for found, wanted in (
-                    (y.isnan(), expected.isnan()),
-                    (y == math.inf, expected == math.inf),
-                    (y == -math.inf, expected == -math.inf),
-                ):
-                    assert torch.equal(found, wanted), name
 
 
 @each_form((torch.float64,), is_trained)
@@ -530,27 +492,6 @@ def test_a_state_dict_makes_another_module_the_same(
         state_dict = copy.deepcopy(s.module.state_dict())
         assert not any(other.load_state_dict(state_dict, assign=loads != "copy"))
         same(s.call(other), expected)
-
-
-@each_form((torch.float32,), is_ours)
-def test_functional_call_takes_other_parameters_and_leaves_its_own(
-    form: Form, dtype: torch.dtype
-) -> None:
-    for s in form.each(dtype):
-        other, before = s.fresh(), s.call()
-        own = (*other.named_parameters(), *other.named_buffers())
-        given = {name: tensor.detach().clone() for name, tensor in own}
-        if form.trainable:
-            given = leaves(given)
-        results = s.call(
-            lambda *a, s=s, given=given: torch.func.functional_call(s.module, given, a)
-        )
-        same(results, s.call(other))
-        if form.trainable:
-            torch.stack([y.sum() for y in results]).sum().backward()
-            assert all(p.grad is None for p in s.module.parameters())
-            assert all(p.grad is not None for p in given.values())
-        same(s.call(), before)
 
 
 @each_form((torch.float32,), is_ours)

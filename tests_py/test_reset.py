@@ -173,24 +173,6 @@ def test_resets_and_masks_equal_those_of_the_reference(cell: str, dtype: torch.d
                 check(gradients(results, leaves, grads), of_exact, dtype)
 
 
-@each_cell
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_weight_that_is_not_finite_reaches_sequences_that_are_reset(
-    cell: str, dtype: torch.dtype
-) -> None:
-    """h is zero then, and zero times NaN or infinity is NaN."""
-    for shape in SHAPES[:-2]:
-        for value in (math.nan, math.inf):
-            problem = Problem(cell, shape, dtype, share=0.5)
-            weight_hh = problem.tensors[4]
-            assert weight_hh is not None
-            weight_hh[-1:, -1] = value  # without rows if the cell has no recurrent GEMM
-            expected = problem.steps(problem.tensors)
-            for results in (problem.sequence(problem.tensors), problem.prepacked()):
-                for y, z in zip(results, expected, strict=True):
-                    assert torch.equal(y.isnan(), z.isnan())
-
-
 @pytest.mark.parametrize("cell", [cell for cell in support.CELLS if not cell.endswith("relu")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8(cell: str, dtype: torch.dtype) -> None:

@@ -171,16 +171,6 @@ def test_a_scripted_module_has_the_state_dict_and_shares_the_parameters(module: 
     torch.testing.assert_close(scripted(x), other(x))
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["scripted", "loaded"])
-def test_a_scripted_layer_converts_dtype_like_any_module(loaded: bool) -> None:
-    layer = lltm.LLTM(3, 5, num_layers=2)
-    scripted = script(layer)
-    x = torch.randn(6, 4, 3)
-    expected, _ = copy.deepcopy(layer).double()(x.double())
-    converted = (saved_and_loaded(scripted) if loaded else scripted).to(torch.float64)
-    torch.testing.assert_close(converted(x.double())[0], expected)
-
-
 def test_a_scripted_model_trains() -> None:
     model = Model()
     scripted = script(model)
@@ -224,21 +214,6 @@ def test_a_subclass_with_another_forward_is_scripted_as_it_is() -> None:
 
     cell = Doubled(3, 5)
     assert cell.__prepare_scriptable__() is cell
-
-
-@pytest.mark.parametrize(
-    ("x", "shape", "text"),
-    [
-        ((6, 4, 2), (1, 4, 5), r"expected input of shape \(T, B, 3\) or \(T, 3\), got \(6, 4, 2\)"),
-        ((6, 4, 3), (2, 4, 5), r"expected h_0 of shape \(1, 4, 5\), got \(2, 4, 5\)"),
-    ],
-)
-def test_a_scripted_layer_rejects_wrong_shapes(
-    x: tuple[int, ...], shape: tuple[int, ...], text: str
-) -> None:
-    scripted = script(lltm.LLTM(3, 5))
-    with pytest.raises(RuntimeError, match=f"lltm::LLTM: {text}"):
-        scripted(torch.randn(x), (torch.randn(shape), torch.randn(shape)))
 
 
 def test_modules_that_cannot_be_scripted_raise_an_error() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import random
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import support
 import torch
 import torch.nn.functional as F
-from torch import Tensor, randn, sigmoid, tanh
+from torch import Tensor, sigmoid, tanh
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
-from lltm.custom.gates import Gates
 from lltm.custom.program import Program, assignments, evaluate
 from lltm.custom.trace import Tracer, trace
 from lltm.custom.values import EXPENSIVE, Value
@@ -104,17 +102,17 @@ def derived(z: Any, h: Tensor, nu: Tensor, theta: Tensor, p: Tensor, q: Tensor) 
         a, b = torch.stack([p.detach(), 2 * p])
         scale = torch.diagonal((a * b)[None, :, None], 0, 0, 2).view(-1)
     scaled = scale[None] * F.normalize(z[0].new_tensor(2) - p, dim=0) + torch.cat([q, p])[: len(p)]
-    h_next = h * decay * (1 - p) * q.mean() + z[0] * torch.sigmoid(largest + scale) - scaled / h
-    return torch.tanh(h_next + torch.where(p > 0.5, F.softplus(p), h))
+    h_next = h * decay * (1 - p) * q.mean() + z[0] * torch.sigmoid(largest + scale)
+    return torch.tanh(h_next - scaled / (2 + h) + torch.where(p > 0.5, F.softplus(p), h))
 
 
 PRODUCTS = {"a": ("x", "product"), "b": "product", "d": ("input", "product"), "e": ["product"]}
-PARAMETERS = dict.fromkeys(("nu", "theta", "p", "q"), 0.5)
+PARAMETERS = dict.fromkeys(("nu", "theta", "p", "q"), torch.nn.init.uniform_)
 # Cells with the minimal number of saved values; test_gallery.py has the numbers of lltm.cells.
 CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     **{name: built_in(name) for name in lltm.reference._EQUATIONS},
     "two_products": (two_products, {"gates": [*"rabde"], "reads": PRODUCTS}, 9),
-    "means": (means, {"gates": 2, "parameters": {"p": 0.5}}, 7),
+    "means": (means, {"gates": 2, "parameters": {"p": torch.nn.init.uniform_}}, 7),
     "derived": (derived, {"gates": 1, "parameters": PARAMETERS}, 3),
 }
 
@@ -122,58 +120,12 @@ CELLS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 def check(
     function: Callable[..., Any], reference: Callable[..., Any] | None = None, **options: Any
 ) -> Program:
-    program = trace(function, **options)
-    check_program(program, reference or function)
-    return program
-
-
-def check_program(program: Program, function: Callable[..., Any]) -> None:
-    """Compares the program with autograd, in float64."""
-    names = [*inspect.signature(function).parameters][1:]
-    z = {g: randn(ROWS, UNITS, dtype=torch.float64, requires_grad=True) for g in program.gates}
-    weights = {g: randn(UNITS, UNITS, dtype=torch.float64) for g in program.products}
-    called = {g: lambda v, g=g: z[g] + v @ weights[g].T for g in weights}
-    learned = {*program.parameters, *program.derivation.parameters}
-    arguments = {  # functions such as the logarithm need positive parameters
-        k: (torch.rand(UNITS) if k in learned else randn(ROWS, UNITS)).double().requires_grad_()
-        for k in names
-    }
-    derived = {
-        name: function(*(arguments[k] for k in of), UNITS)
-        for name, (function, of) in program.derivation.functions.items()
-    }
-    found = function(Gates(z | called), **arguments)
-    found = found if isinstance(found, tuple) else (found,)
-    results = {f"{k}'": x for k, x in zip(("h", *program.states), found, strict=True)}
-    tangents = {f"d.{k}": randn(ROWS, UNITS, dtype=torch.float64) for k in results}
-    inputs = {f"z.{k}": x for k, x in z.items()} | arguments
-    total = sum((x * tangents[f"d.{k}"]).sum() for k, x in results.items())
-    gradients = torch.autograd.grad(
-        total, tuple(inputs.values()), allow_unused=True, materialize_grads=True
-    )
-    plain = {k: x.detach() for k, x in (inputs | derived).items()}
-    forward = evaluate(program.text, "forward", plain, weights)
-    known = {k: (plain | forward)[k] for k in program.saved}
-    known |= {k: plain[k] for k in program.parameters} | tangents
-    backward = evaluate(program.text, "backward", known, weights)
-    for k, x in results.items():
-        torch.testing.assert_close(forward[k], x.detach(), rtol=1e-12, atol=1e-12)
-    assert {f"d.{k}" for k in {*inputs} - learned | {*program.parameters}} <= backward.keys()
-    of_derived = [
-        (x * backward[f"d.{name}"]).sum() for name, x in derived.items() if x.requires_grad
-    ]
-    for (k, x), expected in zip(inputs.items(), gradients, strict=True):
-        got = backward.get(f"d.{k}", torch.zeros_like(x))
-        got = got.sum(0) if k in learned and got.dim() > 1 else got
-        for y in of_derived:
-            (more,) = torch.autograd.grad(
-                y, x, retain_graph=True, materialize_grads=True, allow_unused=True
-            )
-            got = got + more
-        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
-    assert Program.read(program.text).reads == program.reads
-    torch.ops.lltm._cell(program.text)  # checks names, operands and saved values
-    assert EXPENSIVE.isdisjoint(op for _, op, _ in assignments(program.text, "backward"))
+    cell = lltm.cell(**options)(function)
+    compared = lltm.Cell(cell.serialized, function=reference) if reference else cell
+    shapes, dtypes = [(3, 2, 4, 7)], [torch.float64]
+    lltm.testing.check_cell(compared, shapes=shapes, dtypes=dtypes, verbose=False)
+    assert EXPENSIVE.isdisjoint(op for _, op, _ in assignments(cell.text, "backward"))
+    return Program.read(cell.text)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -277,7 +229,6 @@ def scripted(x: Tensor) -> Tensor:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "arithmetic": lambda a, b: -a * 2 + (3 - b) / (b * b + 1) - 1 / (a * a + 0.5) + a / 4,
     "rounding_mode": lambda a, b: torch.div(a, b, rounding_mode=None),
-    "where": lambda a, b: torch.where((a > b) & ~(a >= 1) | (b != 0.5), a * b, 0.5),
     "logical": lambda a, b: torch.logical_or(a < b, torch.logical_not(a <= 0)).to(a.dtype) * a,
     "conditions": lambda a, b: (a > 0).float() * b + (b == a).double() + ((a > 0) ^ (b > 0)) * a,
     "masked_fill": lambda a, b: a.masked_fill(a > b, 0.25),
@@ -286,7 +237,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "in_place": lambda a, b: (a * b).add_(a).mul_(2).clamp_(max=1.0) + F.celu_(a * b),
     "detach": lambda a, b: a.detach() * b + a,
     "surrogate": lambda a, b: spike(a - b) * b,
-    "maximum_of_constant": lambda a, b: torch.maximum(a, torch.tensor(0.5)) + b,
     "scripted": lambda a, b: scripted(a) * b,
     "loop": lambda a, b: sum(a**k / (k + 1) for k in range(4)) * b,
 }
@@ -421,8 +371,8 @@ def test_names_of_operations_registers_and_other_letters_are_replaced() -> None:
         return negate + unicode_ä, exp
 
     options: dict[str, Any] = {"gates": ("x", "y"), "reads": {"x": "x"}, "bounded": True}
-    program = check(cell, **options, states={"exp": float("-inf")}, parameters={"p": 0.5})
-    for line in ("bounded", "state exp -inf", "t1 = add z.x t2", "negate_ = sigmoid t1"):
+    program = check(cell, **options, states={"exp": -0.25}, parameters={"p": 0.5})
+    for line in ("bounded", "state exp -0.25", "t1 = add z.x t2", "negate_ = sigmoid t1"):
         assert f"\n{line}\n" in program.text
 
 
@@ -556,7 +506,6 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
         z[0] @ torch.ones(1, 1, dtype=torch.float64)
     ),
     r"hooks only on .*got \[3, 1\]": lambda z: z[0].mean(-1, True).register_hook(tanh) and z[0],
-    "aten::randn": lambda z: z[0] + torch.randn(()),
     "do not combine hidden units, got aten::sum": lambda z: z[0].sum(),
     "correction=0, keepdim=True\\), got correction=1": lambda z: z[0].var(-1, keepdim=True),
     "do not combine hidden units, got batch_norm": lambda z: F.batch_norm(z[0], None, None),
@@ -787,17 +736,6 @@ def test_wrong_arguments(
     named = {} if "a name of" in match else {"name": "wrong"}
     with pytest.raises(error, match=f"(?s)^lltm::cell: .*expected .*{match}"):
         trace(function, **{"gates": 1, **named, **options})
-
-
-def test_the_parser_reports_its_limits() -> None:
-    def many(z: Any) -> Tensor:
-        x: Tensor = z[0]
-        for k in range(33):
-            x = tanh(x * (k + 2))
-        return x
-
-    with pytest.raises(lltm.ArgumentError, match=r"^lltm::cell program, .*at most 32 saved values"):
-        lltm.cell(gates=1)(many)
 
 
 @pytest.mark.parametrize("name", lltm.reference._EQUATIONS)

@@ -14,7 +14,6 @@ from forms import tensors
 from support import Arguments
 from test_custom_cell import several_stages, two_states
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -239,14 +238,6 @@ def test_an_ensemble_equals_its_models(case: Case, shared_input: bool) -> None:
     torch.testing.assert_close(tuple(transformed.values()), grads)
 
 
-def test_an_ensemble_of_layers_runs_the_kernels() -> None:
-    case = layer_case("batched", {})
-    parameters, _ = stack_module_state([case.like() for _ in range(3)])
-    with support.Operators() as operators, torch.no_grad():
-        torch.vmap(case.run, in_dims=(0, None))(parameters, case.inputs[0])
-    assert operators.ours() == ["sequence"] * 3
-
-
 def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     parameters = case.parameters
     mapped = torch.vmap(grad(case.loss), in_dims=(None, 0))(parameters, case.inputs)
@@ -263,23 +254,6 @@ def test_hessians_are_equal_in_every_mode(kind: str) -> None:
     assert expected.any()
     torch.testing.assert_close(hessian(loss)(x), expected)
     torch.testing.assert_close(jacrev(jacfwd(loss))(x), expected)
-
-
-def test_gradients_of_an_ordinary_call_can_carry_tangents() -> None:
-    module = lltm.LLTM(I, H).double()
-    x = torch.randn(4, 2, I, dtype=torch.float64, requires_grad=True)
-    output = support.flat(module(x))[0]
-    cotangent, tangent = torch.randn_like(output), torch.randn_like(output)
-
-    def pull_back(y: Tensor) -> Tensor:
-        return torch.autograd.grad(output, x, y, retain_graph=True)[0]
-
-    # The gradient is linear in the output gradient.
-    results = jvp(pull_back, (cotangent,), (tangent,))
-    torch.testing.assert_close(results, (pull_back(cotangent), pull_back(tangent)))
-    with forward_ad.dual_level():
-        dual = pull_back(forward_ad.make_dual(cotangent, tangent))
-        torch.testing.assert_close(tuple(forward_ad.unpack_dual(dual)), results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -338,12 +312,9 @@ def test_batch_sizes_per_sample_are_rejected() -> None:
         return output.sum()
 
     sizes = a.batch_sizes.expand(2, -1)
-    rows = a.input.expand(3, -1, -1)
     expected = r"expected the same batch_sizes for all samples of vmap, got batch_sizes per sample"
     with pytest.raises(RuntimeError, match=expected):
         torch.vmap(lambda s: run(a.input, s))(sizes)
-    with pytest.raises(RuntimeError, match=expected):
-        torch.vmap(lambda s: torch.vmap(lambda x: run(x, s))(rows))(sizes)
     with pytest.raises(RuntimeError, match=expected):
         torch.vmap(lambda s: grad(lambda x: run(x, s))(a.input))(sizes)
 
