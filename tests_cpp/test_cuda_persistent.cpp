@@ -33,8 +33,9 @@ struct NeverBegun {
 
 TEST(PersistentPollLimit, EndsEvenIfBlocksNeverStart) {
   lltm::cuda::PollLimit poll_limit;
+  NeverBegun blocks;
   int all = 1;
-  for (int polls = 0; all < 100'000 && poll_limit.wait(NeverBegun(), polls, 100);) ++all;
+  for (int polls = 0; all < 100'000 && poll_limit.wait(blocks, polls, 100);) ++all;
   EXPECT_GT(all, 100 * lltm::cuda::PollLimit::kMostCounts);
   EXPECT_LT(all, 103 * (lltm::cuda::PollLimit::kMostCounts + 1));
 }

@@ -30,7 +30,10 @@ def test_the_table_adds_every_lltm_operator_to_the_default() -> None:
     }
 
 
-each_cell = pytest.mark.parametrize("cell", support.CELLS)
+OUTPUTS = lltm.cell(gates=("a", "b"), outputs=("c",), name="outputs")(
+    lambda z, c: (torch.tanh(z.a) * c, torch.sigmoid(z.b) + 0.5 * c)
+)
+each_cell = pytest.mark.parametrize("cell", [*support.CELLS, pytest.param(OUTPUTS.text, id="own")])
 # Required gradients of input, h, c, weight_ih, weight_hh, bias_ih, bias_hh.
 SOME = (True, False, True, False, True, True, False)
 MASKS = ((True,) * 7, SOME, tuple(not wanted for wanted in SOME))

@@ -192,6 +192,20 @@ def test_a_module_that_is_the_root_accepts_states_or_none(kind: str) -> None:
     torch.testing.assert_close(graph(x, after), module(x, after))
 
 
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.LSTM(3, 5), lltm.LSTM(3, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.decoder(x, self.encoder(x)[1])
+
+
+def test_states_may_be_a_node_s_result() -> None:
+    model, x = Decoder(), torch.randn(6, 4, 3)
+    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x))
+
+
 class Leaves(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         is_ours = type(m).__module__.startswith("lltm.")
