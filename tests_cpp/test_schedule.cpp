@@ -38,6 +38,10 @@ LayerShape shape(
   return {batch, input, hidden, 100 * batch, bf16, kSlots, heads};
 }
 
+bool has(const std::string& schedule, const std::string& words) {
+  return schedule.find(words) != std::string::npos;
+}
+
 TEST(Schedule, FormatsDependOnTheCpu) {
   const auto formats = [](const Named& named, int64_t batch, int64_t hidden, bool bf16 = false) {
     const LayerShape layer = shape(batch, 128, hidden, bf16);
@@ -203,6 +207,19 @@ TEST(CostModel, PredictsTheDocumentedSpeedups) {
   }
 }
 
+TEST(CostModel, HeadsHaveShorterProductsAndNeedNoBarrier) {
+  const Machine machine = machine_of(2, 32 << 20, 8);
+  for (const bool backward : {false, true}) {
+    const auto time = [&](int64_t heads, int64_t columns) {
+      const LayerShape layer = shape(4, 0, 384, /*bf16=*/false, heads);
+      return predicted_time(machine, layer, backward, {1, columns});
+    };
+    const auto added = [&](int64_t heads) { return time(heads, 2) - time(heads, 1) / 2; };
+    EXPECT_LT(time(4, 1), 0.5 * time(1, 1));
+    EXPECT_LT(added(4), 0.2 * added(3)) << "two threads share a head";
+  }
+}
+
 TEST(Schedule, OfTwoDirections) {
   Machine machine = kZen4.machine;
   const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden, bool training) {
@@ -228,10 +245,9 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
-}
-
-bool has(const std::string& schedule, const std::string& words) {
-  return schedule.find(words) != std::string::npos;
+  EXPECT_TRUE(has(
+      to_string(schedule_small_batch(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
+      "weights in place"));
 }
 
 std::string of_one_step(
@@ -506,6 +522,17 @@ TEST(Schedule, KeepsItsGuarantees) {
         }
       }
     }
+  }
+}
+
+TEST(Schedule, DependsOnTheCache) {
+  for (const LayerShape& layer : kShapes) {
+    Machine large = kSapphireRapids.machine;
+    large.bf16x3 = false;
+    Machine small = large;
+    small.l2 = large.l2 / 4;
+    EXPECT_LE(
+        schedule_forward(small, layer).blocks.width, schedule_forward(large, layer).blocks.width);
   }
 }
 
