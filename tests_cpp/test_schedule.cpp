@@ -38,6 +38,10 @@ LayerShape shape(
   return {batch, input, hidden, 100 * batch, bf16, kSlots, heads};
 }
 
+bool has(const std::string& schedule, const std::string& words) {
+  return schedule.find(words) != std::string::npos;
+}
+
 TEST(Schedule, FormatsDependOnTheCpu) {
   const auto formats = [](const Named& named, int64_t batch, int64_t hidden, bool bf16 = false) {
     const LayerShape layer = shape(batch, 128, hidden, bf16);
@@ -202,6 +206,19 @@ TEST(CostModel, PredictsSpeedupsOfManyThreads) {
   }
 }
 
+TEST(CostModel, HeadsHaveShorterProductsAndNeedNoBarrier) {
+  const Machine machine = machine_of(2, 32 << 20, 8);
+  for (const bool backward : {false, true}) {
+    const auto time = [&](int64_t heads, int64_t columns) {
+      const LayerShape layer = shape(4, 0, 384, /*bf16=*/false, heads);
+      return predicted_time(machine, layer, backward, {1, columns});
+    };
+    const auto added = [&](int64_t heads) { return time(heads, 2) - time(heads, 1) / 2; };
+    EXPECT_LT(time(4, 1), 0.5 * time(1, 1));
+    EXPECT_LT(added(4), 0.2 * added(3)) << "two threads share a head";
+  }
+}
+
 TEST(Schedule, OfTwoDirections) {
   Machine machine = kZen4.machine;
   const auto side_by_side = [&](int64_t threads, int64_t batch, int64_t hidden, bool training) {
@@ -227,26 +244,66 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
   EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
+  EXPECT_TRUE(has(
+      to_string(schedule_small_batch(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
+      "weights in place"));
 }
 
-std::string of_one_step(int64_t batch, int64_t hidden) {
-  return to_string(
-      schedule_step(kZen4.machine, {batch, 128, hidden, Storage::kF32, 128 + hidden, kSlots}));
+std::string of_one_step(
+    int64_t batch,
+    Storage storage = Storage::kF32,
+    int64_t hidden = 256,
+    const Machine& machine = kZen4.machine) {
+  return to_string(schedule_step(machine, {batch, 128, hidden, storage, 128 + hidden, kSlots}));
 }
 
 TEST(Schedule, OfOneStep) {
   EXPECT_EQ(
-      of_one_step(1, 64),
+      of_one_step(1, Storage::kF32, 64),
       "cell: threads 1, blocks of up to 64 units, forward by dot products, backward by the "
       "float32 kernel");
   EXPECT_EQ(
-      of_one_step(1, 512),
+      of_one_step(1, Storage::kF32, 512),
       "cell: threads 16, blocks of up to 32 units, forward by dot products, backward by the "
       "float32 kernel");
   EXPECT_EQ(
-      of_one_step(16, 256),
+      of_one_step(16),
       "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the "
       "float32 kernel");
+}
+
+TEST(Schedule, OfOneStepByDtype) {
+  const Machine plain = {1 << 20, 16, /*f32=*/false, false, false};
+  for (const Storage storage : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
+    EXPECT_TRUE(has(of_one_step(4, storage), "forward by dot products"));
+    EXPECT_TRUE(has(of_one_step(15, storage), "backward by the float32 kernel"));
+    EXPECT_TRUE(has(of_one_step(64, storage, 256, plain), "forward by ATen, backward by ATen"));
+  }
+  EXPECT_TRUE(has(of_one_step(1, Storage::kF64), "forward by ATen, backward by ATen"));
+  EXPECT_TRUE(has(of_one_step(16, Storage::kF16), "forward by ATen, backward by the float32"));
+  EXPECT_TRUE(
+      has(of_one_step(16, Storage::kBf16), "forward by the GEMM kernel, backward by the bf"));
+  EXPECT_TRUE(
+      has(of_one_step(16, Storage::kBf16, 256, kCascadeLake.machine), "backward by the fl"));
+  EXPECT_TRUE(has(of_one_step(16, Storage::kBf16, 255), "forward by ATen, backward by the bf"))
+      << "pairs of elements do not begin at even columns";
+}
+
+TEST(Schedule, OfOneStepByTheWeightsLayout) {
+  const auto by_stride = [](int64_t stride, Storage storage = Storage::kF32) {
+    return to_string(schedule_step(kZen4.machine, {16, 128, 256, storage, stride, kSlots}));
+  };
+  EXPECT_TRUE(has(by_stride(0), "forward by ATen, backward by ATen")) << "columns side by side";
+  EXPECT_TRUE(has(by_stride(400), "forward by the GEMM kernel, backward by the float32 kernel"));
+  EXPECT_TRUE(
+      has(by_stride(400, Storage::kBf16), "forward by the GEMM kernel, backward by the bfloat16"));
+  EXPECT_TRUE(has(by_stride(401, Storage::kBf16), "forward by ATen, backward by the bfloat16"));
+  constexpr int64_t kWide = 1 << 21;
+  EXPECT_TRUE(
+      has(to_string(
+              schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide, kSlots})),
+          "forward by the GEMM kernel"))
+      << "offsets are of 64 bits";
 }
 
 // ---- the engine of a call --------------------------------------------------------
@@ -464,6 +521,17 @@ TEST(Schedule, KeepsItsGuarantees) {
         }
       }
     }
+  }
+}
+
+TEST(Schedule, DependsOnTheCache) {
+  for (const LayerShape& layer : kShapes) {
+    Machine large = kSapphireRapids.machine;
+    large.bf16x3 = false;
+    Machine small = large;
+    small.l2 = large.l2 / 4;
+    EXPECT_LE(
+        schedule_forward(small, layer).blocks.width, schedule_forward(large, layer).blocks.width);
   }
 }
 
