@@ -232,6 +232,9 @@ TEST(Schedule, OfTwoDirections) {
     EXPECT_TRUE(side_by_side(16, 64, 128, training));
     EXPECT_TRUE(side_by_side(16, 1, 512, training));
   }
+  // The weights exceed a core's share of L3.
+  EXPECT_FALSE(side_by_side(2, 1, 1024, true));
+  EXPECT_TRUE(side_by_side(2, 16, 1024, true));
 }
 
 TEST(Schedule, OfFewSteps) {
