@@ -14,6 +14,7 @@ import pytest
 import support
 import torch
 import torch.nn.functional as F
+from support import evaluate
 from torch import Tensor, randn, sigmoid, tanh
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
@@ -22,8 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
+from lltm.custom.explanation import assignments
 from lltm.custom.gates import Gates
-from lltm.custom.program import Program, assignments, evaluate
+from lltm.custom.program import Program
 from lltm.custom.trace import Tracer, trace
 from lltm.custom.values import EXPENSIVE, Value
 
@@ -171,8 +173,10 @@ def check_program(program: Program, function: Callable[..., Any]) -> None:
             )
             got = got + more
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=k)
-    assert Program.read(program.text).reads == program.reads
-    torch.ops.lltm._cell(program.text)  # checks names, operands and saved values
+    read = Program.read(program.text)  # checks names, operands and saved values
+    assert [*read.parameters] == [*program.parameters]
+    for field in vars(program).keys() - {"gates", "parameters", "derivation"}:
+        assert getattr(read, field) == getattr(program, field), field
     assert EXPENSIVE.isdisjoint(op for _, op, _ in assignments(program.text, "backward"))
 
 
