@@ -92,6 +92,8 @@ def calls_of(cell: str, heads: int = 1, dtype: torch.dtype = torch.float32) -> I
     yield "sequence", (*sequence[:4], prepacked, None, *weights[2:], None, False, reset, 0, None)
     yield "_cell", (cell,)
     yield "_instructions", (cell,)
+    if cell.startswith("lltm-cell"):
+        yield "_header", (cell,)
     if heads > 1 or dtype != torch.float32:
         return
     with contextlib.suppress(ValueError):  # a cell that is not bounded
@@ -145,7 +147,7 @@ def calls_without_cell() -> Iterator[Any]:
     yield "_pair_forward", pair
     h, *saved = ops._pair_forward(*pair)
     yield "_pair_backward", (h, h, *saved, weights)
-    for op in ("_operations", "_version", "_build_info", "_cpu_kernels"):
+    for op in ("_operations", "_limits", "_version", "_build_info", "_cpu_kernels"):
         yield op, ()
     yield "_cuda_persistent", ()
     yield "_set_cuda_persistent", (True,)

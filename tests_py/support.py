@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
+from lltm.custom.explanation import assignments
+from lltm.custom.values import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -615,3 +617,34 @@ MODULES.update({name: functools.partial(_custom_layer, name) for name in CUSTOM}
 def save_outputs(rank: int, layers: Sequence[torch.nn.Module], x: Tensor, file: Path) -> None:
     """Target of torch.multiprocessing.spawn."""
     torch.save([layer(x)[0] for layer in layers], file)
+
+
+def evaluate(
+    text: str,
+    section: str,
+    inputs: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Evaluates forward or backward with tensors by name. Returns the assigned values.
+
+    weights are the recurrent weights (H, H) of gates that are products. Forward adds the products
+    to the z of these gates in inputs.
+    """
+    values, assigned = dict(inputs), dict[str, Tensor]()
+    shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
+    dtype = next(iter(inputs.values())).dtype
+    for name, op, words in assignments(text, section):
+        operands = [
+            values[w] if w in values else torch.tensor(float(w), dtype=dtype) for w in words
+        ]
+        if op == "mean":
+            result = operands[0].mean(-1, keepdim=True)
+        elif op == "product" and section == "forward":
+            result = values[name] + operands[0] @ (weights or {})[name.removeprefix("z.")].T
+        elif op == "product":
+            of = [(weights or {})[word.removeprefix("d.z.")] for word in words]
+            result = torch.stack([x @ u for x, u in zip(operands, of, strict=True)]).sum(0)
+        else:
+            result = OPERATIONS[op](*operands)
+        values[name] = assigned[name] = result.to(dtype).expand(shape)
+    return assigned

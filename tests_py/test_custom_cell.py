@@ -21,7 +21,7 @@ import pytest
 import support
 import torch
 import torch.nn.functional as F
-from support import flat
+from support import evaluate, flat
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import lltm
-from lltm.custom.program import evaluate
 from lltm.testing import check_cell, loop
 
 sigmoid, tanh = torch.sigmoid, torch.tanh

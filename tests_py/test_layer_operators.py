@@ -217,6 +217,5 @@ def test_options_of_layers_are_in_the_signature(make: Any) -> None:
     assert [name for name in parameters if name in options] == options
     assert parameters["recurrent_dropout"].kind is inspect.Parameter.KEYWORD_ONLY
     assert parameters["recurrent_dropout"].default == 0.0
-    expected = f"{make(INPUT, H)._where}\\(\\) got an unexpected keyword argument 'dropouts'"
-    with pytest.raises(TypeError, match=expected):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dropouts'"):
         make(INPUT, H, dropouts=0.5)

@@ -13,6 +13,7 @@ import pytest
 import support
 import torch
 import torch.nn.functional as F
+from support import evaluate
 from torch import Tensor, sigmoid, tanh
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
@@ -21,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
-from lltm.custom.program import Program, assignments, evaluate
+from lltm.custom.explanation import assignments
+from lltm.custom.program import Program
 from lltm.custom.trace import Tracer, trace
 from lltm.custom.values import EXPENSIVE, Value
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import _check
 from ._recurrent import IN_TRAINING, Recurrent, names_of
-from .integrations import schema, script
+from .integrations import schema
 
 _OPTIONS = {*schema.options(torch.ops.lltm.layer.default)} - {"prepacked"}
 
@@ -163,9 +163,6 @@ class Prepacked(Recurrent):
         super().__setstate__({**state, "_buffers": dict.fromkeys(state["_names"])})  # type: ignore[no-untyped-call]
         saved = state["_buffers"]
         self._pack(pickle.loads(saved) if isinstance(saved, bytes) else saved)
-
-    def _scriptable(self) -> nn.Module:
-        return script.prepacked(self)
 
     def extra_repr(self) -> str:
         shown = ["input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"]

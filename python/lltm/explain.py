@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import modules
-from .custom.explanation import section, wrapped
+from .custom.explanation import sections, wrapped
 from .integrations.decompositions import decompositions
 from .integrations.inductor import inductor_decomposed
 
@@ -211,12 +211,6 @@ def _without_preamble(source: str) -> str:
     return "\n".join(line for line in body if line.strip())
 
 
-def explain(call: Call, only: list[str] | None = None) -> Iterator[str]:
-    for name in only or STAGES:
-        stage = STAGES[name]
-        yield section(f"{name}: {call}", stage.__doc__, stage(call))
-
-
 def _arguments() -> argparse.Namespace:
     def size(text: str) -> int:
         value = int(text)
@@ -260,7 +254,7 @@ def main() -> None:
     # torch itself uses deprecated functions.
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    for text in explain(call, options.only):
+    for text in sections({name: STAGES[name] for name in options.only or STAGES}, call, call):
         print(text, flush=True)
 
 

@@ -9,22 +9,20 @@ Symbols: T steps, B batch size, I input size, H hidden size, L layers, D directi
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from inspect import Parameter
-from typing import Any, ClassVar, Generic, TypedDict, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from typing_extensions import Unpack  # a requirement of PyTorch
 
 from . import _C, _check
 from ._C import ArgumentError
 from ._prepacked import Prepacked
 from ._recurrent import (
+    IN_TRAINING,
     Recurrent,
     calls_kernels,
     documented,
@@ -43,7 +41,6 @@ __all__ += ["PrepackedGRU", "PrepackedLLTM", "PrepackedLSTM", "PrepackedRNN"]
 
 State = TypeVar("State")  # type of hx: a tensor, or a tuple of tensors
 Pair = tuple[Tensor, Tensor]
-Init = TypeVar("Init", bound=Callable[..., None])
 
 # ---- one step ---------------------------------------------------------------------
 
@@ -115,28 +112,6 @@ class Step(Recurrent, Generic[State]):
 # ---- layers -----------------------------------------------------------------------
 
 
-class Options(TypedDict, total=False):
-    """Keyword arguments of every layer."""
-
-    checkpoint_steps: int
-    recurrent_dropout: float
-
-
-_DEFAULTS: dict[str, Any] = {"checkpoint_steps": 0, "recurrent_dropout": 0.0}
-
-
-def with_options(init: Init) -> Init:
-    """Decorator that shows :class:`Options` in a constructor's signature, instead of **options."""
-    signature = inspect.signature(init)
-    listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for name, value in _DEFAULTS.items():
-        kind = type(value).__name__
-        listed.append(Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=kind))
-    listed.sort(key=lambda p: (p.kind, p.name not in _DEFAULTS))
-    init.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
-    return init
-
-
 # Every layer's arguments, with their checks.
 _CHECKS: dict[str, Any] = {
     "input_size": _check.integer,
@@ -204,7 +179,6 @@ class Layer(Recurrent, Generic[State]):
 
     _prepacked = False  # True if the weights are packed
 
-    @with_options
     def __init__(
         self,
         input_size: int,
@@ -216,17 +190,16 @@ class Layer(Recurrent, Generic[State]):
         bidirectional: bool = False,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[Options],
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         self._make(locals())
 
     def _make(self, given: Mapping[str, Any], proj_size: int = 0) -> None:
         """Constructs the layer from the arguments of __init__."""
-        given = {**given, **_DEFAULTS, **given["options"]}
-        for name in given["options"].keys() - _DEFAULTS.keys():
-            raise TypeError(f"{self._where}() got an unexpected keyword argument {name!r}")
         options = {name: check(self._where, name, given[name]) for name, check in _CHECKS.items()}
-        ours = {name: options.pop(name) for name in ("dropout", *_DEFAULTS)}
+        ours = {name: options.pop(name) for name in (*IN_TRAINING, "checkpoint_steps")}
         if (dropout := ours["dropout"]) > 0 and options["num_layers"] == 1:
             warnings.warn(  # as torch.nn does, but for the caller's line
                 "dropout option adds dropout after all but last recurrent layer, so non-zero"
@@ -300,7 +273,7 @@ class Layer(Recurrent, Generic[State]):
         """Returns the module that torch.jit.script compiles instead of this one."""
         if type(self).forward is not Layer.forward:  # already scriptable, or overridden
             return self
-        return self._scriptable()
+        return script.prepacked(self) if self._prepacked else script.layer(self)
 
     def __getstate__(self) -> Any:
         state = super().__getstate__()  # type: ignore[no-untyped-call]
@@ -310,9 +283,6 @@ class Layer(Recurrent, Generic[State]):
     def _inherits_forward(self) -> bool:
         forward = getattr(self, "forward_in_python", self.forward)
         return getattr(forward, "__func__", None) is Layer.forward
-
-    def _scriptable(self) -> nn.Module:
-        return script.layer(self)
 
     @property
     def _dropout_now(self) -> float:
@@ -425,7 +395,8 @@ class Layer(Recurrent, Generic[State]):
             ("batch_first", False),
             ("dropout", 0.0),
             ("bidirectional", False),
-            *_DEFAULTS.items(),
+            ("checkpoint_steps", 0),
+            ("recurrent_dropout", 0.0),
             ("heads", 1),
             ("nonlinearity", "tanh"),
         ):
@@ -447,7 +418,6 @@ class _LayerOfPair(Layer[Pair]):
 
     _STATES = ("h_0", "c_0")
 
-    @with_options
     def __init__(
         self,
         input_size: int,
@@ -460,9 +430,10 @@ class _LayerOfPair(Layer[Pair]):
         proj_size: int = 0,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[Options],
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
-        recurrent_dropout = options.get("recurrent_dropout", 0.0)
         projection = self._check_projection(hidden_size, proj_size, recurrent_dropout)
         self._make(locals(), projection)
 
@@ -826,7 +797,6 @@ class RNN(Layer[Tensor], nn.RNNBase):
     }
     _names = _NAMES_OF_TORCH
 
-    @with_options
     def __init__(
         self,
         input_size: int,
@@ -839,7 +809,9 @@ class RNN(Layer[Tensor], nn.RNNBase):
         bidirectional: bool = False,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[Options],
+        *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         self.nonlinearity = _checked_nonlinearity("RNN", nonlinearity)
         self.mode = f"RNN_{nonlinearity.upper()}"

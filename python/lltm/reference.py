@@ -92,34 +92,31 @@ def _after(
 
     The cell's parameters follow weights and biases, and are passed to the function.
     """
-    gates_x, gates_h, function, joined, gates_input, products = equations[:6]
-    if joined:
-        z = F.linear(torch.cat([read, x], dim=1), *parameters).chunk(len(gates_x), dim=1)
-        return function(z, *states)
+    if equations.joined:
+        z = F.linear(torch.cat([read, x], dim=1), *parameters)
+        return equations.function(z.chunk(len(equations.gates_x), dim=1), *states)
     weight_ih, weight_hh, *rest = parameters
-    bias_ih, bias_hh = rest[:2] or (None, None)
-    if gates_x != gates_h or gates_input or products:
-        separate = _separate_gates(equations, x, read, parameters)
-        return function([*separate.values()], *states, *rest[2:])
-    both = F.linear(x, weight_ih, bias_ih) + F.linear(read, weight_hh, bias_hh)
-    return function(both.chunk(len(gates_x), dim=1), *states, *rest[2:])
+    gates = _pre_activations(equations, x, read, weight_ih, weight_hh, *rest[:2])
+    return equations.function(gates, *states, *rest[2:])
 
 
-def _separate_gates(
-    equations: Equations, x: Tensor, read: Tensor, parameters: Sequence[Any]
-) -> dict[str, Any]:
+def _pre_activations(
+    equations: Equations,
+    x: Tensor,
+    read: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+) -> Sequence[Any]:
     """Computes each gate's pre-activation, or the function that computes it."""
     gates_x, gates_h, _, _, gates_input, products = equations[:6]
-    weight_ih, weight_hh, *rest = parameters
-    bias_ih, bias_hh = rest[:2] or (None, None)
     size, count = read.shape[1], len(gates_input)
     x, *from_input = x.split([x.shape[1] - count * size, *[size] * count], dim=1)
     z_x = F.linear(x, weight_ih, bias_ih).split(size, dim=1)
+    z_h = F.linear(read, weight_hh, bias_hh).split(size, dim=1)
     z: dict[str, Any] = dict.fromkeys((*gates_x, *gates_h, *gates_input), 0)
-    z |= {
-        **dict(zip(gates_x, z_x, strict=False)),
-        **dict(zip(gates_input, from_input, strict=True)),
-    }
+    z |= zip((*gates_x, *gates_input), (*z_x[: len(gates_x)], *from_input), strict=True)
 
     def product(v: Tensor, k: int, others: Any) -> Tensor:
         rows = slice(k * size, (k + 1) * size)
@@ -128,9 +125,9 @@ def _separate_gates(
         return added
 
     for k, gate in enumerate(gates_h):
-        of_gate = partial(product, k=k, others=z[gate])
-        z[gate] = of_gate if gate in products else of_gate(read)
-    return z
+        others = z[gate]
+        z[gate] = partial(product, k=k, others=others) if gate in products else others + z_h[k]
+    return [*z.values()]
 
 
 def _steps(

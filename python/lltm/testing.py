@@ -121,7 +121,7 @@ def check_cell(
         worst = _worst(cell, shapes, dtype, scale)
         for form, (error, name) in worst.items() if verbose else ():
             print(f"{form:14} {_check.dtype(dtype):9} {error:8.1e}  {name}", flush=True)
-    if "\nown_gradient\n" not in cell.text:
+    if not cell.Layer._HEADER.own_gradient:
         _check_second(cell, scale)
 
 

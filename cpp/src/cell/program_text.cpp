@@ -439,10 +439,13 @@ class CellParser {
 
   void read_gates() {
     const int line = lines_.number();
-    const std::vector<string> of_x = names_after("weight_ih");
+    std::vector<string>& of_x = cell_->gates_x;
+    std::vector<string>& of_h = cell_->gates_h;
+    std::vector<string>& given = cell_->gates_input;
+    of_x = names_after("weight_ih");
     if (of_x.empty() && !has_cuts()) lines_.fail("a gate in weight_ih");
     lines_.next();
-    const std::vector<string> of_h = names_after("weight_hh");
+    of_h = names_after("weight_hh");
     for (const ProductOperand& product : products_) {
       for (const string& gate : product.gates) {
         if (block_of(of_h, gate) >= 0) continue;
@@ -450,7 +453,6 @@ class CellParser {
       }
     }
     lines_.next();
-    std::vector<string> given;
     if (has_cuts() && lines_.begins_with("input")) {
       given = names_after("input");
       for (const string& gate : given) {
@@ -459,7 +461,7 @@ class CellParser {
       lines_.next();
     }
     if (of_x.empty() && given.empty()) lines_.fail("a gate in weight_ih or input");
-    order_gates(of_x, of_h, given);
+    order_gates();
     const size_t count = cell_->gates.size();
     if (count > CellInfo::kMostSlots) {
       wrong_text(line, at_most(CellInfo::kMostSlots, "different gates"), std::to_string(count));
@@ -478,10 +480,10 @@ class CellParser {
   }
 
   // x only | x and operands | x and h | h only | operands only | given
-  void order_gates(
-      const std::vector<string>& of_x,
-      const std::vector<string>& of_h,
-      const std::vector<string>& given) {
+  void order_gates() {
+    const std::vector<string>& of_x = cell_->gates_x;
+    const std::vector<string>& of_h = cell_->gates_h;
+    const std::vector<string>& given = cell_->gates_input;
     std::vector<string>& all = cell_->gates;
     CellInfo& info = cell_->info;
     const auto add = [&](const std::vector<string>& gates, const auto& belongs) {
@@ -513,9 +515,9 @@ class CellParser {
   // Lines that only the modules read.
   void read_modules() {
     if (has_cuts() && lines_.begins_with("no_bias")) {
-      const std::vector<string> gates = names_after("no_bias");
-      if (gates.empty()) lines_.fail("'no_bias GATES'");
-      for (const string& gate : gates) {
+      cell_->no_bias = names_after("no_bias");
+      if (cell_->no_bias.empty()) lines_.fail("'no_bias GATES'");
+      for (const string& gate : cell_->no_bias) {
         const int slot = block_of(cell_->gates, gate);
         if (slot < 0) lines_.fail("a gate", gate);
         cell_->info.modules.without_bias |= 1u << slot;
@@ -524,8 +526,8 @@ class CellParser {
     }
     line_of_outputs_ = lines_.number();
     if (has_cuts() && lines_.begins_with("output")) {
-      outputs_ = names_after("output");
-      if (outputs_.empty()) lines_.fail("'output STATES'");
+      cell_->outputs = names_after("output");
+      if (cell_->outputs.empty()) lines_.fail("'output STATES'");
       lines_.next();
     }
   }
@@ -539,8 +541,9 @@ class CellParser {
     read_named("state", kMostStates, cell_->states, cell_->initial_states);
     read_named("parameter", kMostParameters, cell_->parameters, cell_->initial_parameters);
     info.reads_h = names_h_ || cell_->states.empty();
-    if (!outputs_.empty()) info.modules.output_of_h = block_of(outputs_, "h");
-    for (const string& output : outputs_) {
+    const std::vector<string>& outputs = cell_->outputs;
+    if (!outputs.empty()) info.modules.output_of_h = block_of(outputs, "h");
+    for (const string& output : outputs) {
       if (output == "h") continue;
       const int state = block_of(cell_->states, output);
       if (state < 0) {
@@ -672,7 +675,6 @@ class CellParser {
   TextLines lines_;
   Products products_;  // empty in version 1
   Names taken_ = {"h", "z"};
-  std::vector<string> outputs_;
   int line_of_outputs_ = 0;
   bool names_h_ = false;  // the functions use h
   std::unique_ptr<CellText> cell_ = std::make_unique<CellText>();

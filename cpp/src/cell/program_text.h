@@ -60,6 +60,8 @@ struct CellText {
 
   std::string text, name, layer_class, step_class;
   std::vector<std::string> gates;  // one per pre-activation
+  // The header's lists of names, in its order.
+  std::vector<std::string> gates_x, gates_h, gates_input, no_bias, outputs;
   std::vector<std::string> states, parameters;
   std::vector<double> initial_states, initial_parameters;
   std::vector<Operand> operands;

@@ -4,13 +4,17 @@
 
 #include "aten/fallback.h"
 #include "cell/program_compiler.h"
+#include "cell/program_text.h"
+#include "cell/registry.h"
 #include "common/device.h"
 #include "common/schedule_log.h"
 #include "common/weights.h"
 #include "op/backend.h"
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -130,6 +134,14 @@ describe(std::string_view name) {
   return {x, h, states, cell.reads_h, cell.parameters, cell.saved, outputs};
 }
 
+using Numbers = c10::Dict<std::string, double>;
+
+Numbers numbers_of(const std::vector<std::string>& names, const std::vector<double>& values) {
+  Numbers numbers;
+  for (size_t k = 0; k < names.size(); ++k) numbers.insert(names[k], values[k]);
+  return numbers;
+}
+
 std::tuple<int64_t, int64_t> instructions(std::string_view name) {
   const CellInfo& cell = get_cell("lltm::_instructions", name);
   const auto size = [](const Pass& pass) {
@@ -140,6 +152,44 @@ std::tuple<int64_t, int64_t> instructions(std::string_view name) {
         });
   };
   return {size(cell.forward()), size(cell.backward())};
+}
+
+auto header(std::string_view text) {
+  get_cell("lltm::_header", text);  // for its errors
+  TORCH_CHECK_VALUE(
+      text.starts_with("lltm-cell"), "lltm::_header: expected a serialized cell, got '", text, "'");
+  const CellText& cell = custom_cell(text);
+  std::vector<std::string> products, scalars;
+  for (const std::string& gate : cell.gates_h) {
+    const auto slot = std::ranges::find(cell.gates, gate) - cell.gates.begin();
+    if (!cell.info.direct.contains(static_cast<int>(slot))) products.push_back(gate);
+  }
+  for (size_t k = 0; k < cell.parameters.size(); ++k) {
+    if (cell.info.modules.scalars >> k & 1) scalars.push_back(cell.parameters[k]);
+  }
+  return std::tuple(
+      cell.name,
+      cell.gates_x,
+      cell.gates_h,
+      cell.gates_input,
+      std::move(products),
+      cell.no_bias,
+      numbers_of(cell.states, cell.initial_states),
+      numbers_of(cell.parameters, cell.initial_parameters),
+      std::move(scalars),
+      cell.saved,
+      cell.outputs,
+      cell.info.bounded,
+      cell.info.custom_gradient);
+}
+
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> limits() {
+  return {
+      kMostStates,
+      kMostParameters,
+      CellInfo::kMostSlots,
+      int64_t{CellText::kMostBytes},
+      int64_t{CellText::kMostNameLength}};
 }
 
 std::tuple<std::vector<std::string>, std::vector<std::string>> operations() {
@@ -258,7 +308,9 @@ Gradients sequence_gradients(
 TORCH_LIBRARY_IMPL(lltm, CompositeImplicitAutograd, m) {
   m.impl("_cell", TORCH_FN(describe));
   m.impl("_instructions", TORCH_FN(instructions));
+  m.impl("_header", TORCH_FN(header));
   m.impl("_operations", TORCH_FN(operations));
+  m.impl("_limits", TORCH_FN(limits));
   m.impl("_sequence_operands", TORCH_FN(sequence_operands));
   m.impl("_sequence_step", TORCH_FN(sequence_step));
   m.impl("_sequence_step_backward", TORCH_FN(sequence_step_backward));

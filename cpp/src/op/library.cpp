@@ -63,13 +63,21 @@ TORCH_LIBRARY(lltm, m) {
 
   // For decompositions. _cell returns each pre-activation's block of rows in weight_ih and
   // weight_hh (-1: none), initial values, and the numbers of parameters and saved values.
-  // _instructions returns the two programs' lengths. _operations returns the words of serialized
-  // cells, and those of expensive functions of one operand.
+  // _instructions returns the two programs' lengths.
   m.def(
       "_cell(str cell) -> (int[] x_blocks, int[] h_blocks, float[] states, bool reads_h,"
       " int parameters, int saved, int[] outputs)");
   m.def("_instructions(str cell) -> (int forward, int backward)");
+  // For tracing custom cells. _header returns the declarations of a serialized cell: gates by the
+  // terms of their pre-activations, initial values by name. _operations returns the words of
+  // operations, and those of expensive functions of one operand. _limits are numbers of states,
+  // parameters, gates, bytes and the characters of a name.
+  m.def(
+      "_header(str cell) -> (str name, str[] gates_x, str[] gates_h, str[] gates_input,"
+      " str[] products, str[] no_bias, Dict(str, float) states, Dict(str, float) parameters,"
+      " str[] scalars, str[] saved, str[] outputs, bool bounded, bool own_gradient)");
   m.def("_operations() -> (str[] words, str[] functions)");
+  m.def("_limits() -> (int states, int parameters, int gates, int bytes, int name)");
   // For external loops, in ATen operations. _sequence_operands returns the weights as the steps
   // read them. _sequence_step uses the input projection z_x and the states in the compute dtype;
   // its c begins with h if the cell reads h; z_x ends with the input's columns of given gates.

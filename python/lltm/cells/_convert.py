@@ -115,7 +115,7 @@ def _converted(
     exact.train(layer.training and layer.dropout == 0)
     if isinstance(module, nn.Module) and converter != "from_keras":  # copies all its weights
         _check_learned(converter, cell, module, tensors)
-    spiking = "\nown_gradient\n" in cell.text
+    spiking = cell.Layer._HEADER.own_gradient
     fired, scales = not spiking, [10.0**k for k in range(7 if spiking else 2)]
     if same is not None:
         scales = [1.0]

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .. import _check
 from .._C import ArgumentError
 from ..reference import _EQUATIONS as BUILT_IN
 from . import explanation
@@ -29,6 +28,7 @@ from .modules import (
 from .program import (
     MOST_BYTES,
     MOST_PARAMETERS,
+    Parameters,
     Program,
     Reads,
     Scalar,
@@ -39,7 +39,6 @@ from .program import (
 )
 from .trace import call, trace
 
-Initial = float | Callable[[Tensor], object] | Scalar
 Path = str | os.PathLike[str]
 
 
@@ -48,7 +47,7 @@ def cell(
     *,
     reads: Reads | None = None,
     states: int | Mapping[str, float] | None = None,
-    parameters: Mapping[str, Initial] | None = None,
+    parameters: Parameters | None = None,
     bounded: bool = False,
     bias: Mapping[str, bool] | None = None,
     outputs: Sequence[str] | None = None,
@@ -155,7 +154,7 @@ class Cell:
     def __init__(
         self,
         text: str,
-        initial: Mapping[str, Initial] | None = None,
+        initial: Parameters | None = None,
         function: Callable[..., Any] | None = None,
     ) -> None:
         if not isinstance(text, str):
@@ -170,7 +169,6 @@ class Cell:
         )
         if end:
             text, derived = f"{text}\nend\n", f"derived\n{derived}"
-        _check.call(torch.ops.lltm._cell, text)  # checks it
         header = Program.read(text)
         learned = Derivation(header.parameters, header.scalars)
         if derived:
@@ -220,7 +218,7 @@ class Cell:
 
     def explain(self) -> str:
         """Returns a report: interface, saved values, instructions and hints."""
-        return explanation.explained(self)
+        return "\n".join(explanation.sections(explanation.STAGES, self, self.name))
 
     def __call__(self, *arguments: Any, **named: Any) -> NoReturn:
         expected = f"a call of its class {self.name}.Layer or {self.name}.Cell"
@@ -236,7 +234,7 @@ class Cell:
                 f"lltm::testing: expected a cell with its function, got {self!r} without function"
             )
         arguments = [{gate: z[gate] for gate in self.gates}, others]
-        if "\nown_gradient\n" not in self.text:
+        if not self.Layer._HEADER.own_gradient:
             return call(self.function, *arguments)
 
         def with_gradient(x: Any) -> Any:  # for hooks, which see only the gradient of this step

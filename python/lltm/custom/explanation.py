@@ -6,33 +6,28 @@ import functools
 import itertools
 import textwrap
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .program import assignments, parts
 from .trace import call, plain_torch, trace
+from .values import CUTS
 
-Cell: TypeAlias = Any  # lltm.Cell, whose file imports this one
+if TYPE_CHECKING:
+    from .cell import Cell  # imports this file
 
 UNITS = 64
 WIDTH = 79  # line width of prose
 
 
-def explained(cell: Cell) -> str:
-    """Returns the output of every stage."""
-    return "\n".join(
-        section(f"{name}: {cell.name}", stage.__doc__, stage(cell))
-        for name, stage in STAGES.items()
-    )
-
-
-def section(title: str, sentence: str | None, text: str) -> str:
-    sentence = textwrap.fill(" ".join((sentence or "").split()), WIDTH)
-    return f"==== {title}\n{sentence}\n\n{text}\n"
+def sections(stages: Mapping[str, Callable[[Any], str]], of: Any, title: object) -> Iterator[str]:
+    """Yields the output of every stage, after its name and docstring."""
+    for name, stage in stages.items():
+        sentence = textwrap.fill(" ".join((stage.__doc__ or "").split()), WIDTH)
+        yield f"==== {name}: {title}\n{sentence}\n\n{stage(of)}\n"
 
 
 def wrapped(line: str) -> str:
@@ -130,7 +125,7 @@ STAGES = {
 def _instructions(cell: Cell, section: str) -> str:
     lines = [" ".join([y, "=", op, *words]) for y, op, words in assignments(cell.text, section)]
     executed = torch.ops.lltm._instructions(cell.text)[section == "backward"]
-    (_, shown), *others = parts(lines)
+    (_, shown), *others = _parts(lines)
     for k, (cuts, part) in enumerate(others):
         shown += [f"---- between parts {k + 1} and {k + 2}", *map(_with_cost, cuts)]
         shown += [f"---- part {k + 2}", *part]
@@ -142,6 +137,28 @@ def _instructions(cell: Cell, section: str) -> str:
             " between parts."
         )
     return "\n".join([*shown, wrapped(total)])
+
+
+def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yields name, operation and operands of each assignment in forward or backward."""
+    lines = text.splitlines()
+    for line in lines[lines.index(section) + 1 :]:
+        name, *words = line.split(" ")
+        if words[:1] != ["="]:
+            return
+        yield name, words[1], words[2:]
+
+
+def _parts(lines: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Divides assignments into element-wise parts. Returns for each part the products and means
+    before it, and its assignments."""
+    depth, divided = dict[str, int](), [(list[str](), list[str]())]
+    for line in lines:
+        name, _, op, *words = line.split(" ")
+        depth[name] = k = max([0, *(depth.get(word, 0) for word in words)]) + (op in CUTS)
+        divided += [([], [])] * (k == len(divided))
+        divided[k][op not in CUTS].append(line)
+    return divided
 
 
 def _with_cost(line: str) -> str:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-
-class Tracer(Protocol):
-    """trace.Tracer, which imports this module."""
-
-    def mean(self, x: Tensor) -> Tensor: ...
-    def warn(self, message: str) -> None: ...
-    def fail(self, message: str) -> NoReturn: ...
+if TYPE_CHECKING:
+    from .trace import Tracer  # imports this file
 
 
 def layer_norm(values: Any, eps: float = 1e-5) -> Any:

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from .. import _check
 from .._prepacked import Prepacked
 from .._recurrent import Recurrent, documented
-from ..modules import LLTM, Layer, Options, Step, with_options
+from ..modules import LLTM, Layer, Step
 from .derived import Derivation
 from .program import Program
 
@@ -266,7 +265,6 @@ class CustomLayer(_Custom, Layer[Any]):
 
     _PACKED: type[CustomPrepacked]
 
-    @with_options
     def __init__(
         self,
         input_size: int,
@@ -279,8 +277,9 @@ class CustomLayer(_Custom, Layer[Any]):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
         *,
+        checkpoint_steps: int = 0,
+        recurrent_dropout: float = 0.0,
         heads: int = 1,
-        **options: Unpack[Options],
     ) -> None:
         expected = "num_layers to be 1 for a cell with gates that read the input"
         right = num_layers == 1 or not self._HEADER.gates_input

@@ -1,4 +1,4 @@
-"""Cell programs: declarations, serialization, parsing, evaluation.
+"""Cell programs: declarations, serialization.
 
 cpp/src/cell/program_text.h has the grammar.
 """
@@ -10,8 +10,9 @@ import keyword
 import math
 import numbers
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -23,8 +24,8 @@ from .derived import Derivation
 from .saved import choose_saved
 from .values import CUTS, OPERATIONS, Expressions, Operand, Value, needed
 
-# As in cpp/src/cell/cell.h and program_text.h. The parser checks the other limits.
-MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_BYTES, LONGEST_NAME = 4, 16, 12, 65_536, 64
+# The parser checks the other limits.
+MOST_STATES, MOST_PARAMETERS, MOST_GATES, MOST_BYTES, LONGEST_NAME = torch.ops.lltm._limits()
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ class Program:
     gates_x: tuple[str, ...]  # the gates that depend on x, in the order of weight_ih
     gates_h: tuple[str, ...]
     bounded: bool
-    reads_h: bool  # True if the element-wise functions read h
     states: Mapping[str, float]  # initial values
     parameters: Mapping[str, Initial]  # initial values, or functions that fill a tensor
     gates_input: tuple[str, ...] = ()  # the gates that read columns of the input as they are
@@ -85,38 +85,14 @@ class Program:
 
     @staticmethod
     def read(text: str) -> Program:
-        words: dict[str, list[list[str]]] = {}
-        products = set[str]()
-        for line in text.split("\n"):
-            first, *rest = line.split(" ")
-            if rest[:1] != ["="]:
-                words.setdefault(first, []).append(rest)
-            elif rest[1:2] == ["product"] and first.startswith("z."):
-                products.add(first[2:])
-
-        def numbers(key: str) -> dict[str, float]:
-            return {name: float(value) for name, value, *_ in words.get(key, [])}
-
-        keys = ("weight_ih", "weight_hh", "input", "no_bias", "output")
-        gates_x, gates_h, gates_input, *others = [tuple(words.get(key, [[]])[0]) for key in keys]
-        return Program(
-            name=words["name"][0][0],
-            gates=tuple(dict.fromkeys(chain(gates_x, gates_h, gates_input))),
-            gates_x=gates_x,
-            gates_h=gates_h,
-            gates_input=gates_input,
-            products=tuple(gate for gate in gates_h if gate in products),
-            bounded="bounded" in words,
-            reads_h="reads_h" in words,
-            states=numbers("state"),
-            parameters=numbers("parameter"),
-            saved=tuple(words["save"][0]),
-            own_gradient="own_gradient" in words,
-            scalars=tuple(name for name, _, *rest in words.get("parameter", []) if rest),
-            no_bias=others[0],
-            outputs=others[1],
-            text=text,
-        )
+        """Returns the declarations of a serialized cell, which it checks."""
+        op = torch.ops.lltm._header.default
+        declared = zip(op._schema.returns, _check.call(op, text), strict=True)
+        header: dict[str, Any] = {
+            x.name: tuple(value) if isinstance(value, list) else value for x, value in declared
+        }
+        of_gates = chain(header["gates_x"], header["gates_h"], header["gates_input"])
+        return Program(gates=tuple(dict.fromkeys(of_gates)), text=text, **header)
 
 
 def scalar(initial: float | Callable[[Tensor], Any] = 0.0) -> Scalar:
@@ -215,36 +191,8 @@ def _check_numbers(
             expect(fits, where, f"an initial value of {name} in the range of float", "a larger int")
 
 
-def declared(
-    function: Callable[..., Any],
-    where: str,
-    *,
-    gates: int | Sequence[str],
-    reads: Reads | None = None,
-    states: int | Mapping[str, float] | None = None,
-    parameters: Parameters | None = None,
-    bounded: bool = False,
-    bias: Mapping[str, bool] | None = None,
-    outputs: Sequence[str] | None = None,
-) -> tuple[Program, list[str], list[str]]:
-    """Returns the program without text, and the positional and keyword arguments after z."""
-    reads, parameters = reads or {}, parameters or {}
-    states, bias = {} if states is None else states, {} if bias is None else bias
-    is_module = isinstance(function, torch.nn.Module)
-    if is_module or isinstance(function, type) or not callable(function):
-        got = f"the module {type(function).__name__}" if is_module else repr(function)
-        raise TypeError(f"lltm::cell: expected a function or a bound method, got {got}")
-    expect_type(reads, Mapping, where, "reads to be a dict")
-    expect_type(states, (int, Mapping), where, "states to be an int or a dict")
-    expect_type(parameters, Mapping, where, "parameters to be a dict")
-    expect_type(bounded, bool, where, "bounded to be a bool")
-    expect_type(bias, Mapping, where, "bias to be a dict")
-    outputs = () if outputs is None else _words(outputs)
-    kinds = () if isinstance(gates, str) else (int, Sequence)
-    expect_type(gates, kinds, where, "gates to be an int or a sequence of names")
-    count = gates if isinstance(gates, int) else len(gates)
-    expect(1 <= count <= MOST_GATES, where, f"1 to {MOST_GATES} gates", count)
-    gates = tuple(f"g{k}" for k in range(count)) if isinstance(gates, int) else tuple(gates)
+def _arguments(function: Callable[..., Any], where: str, parameters: Parameters) -> list[str]:
+    """Returns the names of the arguments after z; `**p` stands for parameters without one."""
     try:
         signature = [*inspect.signature(function).parameters.values()]
     except ValueError:  # a built-in function
@@ -257,16 +205,53 @@ def declared(
             right = is_name(x) and not keyword.iskeyword(x)
             expect(right, where, "parameter names that are Python identifiers", repr(x))
         signature[-1:] = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in others]
-    z, *arguments = signature
     for argument in signature:
         several = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
         expect(not several, where, "named arguments", argument)
         no_default = argument.default is argument.empty
         expect(no_default, where, "no default (initial values: states=, parameters=)", argument)
-    names = [argument.name for argument in arguments]
-    is_z = z.name not in ("self", "cls") and z.kind is not z.KEYWORD_ONLY and "z" not in names
-    got = f"({', '.join([z.name, *names])})"
-    expect(is_z, where, "z, the gates, as the first argument of a function or bound method", got)
+    z, *names = [argument.name for argument in signature]
+    is_z = z not in ("self", "cls") and signature[0].kind is not inspect.Parameter.KEYWORD_ONLY
+    got = f"({', '.join([z, *names])})"
+    expected = "z, the gates, as the first argument of a function or bound method"
+    expect(is_z and "z" not in names, where, expected, got)
+    return names
+
+
+def declared(
+    function: Callable[..., Any],
+    where: str,
+    *,
+    gates: int | Sequence[str],
+    reads: Reads | None = None,
+    states: int | Mapping[str, float] | None = None,
+    parameters: Parameters | None = None,
+    bounded: bool = False,
+    bias: Mapping[str, bool] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> tuple[Program, list[str]]:
+    """Returns the program without text, and the names of the arguments after z."""
+    reads, parameters = reads or {}, parameters or {}
+    states, bias = {} if states is None else states, {} if bias is None else bias
+    is_module = isinstance(function, torch.nn.Module)
+    if is_module or isinstance(function, type) or not callable(function):
+        got = f"the module {type(function).__name__}" if is_module else repr(function)
+        raise TypeError(f"lltm::cell: expected a function or a bound method, got {got}")
+    kinds = () if isinstance(gates, str) else (int, Sequence)
+    for value, kind, expected in (
+        (reads, Mapping, "reads to be a dict"),
+        (states, (int, Mapping), "states to be an int or a dict"),
+        (parameters, Mapping, "parameters to be a dict"),
+        (bounded, bool, "bounded to be a bool"),
+        (bias, Mapping, "bias to be a dict"),
+        (gates, kinds, "gates to be an int or a sequence of names"),
+    ):
+        expect_type(value, kind, where, expected)
+    outputs = () if outputs is None else _words(outputs)
+    count = gates if isinstance(gates, int) else len(gates)
+    expect(1 <= count <= MOST_GATES, where, f"1 to {MOST_GATES} gates", count)
+    gates = tuple(f"g{k}" for k in range(count)) if isinstance(gates, int) else tuple(gates)
+    names = _arguments(function, where, parameters)
     state_names = [name for name in names if name != "h" and name not in parameters]
 
     if isinstance(states, int):
@@ -279,8 +264,8 @@ def declared(
         expect(False, where, expected, f"an argument {name}")
     _check_names(where, gates, names, reads, states, parameters)
     _check_outputs(where, gates, state_names, bias, outputs)
-    scalars = tuple(name for name in names if isinstance(parameters.get(name), Scalar))
-    initial = {k: x.initial if isinstance(x, Scalar) else x for k, x in parameters.items()}
+    given = {name: parameters[name] for name in names if name in parameters}
+    initial = {k: x.initial if isinstance(x, Scalar) else x for k, x in given.items()}
     _check_numbers(where, len(state_names), states, initial)
 
     def reading(*sources: str) -> tuple[str, ...]:
@@ -295,18 +280,13 @@ def declared(
         gates_input=reading("input"),
         products=reading("product"),
         bounded=bounded,
-        reads_h="h" in names,
         states={name: float(states.get(name, 0.0)) for name in state_names},
-        parameters={
-            name: x if callable(x) else float(x)
-            for name, x in sorted(initial.items(), key=lambda item: names.index(item[0]))
-        },
-        scalars=scalars,
+        parameters={k: x if callable(x) else float(x) for k, x in initial.items()},
+        scalars=tuple(k for k, x in given.items() if isinstance(x, Scalar)),
         no_bias=tuple(gate for gate in gates if not bias.get(gate, True)),
         outputs=outputs,
     )
-    by_name = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
-    return program, [name for name in names if name not in by_name], by_name
+    return program, names
 
 
 # ---- serialization ----------------------------------------------------------
@@ -364,13 +344,6 @@ def written(program: Program, made: Expressions) -> Program:
     known = {v: names[v] for v in (*saved, *parameters)}
     known |= {v: name for name, v in made.tangents.items()}
     backward, _ = _assignments(made.gradients, known, (), taken)
-    body = ["forward", *forward, " ".join(["save", *(names[v] for v in saved)])]
-    body += ["backward", *backward, "end\n"]
-    program = replace(program, text="\n".join(body), saved=tuple(names[v] for v in saved))
-    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
-    own_gradient = made.own_gradient or _is_another(
-        program, list(made.inputs), list(made.gradients)
-    )
     has_cuts = any(line.split(" ")[2] in CUTS for line in (*forward, *backward))
     optional = {"input": program.gates_input, "no_bias": program.no_bias, "output": program.outputs}
     lines = [
@@ -380,16 +353,23 @@ def written(program: Program, made: Expressions) -> Program:
         " ".join(["weight_hh", *program.gates_h]),
         *(" ".join([key, *values]) for key, values in optional.items() if values),
         *["bounded"] * program.bounded,
-        *["reads_h"] * program.reads_h,
-        *["own_gradient"] * own_gradient,
+        *["reads_h"] * ("h" in made.inputs),
+    ]
+    others = [
         *(f"state {name} {initial!r}" for name, initial in program.states.items()),
         *(
             f"parameter {k} {math.nan if callable(x) else x!r}" + " scalar" * (k in program.scalars)
             for k, x in program.parameters.items()
         ),
-        *body,
+        *("forward", *forward, " ".join(["save", *(names[v] for v in saved)])),
+        *("backward", *backward, "end\n"),
     ]
-    return replace(program, text="\n".join(lines), own_gradient=own_gradient)
+    program = replace(program, saved=tuple(names[v] for v in saved))
+    derivative = replace(program, text="\n".join([*lines, *others]))
+    # Samples cannot prove that a function's own gradient equals the derivative everywhere.
+    if not (made.own_gradient or _is_another(derivative)):
+        return derivative
+    return replace(program, text="\n".join([*lines, "own_gradient", *others]), own_gradient=True)
 
 
 def gradients_of(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
@@ -399,84 +379,39 @@ def gradients_of(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False
     return [*torch.autograd.grad(y, leaves, create_graph=create_graph, materialize_grads=True)]
 
 
-def _is_another(program: Program, inputs: list[str], gradients: list[str]) -> bool:
+def _is_another(program: Program) -> bool:
     """Returns True if backward differs from forward's derivative at random inputs. The cause can be
     an in-place change under torch.no_grad()."""
     generator = torch.Generator().manual_seed(0)
+    gates_x, gates_h, states = map(len, (program.gates_x, program.gates_h, program.states))
+    units, columns = 64, (gates_x > 0) + len(program.gates_input)
 
     def draw(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, 64, generator=generator, dtype=torch.float64)
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64)
 
-    weights = {gate: draw(64) / 8 for gate in program.products}
-    leaves = {name: draw().requires_grad_() for name in inputs}
-    with torch.enable_grad():
-        made = {**leaves, **evaluate(program.text, "forward", leaves, weights)}
-        results = [made[f"{name}'"] for name in ("h", *program.states)]
-        tangents = [draw() for _ in results]
-        total = torch.stack([(y * t).sum() for y, t in zip(results, tangents, strict=True)]).sum()
-        derived = gradients_of(total, [*leaves.values()])
-    known = {name: made[name].detach() for name in (*program.saved, *program.parameters)}
-    names = (f"d.{name}'" for name in ("h", *program.states))
-    known |= dict(zip(names, tangents, strict=True))
-    ours = evaluate(program.text, "backward", known, weights)
+    rows_x, rows_h = gates_x * units, gates_h * units
+    leaves = [
+        draw(1, columns * units),  # input
+        draw(1, units),
+        draw(1, states * units) if states else None,
+        *(draw(rows_x, units * (rows_x > 0)) / 8, draw(rows_h, units) / 8),
+        *(draw(rows_x + len(program.parameters) * units), draw(rows_h)),
+    ]
+    leaves = [None if x is None else x.requires_grad_() for x in leaves]
+    args = program.text, *leaves, None, False, None, 0, None
+    # In ATen operations, which autograd can differentiate. A function mode would lose the key.
+    key, ops = torch._C.DispatchKey.CompositeExplicitAutograd, torch.ops.lltm
+    with torch.enable_grad(), torch._C.DisableTorchFunction():
+        forward = partial(ops.sequence_forward.default._op_dk, key)
+        output, h, c, saved = _check.call(forward, *args)
+        dh, dc = draw(*h.shape), draw(*c.shape)
+        total = (h * dh).sum() + (c * dc).sum()
+        expected = iter(gradients_of(total, [x for x in leaves if x is not None]))
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        gradients = None, dh, dc if states else None, [True] * len(leaves)
+        ours = ops.sequence_backward.default._op_dk(key, *args, output, saved, *gradients)
     return any(
-        not torch.allclose(ours[f"d.{name}"], derivative, rtol=1e-6, atol=1e-9, equal_nan=True)
-        for name, derivative in zip(leaves, derived, strict=True)
-        if f"d.{name}" in gradients
+        not torch.allclose(gradient, next(expected), rtol=1e-6, atol=1e-9, equal_nan=True)
+        for gradient, x in zip(ours, leaves, strict=True)
+        if x is not None
     )
-
-
-# ---- parsing and evaluation ---------------------------------------------------
-
-
-def assignments(text: str, section: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yields name, operation and operands of each assignment in forward or backward."""
-    lines = text.splitlines()
-    for line in lines[lines.index(section) + 1 :]:
-        name, *words = line.split(" ")
-        if words[:1] != ["="]:
-            return
-        yield name, words[1], words[2:]
-
-
-def parts(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:
-    """Divides assignments into element-wise parts. Returns for each part the products and means
-    before it, and its assignments."""
-    depth, divided = dict[str, int](), [(list[str](), list[str]())]
-    for line in lines:
-        name, _, op, *words = line.split(" ")
-        depth[name] = k = max([0, *(depth.get(word, 0) for word in words)]) + (op in CUTS)
-        divided += [([], [])] * (k == len(divided))
-        divided[k][op not in CUTS].append(line)
-    return divided
-
-
-def evaluate(
-    text: str,
-    section: str,
-    inputs: Mapping[str, Tensor],
-    weights: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """Evaluates forward or backward with tensors by name. Returns the assigned values.
-
-    weights are the recurrent weights (H, H) of gates that are products. Forward adds the products
-    to the z of these gates in inputs.
-    """
-    values, assigned = dict(inputs), dict[str, Tensor]()
-    shape = torch.broadcast_shapes(*(x.shape for x in inputs.values()))
-    dtype = next(iter(inputs.values())).dtype
-    for name, op, words in assignments(text, section):
-        operands = [
-            values[w] if w in values else torch.tensor(float(w), dtype=dtype) for w in words
-        ]
-        if op == "mean":
-            result = operands[0].mean(-1, keepdim=True)
-        elif op == "product" and section == "forward":
-            result = values[name] + operands[0] @ (weights or {})[name.removeprefix("z.")].T
-        elif op == "product":
-            of = [(weights or {})[word.removeprefix("d.z.")] for word in words]
-            result = torch.stack([x @ u for x, u in zip(operands, of, strict=True)]).sum(0)
-        else:
-            result = OPERATIONS[op](*operands)
-        values[name] = assigned[name] = result.to(dtype).expand(shape)
-    return assigned

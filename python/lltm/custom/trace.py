@@ -66,19 +66,6 @@ _SAME = "a function that runs the same operations in each call, for all values a
 Call: TypeAlias = tuple[str, list[Any], str]
 
 
-class _Total(torch.autograd.Function):
-    """Has one element and the derivative of x.sum(). autograd.grad starts from it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.shape = x.shape
-        return x.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.expand(ctx.shape)
-
-
 class _Multiplied(TracerFunction):
     """The value that gates multiply. Its gradient is a product of all their gradients."""
 
@@ -142,15 +129,15 @@ class Tracer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise the first call imports torch._dynamo, which takes seconds
 
-    def run(self, program: Program, positional: list[str], by_name: list[str]) -> Expressions:
-        """Traces the function, called with z and the arguments, and its derivative."""
+    def run(self, program: Program, names: Sequence[str]) -> Expressions:
+        """Traces the function, called with z and the named arguments, and its derivative."""
         gates = {
             gate: ProductGate(gate, partial(self.product, gate))
             if gate in program.products
             else self.input(f"z.{gate}")
             for gate in program.gates
         }
-        arguments = {name: self.input(name) for name in (*positional, *by_name)}
+        arguments = {name: self.input(name) for name in names}
         for name in program.parameters:
             value, size = self.graph[name], 1 if name in program.scalars else self.shape[1]
             in_a_step = torch.linspace(self.number / 2, 0.75, size, dtype=torch.float64)
@@ -163,11 +150,7 @@ class Tracer(TorchDispatchMode):
         tangents = {f"d.{state}": self.input(f"d.{state}") for state in states}
         with self:
             try:
-                found = self.call(
-                    Gates(gates),
-                    *map(arguments.get, positional),
-                    **{k: arguments[k] for k in by_name},
-                )
+                found = self.call(gates, arguments)
                 for z in gates.values():
                     if isinstance(z, ProductGate) and z.got == "no call":
                         not_a_tensor(z)
@@ -388,7 +371,7 @@ class Tracer(TorchDispatchMode):
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             self.fail(str(error).replace("Expected", "expected", 1))
 
-    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, z: Mapping[str, Any], arguments: Mapping[str, Tensor]) -> Any:
         """Calls the function, and names values after its local variables."""
 
         def on_event(frame: FrameType, event: str, _: Any) -> None:
@@ -402,7 +385,7 @@ class Tracer(TorchDispatchMode):
         with _Detaching(self):
             sys.setprofile(on_event)
             try:
-                return self.function(*args, **kwargs)
+                return _called(self.function, z, arguments)
             finally:
                 sys.setprofile(before)
 
@@ -428,10 +411,12 @@ class Tracer(TorchDispatchMode):
         self, results: Sequence[Tensor], inputs: Iterable[Tensor], tangents: Iterable[Tensor]
     ) -> list[Operand]:
         # A sum of products, because autograd.grad of several results imports sympy.
-        products = [x * d for x, d in zip(results, tangents, strict=True) if x.requires_grad]
-        if not products:
-            return [0.0 for _ in inputs]
-        total: Tensor = _Total.apply(functools.reduce(torch.add, products))  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
+            pairs = zip(results, tangents, strict=True)
+            products = [(x * d).sum() for x, d in pairs if x.requires_grad]
+            if not products:
+                return [0.0 for _ in inputs]
+            total = functools.reduce(torch.add, products)
         gradients: Sequence[Any] = torch.autograd.grad(total, (*inputs,), allow_unused=True)
         return [0.0 if x is None else self.operand(x) for x in gradients]
 
@@ -738,14 +723,14 @@ def trace(
     values and names.
     """
     where = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
-    program, positional, by_name = declared(function, where, **declarations)
+    program, names = declared(function, where, **declarations)
     check_gates(where, program.gates)
     with plain_torch():
         tracers = [
             Tracer(function, where, shape, value)
             for shape, value in zip(SHAPES, (0.5, -0.25), strict=True)
         ]
-        made, again = [tracer.run(program, positional, by_name) for tracer in tracers]
+        made, again = [tracer.run(program, names) for tracer in tracers]
         same = made.written_out() == again.written_out()
         expect(same, where, _SAME, "" if same else _difference(*tracers))
         for message, line in tracers[0].warnings.items():
@@ -807,13 +792,19 @@ def call(
 
     z[gate] of a gate that reads a product is a function of the operand.
     """
+    result = _called(function, z, others)
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _called(
+    function: Callable[..., Any], z: Mapping[str, Any], others: Mapping[str, Tensor]
+) -> Any:
     _, *arguments = inspect.signature(function).parameters.values()
     positional = [a.name for a in arguments if a.kind < a.KEYWORD_ONLY]
     by_name = {a.name: others[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
     if any(a.kind is a.VAR_KEYWORD for a in arguments):
         by_name = {k: x for k, x in others.items() if k not in ("h", *positional)}
-    result = function(Gates(z), *(others[name] for name in positional), **by_name)
-    return [result] if isinstance(result, Tensor) else list(result)
+    return function(Gates(z), *(others[name] for name in positional), **by_name)
 
 
 def _difference(a: Tracer, b: Tracer) -> str:
