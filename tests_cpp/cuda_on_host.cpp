@@ -249,156 +249,89 @@ void for_each_thread(int64_t count, const Body& body) {
   }
 }
 
-// Cells that the tests do not compile.
+// Custom cells that the tests compile for the persistent engine.
 bool is_compiled(const CellInfo& cell) {
   const auto& compiled = lltm_test::kCellTexts;
-  return is_built_in(cell) || cell.name == lltm_test::kStagedText ||
+  return is_built_in(cell) ||
          std::find(compiled.begin(), compiled.end(), cell.name) != compiled.end();
 }
 
-// Calls body(row, unit, write), where write(to, k, value) writes column k.
-template <typename Args, typename Body>
-void for_each_unit(const Args& args, const Body& body) {
-  for (int64_t row = 0; row < args.rows; ++row) {
-    for (int64_t unit = 0; unit < args.hidden; ++unit) {
-      body(row, unit, [&]<typename T>(const Matrix<T>& to, int column, double value) {
-        if (to.data != nullptr) to.row(row)[unit + column * args.hidden] = static_cast<T>(value);
-      });
-    }
-  }
-}
-
-template <typename T>
-void interpret(const CellInfo& cell, const ForwardArgs<T>& args) {
-  for_each_unit(args, [&](int64_t row, int64_t unit, const auto& write) {
-    const std::vector<double> out = lltm_test::run_program(
-        cell.programs->forward.program(), lltm_test::forward_inputs(cell, args, row, unit));
-    write(args.h_next, 0, out[0]);
-    write(args.h_operand, 0, out[0]);
-    for (int k = 0; k < cell.state_columns(); ++k) {
-      write(args.c_next, k, out[cell.reads_h ? k : 1 + k]);
-    }
-    for (int k = 0; k < cell.saved; ++k) write(args.activations, k, out[1 + cell.states + k]);
-  });
-}
-
-template <typename T, typename D>
-void interpret(const CellInfo& cell, const BackwardArgs<T, D>& args) {
-  for_each_unit(args, [&](int64_t row, int64_t unit, const auto& write) {
-    const std::vector<double> out = lltm_test::run_program(
-        cell.programs->backward.program(), lltm_test::backward_inputs(cell, args, row, unit));
-    const int columns = cell.grad_columns();
-    for (int k = 0; k < columns; ++k) write(args.grad_gates, k, out[k]);
-    for (int k = 0; k < cell.state_columns(); ++k) write(args.grad_c_prev, k, out[columns + k]);
-  });
-}
-
-// See print_stage.
-template <typename T, typename D>
-void interpret(const KernelForm& form, const StageArgs<>& args, int64_t n) {
+// A unit of a stage that the tests do not compile, as in print_stage.
+template <typename T, typename D, bool kBackward>
+void interpret(const KernelForm& form, const StageArgs<T, D, kBackward>& args, int64_t n) {
+  using V = compute_t<T>;
   const CellInfo& cell = *form.cell;
   const Program& program = form.stage->program;
   const Port* const ports = form.stage->ports;
   const Position at = position(n, args.hidden);
-  const auto visit = [&](int k, const auto& body) {
-    const ValueType type = value_type(ports[k].place, form.backward);
-    if (type == ValueType::kTensor) return body(static_cast<T*>(nullptr));
-    if (type == ValueType::kState) return body(static_cast<D*>(nullptr));
-    body(static_cast<compute_t<T>*>(nullptr));
+  const auto read = [&](const auto& matrix, int block, bool is_of_row = false) {
+    V value[1];
+    is_of_row ? load_of_row(matrix, at, block, value) : load(matrix, at, block, value);
+    return value[0];
+  };
+  const auto input = [&](Place place, int k) -> V {
+    switch (place) {
+      case Place::kGate:
+        return read(args.gates, k) +
+               (cell.x.contains(k) ? read(args.bias_ih, cell.x_blocks[k]) : V(0)) +
+               (cell.h.contains(k) ? read(args.bias_hh, cell.h_blocks[k]) : V(0));
+      case Place::kParameter:
+        return read(args.bias_ih, cell.x.count() + k);
+      case Place::kState:
+        return read(args.states, k);
+      case Place::kH:
+        return read(args.h, 0) + read(args.h_of_gemm, 0) +
+               (cell.reads_h ? read(args.states, 0) : V(0));
+      case Place::kSaved:
+        return read(args.saved, k, (cell.programs->per_row >> k & 1) != 0);
+      case Place::kOperand:
+        return read(args.operands, k);
+      case Place::kMean:
+        return read(args.means, k, /*is_of_row=*/true);
+      default:
+        return read(args.kept, k);
+    }
   };
   std::vector<double> in;
-  for (int k = 0; k < program.inputs; ++k) {
-    const auto [place, index] = ports[k];
-    compute_t<T> sum = 0;
-    visit(k, [&, k = k]<typename E>(E*) { sum = load<E>(args.ports[k], at); });
-    const auto add = [&](bool wanted, const StagePort& port, const int* blocks) {
-      if (wanted) sum += load<T>(port, in_block(at, args.hidden, blocks[ports[k].index]));
-    };
-    add(place == Place::kGate && cell.x.contains(index), args.bias_ih, cell.x_blocks);
-    add(place == Place::kGate && cell.h.contains(index), args.bias_hh, cell.h_blocks);
-    if (place == Place::kH) sum += load<D>(args.h_of_gemm, at);
-    if (place == Place::kH && cell.reads_h) sum += load<D>(args.h_of_state, at);
-    in.push_back(sum);
-  }
-  int k = program.inputs;
-  for (const double value : lltm_test::run_program(program, in)) {
-    const auto rounded = static_cast<compute_t<T>>(value);
-    visit(k, [&]<typename E>(E*) { store<E>(args.ports[k], at, rounded); });
-    if (ports[k].place == Place::kH) {
-      store<T>(args.h_of_gemm, at, rounded);
-      if (cell.reads_h) store<T>(args.h_of_state, at, rounded);
-    }
-    ++k;
+  for (int k = 0; k < program.inputs; ++k) in.push_back(input(ports[k].place, ports[k].index));
+  const Port* port = ports + program.inputs;
+  for (const double result : lltm_test::run_program(program, in)) {
+    const V value[] = {static_cast<V>(result)};
+    const auto write = [&](const auto& matrix, int block) { store(matrix, at, block, value); };
+    const auto [place, k] = *port++;
+    if (place == Place::kGate) write(args.gates, k);
+    if (place == Place::kParameter) write(args.gates, cell.slots + k);
+    if (place == Place::kState) write(args.next_states, k);
+    if (place == Place::kH) write(args.h, 0);
+    if (place == Place::kH) write(args.h_of_gemm, 0);
+    if (place == Place::kH && cell.reads_h) write(args.next_states, 0);
+    if (place == Place::kSaved) write(args.saved, k);
+    if (place == Place::kOperand) write(args.operands, k);
+    if (place == Place::kMean) write(args.terms, k);
+    if (place == Place::kKept) write(args.kept, k);
   }
 }
 
-// Wide whenever possible: test sizes are below the GPU's threshold.
-template <typename T, typename Args, typename Access, typename Piece>
-void run_elementwise(
-    const CellInfo& cell, const Args& args, const Access& access, const Piece& piece) {
-  if (!is_compiled(cell)) return interpret(cell, args);
-  const auto with_width = [&](auto functions, auto width) {
-    for_each_thread(args.rows * args.hidden / width, [&](int64_t n) {
-      piece(functions, width, args, access, n);
-    });
+template <typename T, typename D, bool kBackward>
+void launch_on_host(const KernelForm& form, void** parameters) {
+  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
+  const auto& args = *static_cast<const StageArgs<T, D, kBackward>*>(parameters[0]);
+  const int64_t units = *static_cast<const int64_t*>(parameters[1]) * form.width;
+  const auto run = [&]<typename Of>(Of, auto width) {
+    for_each_thread(units / width, [&](int64_t n) { Of::template run<width>(args, n); });
   };
-  const auto run = [&](auto functions) {
-    if (fits_wide<T>(cell, args.hidden)) {
-      with_width(functions, std::integral_constant<int, kWide<T>>());
+  const bool compiled = lltm_test::visit_stage<kBackward>(form, [&](auto stage) {
+    // Wide whenever possible: test sizes are below the GPU's threshold.
+    if (fits_wide<T>(form.stage->program, args.hidden)) {
+      run(stage, std::integral_constant<int, kWide<T>>());
     } else {
-      with_width(functions, std::integral_constant<int, 1>());
+      run(stage, std::integral_constant<int, 1>());
     }
-  };
-  if (!is_built_in(cell)) {
-    lltm_test::visit_custom_definition(cell, run);
-  } else {
-    visit_cell(
-        cell, [&]<typename Definition>(Definition) { run(DefinitionRegisters<Definition>()); });
+  });
+  if (!compiled) for_each_thread(units, [&](int64_t n) { interpret(form, args, n); });
+  if (!kBackward && lltm_test::fault == lltm_test::Fault::wrong) {
+    args.h.data[args.hidden - 1] = static_cast<T>(2.0F);
   }
-}
-
-template <typename T>
-void launch_forward_on_host(const CellInfo& cell, void** parameters) {
-  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
-  const auto& args = *static_cast<const ForwardArgs<T>*>(parameters[0]);
-  run_elementwise<T>(
-      cell,
-      args,
-      *static_cast<const ForwardAccess*>(parameters[1]),
-      []<typename Cell>(Cell, auto width, auto&... of) { forward_at<Cell, width>(of...); });
-  if (lltm_test::fault == lltm_test::Fault::wrong) {
-    args.h_next.data[args.hidden - 1] = static_cast<T>(2.0F);
-  }
-}
-
-template <typename T, typename D>
-void launch_backward_on_host(const CellInfo& cell, void** parameters) {
-  run_elementwise<T>(
-      cell,
-      *static_cast<const BackwardArgs<T, D>*>(parameters[0]),
-      *static_cast<const BackwardAccess*>(parameters[1]),
-      []<typename Cell>(Cell, auto width, auto&... of) { backward_at<Cell, width>(of...); });
-}
-
-template <typename T, typename D>
-void launch_stage_on_host(const KernelForm& form, void** parameters) {
-  TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
-  const auto& args = *static_cast<const StageArgs<>*>(parameters[0]);
-  const auto for_each = [&](const auto& body) {
-    for_each_thread(*static_cast<const int64_t*>(parameters[2]), body);
-  };
-  if (form.cell->name == lltm_test::kStagedText) {
-    const CellPrograms& programs = *form.cell->programs;
-    const Pass& pass = form.backward ? programs.backward : programs.forward;
-    const auto number = form.stage - pass.stages + (form.backward ? 100 : 0);
-    lltm_test::visit_stage(number, [&]<typename Of>(Of) {
-      for_each([&](int64_t n) { stage_at<Of, 1>(args, StageTypes<T, D>(), n); });
-    });
-  } else {
-    for_each([&](int64_t n) { interpret<T, D>(form, args, n); });
-  }
-  if (lltm_test::fault != lltm_test::Fault::wrong) return;
-  static_cast<T*>(args.ports[form.stage->program.inputs].data)[0] = static_cast<T>(3.0F);
 }
 
 }  // namespace
@@ -426,16 +359,12 @@ bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters
   if (form.is_persistent()) return lltm_test::launch_persistent_on_host(form, grid, parameters);
   ++lltm_test::step_launches;
   lltm_test::visit_type(form.tensor, [&]<typename T>(T*) {
-    if (form.stage != nullptr && form.state == form.tensor) {
-      launch_stage_on_host<T, T>(form, parameters);
-    } else if (form.stage != nullptr) {
-      launch_stage_on_host<T, compute_t<T>>(form, parameters);
-    } else if (!form.backward) {
-      launch_forward_on_host<T>(*form.cell, parameters);
+    if (!form.backward) {
+      launch_on_host<T, compute_t<T>, false>(form, parameters);
     } else if (form.state == form.tensor) {
-      launch_backward_on_host<T, T>(*form.cell, parameters);
+      launch_on_host<T, T, true>(form, parameters);
     } else {
-      launch_backward_on_host<T, compute_t<T>>(*form.cell, parameters);
+      launch_on_host<T, compute_t<T>, true>(form, parameters);
     }
   });
   return true;

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -66,57 +65,6 @@ decltype(auto) visit_type(lltm::cuda::KernelType type, const Body& body) {
     default:
       return body(static_cast<c10::BFloat16*>(nullptr));
   }
-}
-
-// Inputs of a cell's program. Values of a hidden unit, H apart. Omitted values are zero.
-template <typename T>
-void append(
-    std::vector<double>& to,
-    const lltm::Matrix<const T>& matrix,
-    int64_t row,
-    int64_t col,
-    int64_t hidden,
-    int count) {
-  for (int k = 0; k < count; ++k) {
-    const int64_t column = col + k * hidden;
-    to.push_back(
-        matrix.data == nullptr ? 0.0
-                               : static_cast<double>(matrix.row(row)[column * matrix.col_stride]));
-  }
-}
-template <typename T>
-std::vector<double> forward_inputs(
-    const lltm::CellInfo& cell, const lltm::cuda::ForwardArgs<T>& args, int64_t row, int64_t unit) {
-  const int64_t hidden = args.hidden;
-  std::vector<double> in, bias;
-  append(in, args.gates, row, unit, hidden, cell.slots);
-  for (int k = 0; k < cell.slots; ++k) {
-    if (cell.x.contains(k)) append(bias, args.bias_ih, 0, unit + cell.x_blocks[k] * hidden, 0, 1);
-    if (cell.h.contains(k)) append(bias, args.bias_hh, 0, unit + cell.h_blocks[k] * hidden, 0, 1);
-    for (; !bias.empty(); bias.pop_back()) in[k] += bias.back();
-  }
-  append(in, args.c, row, unit, hidden, cell.state_columns());
-  append(in, args.parameters, 0, unit, hidden, cell.parameters);
-  return in;
-}
-
-template <typename T, typename D>
-std::vector<double> backward_inputs(
-    const lltm::CellInfo& cell,
-    const lltm::cuda::BackwardArgs<T, D>& args,
-    int64_t row,
-    int64_t unit) {
-  const int64_t hidden = args.hidden;
-  const int own = cell.reads_h ? 1 : 0;
-  std::vector<double> in, dh;
-  append(in, args.activations, row, unit, hidden, cell.saved);
-  append(in, args.parameters, 0, unit, hidden, cell.parameters);
-  append(dh, args.grad_h, row, unit, hidden, 1);
-  append(dh, args.grad_h_state, row, unit, hidden, 1);
-  append(dh, args.grad_c, row, unit, hidden, own);
-  in.push_back(std::accumulate(dh.begin(), dh.end(), 0.0));
-  append(in, args.grad_c, row, unit + own * hidden, hidden, cell.states);
-  return in;
 }
 
 template <typename Body>

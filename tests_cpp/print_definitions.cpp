@@ -1,14 +1,18 @@
-// Prints the cells of cell_program.h as C++ cell definitions, for host tests.
+// Prints the stages of built-in cells and of the cells of cell_program.h in C++, for host tests,
+// and custom cells as definitions.
+#include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
 #include "cuda/kernel/program_source.h"
 
 #include <iostream>
 #include <string>
+#include <vector>
 
 int main() {
-  std::cout << "#pragma once\n\n#include \"cell/definition.h\"\n#include "
-               "\"cuda/kernel/elementwise_kernels.h\"\n\n#include <stdexcept>\n\n";
+  std::cout << "#pragma once\n\n#include \"cell/definition.h\"\n"
+               "#include \"cuda/kernel/elementwise_kernels.h\"\n"
+               "#include \"cuda/kernel/program_source.h\"\n\n#include <stdexcept>\n\n";
   std::string cases;
   for (const std::string& text : lltm_test::kCellTexts) {
     const lltm::CellInfo& cell = *lltm::find_cell(text);
@@ -17,23 +21,36 @@ int main() {
     cases += "    case " + std::to_string(cell.programs->hash) +
              "ULL:\n      return body(lltm::" + definition + "{});\n";
   }
-  const lltm::CellInfo& staged = *lltm::find_cell(lltm_test::kStagedText);
-  std::string stages;
-  for (const bool backward : {false, true}) {
-    const lltm::Pass& pass = backward ? staged.programs->backward : staged.programs->forward;
-    for (int k = 0; k < pass.count; ++k) {
-      const int number = k + (backward ? 100 : 0);
-      const std::string name = "Stage_" + std::to_string(number);
-      std::cout << lltm::cuda::print_stage(staged, pass.stages[k], backward, name) << '\n';
-      stages +=
-          "    case " + std::to_string(number) + ":\n      return body(lltm::" + name + "{});\n";
+  std::vector<std::string> names = lltm_test::kCellTexts;
+  names.push_back(lltm_test::kStagedText);
+  for (const lltm::CellInfo* const cell : lltm::kCells) names.emplace_back(cell->name);
+  std::string stages[2];
+  for (const std::string& name : names) {
+    const lltm::CellInfo& cell = *lltm::find_cell(name);
+    for (const bool backward : {false, true}) {
+      const lltm::Pass& pass = backward ? cell.backward() : cell.forward();
+      for (int k = 0; k < pass.count; ++k) {
+        const std::string number = std::to_string(k);
+        const std::string stage =
+            std::string(backward ? "Backward_" : "Forward_") + number + "_" + cell.title();
+        std::cout << lltm::cuda::print_stage(cell, pass.stages[k], backward, stage) << '\n';
+        stages[backward] += "    if (hash == " + std::to_string(cell.programs->hash) +
+                            "ULL && number == " + number + ") return body(lltm::cuda::" + stage +
+                            "{}), true;\n";
+      }
     }
   }
   std::cout << "namespace lltm_test {\n\n"
-            << "// Calls body with a stage of kStagedText; backward counts from 100.\n"
-            << "template <typename Body>\nvoid visit_stage(int number, const Body& body) {\n"
-            << "  switch (number) {\n"
-            << stages << "  }\n  throw std::logic_error(\"a stage of another cell\");\n}\n\n"
+            << "// Calls body with the stage, or returns false.\n"
+            << "template <bool kBackward, typename Body>\n"
+            << "bool visit_stage(const lltm::cuda::KernelForm& form, const Body& body) {\n"
+            << "  const lltm::CellPrograms& programs = *form.cell->programs;\n"
+            << "  const auto hash = programs.hash;\n"
+            << "  if constexpr (kBackward) {\n"
+            << "    const auto number = form.stage - programs.backward.stages;\n"
+            << stages[true] << "  } else {\n"
+            << "    const auto number = form.stage - programs.forward.stages;\n"
+            << stages[false] << "  }\n  return false;\n}\n\n"
             << "// Calls body with the definition of a cell of kCellTexts.\n"
             << "template <typename Body>\n"
             << "void visit_custom_definition(const lltm::CellInfo& cell, const Body& body) {\n"

@@ -60,8 +60,9 @@ TYPED_TEST_SUITE(CudaAccess, Types);
 
 TYPED_TEST(CudaAccess, OnlyAlignedDataIsReadSixteenBytesAtATime) {
   alignas(16) const TypeParam data[2] = {};
-  const auto wide = [&](int64_t offset, int64_t row_stride, int64_t col_stride) {
-    return is_wide(Matrix<const TypeParam>{data + offset, row_stride, col_stride});
+  const auto wide = [&](int64_t offset, int64_t row_stride, int64_t col_stride, int64_t block = 8) {
+    return stage_matrix(Matrix<const TypeParam>{data + offset, row_stride, col_stride}, block)
+        .is_wide;
   };
   EXPECT_TRUE(wide(0, 16, 1));
   EXPECT_TRUE(wide(0, 32, 1));
@@ -69,6 +70,7 @@ TYPED_TEST(CudaAccess, OnlyAlignedDataIsReadSixteenBytesAtATime) {
   EXPECT_FALSE(wide(0, 19, 1)) << "rows out of line";
   EXPECT_FALSE(wide(0, 48, 3)) << "every third column";
   EXPECT_FALSE(wide(0, 0, 0)) << "expanded";
+  EXPECT_FALSE(wide(0, 16, 1, 7)) << "blocks out of line";
 }
 
 // Compares a printed function with its program, relative to the largest value of each output.

@@ -89,21 +89,19 @@ void PrintTo(const Kind& kind, std::ostream* stream) {
 
 const bool kOneCell = std::getenv("LLTM_TEST_CELL") != nullptr;
 
-std::vector<const CellInfo*> cells() {
+std::vector<const CellInfo*> cells(bool staged) {
+  std::vector<std::string> texts = lltm_test::kCellTexts;
+  for (const CellInfo* const cell : kCells) texts.emplace_back(cell->name);
+  if (staged) texts.push_back(lltm_test::kStagedText);
   std::vector<const CellInfo*> cells;
-  if (!kOneCell) {
-    for (const CellInfo* const cell : kCells) cells.push_back(find_cell(cell->name));
-  }
-  for (const std::string& text : lltm_test::given_cell_or(lltm_test::kCellTexts)) {
-    cells.push_back(find_cell(text));
-  }
+  for (const std::string& text : lltm_test::given_cell_or(texts)) cells.push_back(find_cell(text));
   return cells;
 }
 class ElementwiseKernels : public testing::TestWithParam<std::tuple<const CellInfo*, Kind>> {};
 INSTANTIATE_TEST_SUITE_P(
     Cells,
     ElementwiseKernels,
-    testing::Combine(testing::ValuesIn(cells()), testing::ValuesIn(kKinds)),
+    testing::Combine(testing::ValuesIn(cells(/*staged=*/true)), testing::ValuesIn(kKinds)),
     [](const auto& info) {
       return std::get<0>(info.param)->title() + std::string("_") + std::get<1>(info.param).name;
     });
@@ -138,62 +136,38 @@ void expect_no_spills(
   }
 }
 
-void check_elementwise(const CellInfo& cell, const Kind& kind, bool backward) {
+void check_elementwise(KernelForm form, int wide_width) {
   const int hidden = 64;  // any size whose rows consist of full accesses
-  const bool fits = kind.width == 2   ? fits_wide<double>(cell, hidden)
-                    : kind.width == 4 ? fits_wide<float>(cell, hidden)
-                                      : fits_wide<c10::Half>(cell, hidden);
-  KernelForm form = {&cell, backward, kind.tensor, kind.state, 1};
-  for (const int width : fits ? std::vector<int>{1, kind.width} : std::vector<int>{1}) {
+  const Program& program = form.stage->program;
+  const bool fits = wide_width == 2   ? fits_wide<double>(program, hidden)
+                    : wide_width == 4 ? fits_wide<float>(program, hidden)
+                                      : fits_wide<c10::Half>(program, hidden);
+  for (const int width : fits ? std::vector<int>{1, wide_width} : std::vector<int>{1}) {
     SCOPED_TRACE(testing::Message() << kernel_name(form) << ", width " << width);
     form.width = width;
-    if (backward) {
-      expect_no_spills(
-          form,
-          {{"Args", sizeof(BackwardArgs<float, float>)},
-           {"BackwardAccess", sizeof(BackwardAccess)}});
-    } else {
-      expect_no_spills(
-          form, {{"Args", sizeof(ForwardArgs<float>)}, {"ForwardAccess", sizeof(ForwardAccess)}});
-    }
+    expect_no_spills(form, {{"Args", sizeof(StageArgs<float, float, false>)}});
   }
   // The driver compiles this form for future GPUs.
   const std::string ptx = compile(print_kernel(form), 999);
   EXPECT_NE(ptx.find(".target sm_"), std::string::npos);
   EXPECT_NE(ptx.find(std::string(".entry ") + kernel_name(form)), std::string::npos);
   for (const std::string access : {"ld.global.", "st.global."}) {
-    const std::string wide = access + (kind.width == 2 ? "v2.f64" : "v4.");
+    const std::string wide = access + (wide_width == 2 ? "v2.f64" : "v4.");
     EXPECT_EQ(ptx.find(wide) != std::string::npos, fits) << kernel_name(form) << ": " << wide;
   }
 }
 
 TEST_P(ElementwiseKernels, CompileForEachGpuWithoutSpillsAndWithWideAccesses) {
   const auto& [cell, kind] = GetParam();
-  if (!cell->is_element_wise()) return;
-  check_elementwise(*cell, kind, /*backward=*/true);
-  // Forward has no state gradients.
-  const bool is_step = kind.tensor == kind.state && kind.width == 8;
-  if (!is_step) check_elementwise(*cell, kind, /*backward=*/false);
-}
-
-TEST(StageKernels, CompileForEachGpuWithoutSpills) {
-  const CellInfo& cell = *find_cell(lltm_test::given_cell_or({lltm_test::kStagedText})[0]);
   for (const bool backward : {false, true}) {
-    const Pass& pass = backward ? cell.programs->backward : cell.programs->forward;
-    EXPECT_TRUE(kOneCell || pass.count == 3);
+    const bool is_step = kind.tensor == kind.state && kind.width == 8;
+    if (is_step && !backward) continue;  // forward has no state gradients
+    const Pass& pass = backward ? cell->backward() : cell->forward();
+    EXPECT_TRUE(pass.count == 3 || cell->name != lltm_test::kStagedText);
     for (int stage = 0; stage < pass.count; ++stage) {
-      for (const Kind& kind : kKinds) {
-        const bool is_step = kind.tensor == kind.state && kind.width == 8;
-        if (is_step && !backward) continue;  // forward has no state gradients
-        if (kOneCell && !kCompilesAll && kind.tensor != KernelType::kHalf) continue;
-        SCOPED_TRACE(testing::Message() << kind.name << ", " << backward << ", " << stage);
-        KernelForm form = {&cell, backward, kind.tensor, kind.state, 1};
-        form.stage = &pass.stages[stage];
-        const Program& program = pass.stages[stage].program;
-        const size_t ports = program.inputs + program.outputs;
-        const size_t size = sizeof(StageArgs<1>) + (ports - 1) * sizeof(StagePort);
-        expect_no_spills(form, {{"Args", size}});
-      }
+      SCOPED_TRACE(testing::Message() << "stage " << stage);
+      check_elementwise(
+          {cell, backward, kind.tensor, kind.state, 1, &pass.stages[stage]}, kind.width);
     }
   }
 }
@@ -217,7 +191,9 @@ INSTANTIATE_TEST_SUITE_P(
     Cells,
     PersistentKernels,
     testing::Combine(
-        testing::ValuesIn(cells()), testing::ValuesIn(persistent_types()), testing::Bool()),
+        testing::ValuesIn(cells(/*staged=*/false)),
+        testing::ValuesIn(persistent_types()),
+        testing::Bool()),
     [](const auto& info) {
       const char* const direction = std::get<2>(info.param) ? "backward_" : "forward_";
       return std::string(direction) + std::get<0>(info.param)->title() + "_" +
@@ -319,8 +295,9 @@ TEST(Nvrtc, TheKeyContainsEverythingThatDeterminesTheCode) {
 TEST(Nvrtc, KernelsOfTheLibraryAreNotCompiled) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path() / "lltm-kernels";
+  const CellInfo& cell = *find_cell("lltm");
   KernelForm form = {
-      find_cell("lltm"), /*backward=*/false, KernelType::kHalf, KernelType::kFloat, 1};
+      &cell, /*backward=*/false, KernelType::kHalf, KernelType::kFloat, 1, cell.forward().stages};
   ::setenv("LLTM_CACHE_DIR", folder.c_str(), /*overwrite=*/1);
   cached(kernel_key(print_kernel(form), 86), [] { return "compiled before"; });
   ::setenv("LLTM_CACHE_DIR", "", /*overwrite=*/1);
@@ -331,7 +308,7 @@ TEST(Nvrtc, KernelsOfTheLibraryAreNotCompiled) {
   };
   expect_compiled(80);
   expect_compiled(90);
-  form.backward = true;
+  form.width = 8;
   expect_compiled(86);
   fs::remove_all(folder);
   EXPECT_EQ(embedded_folder(), "");

@@ -36,12 +36,6 @@ struct ProgramSizes {
         forward_out(1 + cell.states + cell.saved),
         backward_in(cell.saved + cell.parameters + 1 + cell.states),
         backward_out(cell.grad_columns() + cell.state_columns()) {}
-
-  constexpr int most() const {
-    const int of_forward = forward_in > forward_out ? forward_in : forward_out;
-    const int of_backward = backward_in > backward_out ? backward_in : backward_out;
-    return of_forward > of_backward ? of_forward : of_backward;
-  }
 };
 
 namespace {

@@ -1,5 +1,6 @@
-// Cell programs: straight-line register code of the element-wise part, per hidden unit. Custom
-// cells' kernels run it over blocks of units; the ATen fallback runs it on tensors, for every cell.
+// Cell programs: straight-line register code of the element-wise part, per hidden unit. On the CPU,
+// custom cells' kernels run it over blocks of units. For every cell, the ATen fallback runs it on
+// tensors, and the element-wise kernels on CUDA are compiled from it.
 //
 // Registers, in order: inputs, outputs (written once), constants, temporaries. Inputs and constants
 // are never written.

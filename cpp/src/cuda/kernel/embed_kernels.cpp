@@ -2,6 +2,7 @@
 //
 //     lltm_embed_kernels capability [H...]
 #include "cell/cells.h"
+#include "cell/registry.h"
 #include "cuda/kernel/embedded_kernels.h"
 #include "cuda/kernel/kernel_cache.h"
 #include "cuda/kernel/nvrtc.h"
@@ -20,7 +21,7 @@ int main(int argc, char** argv) {
   for (int k = 2; k < argc; ++k) sizes.push_back(std::stoll(argv[k]));
   std::vector<std::string> sources;
   for (const lltm::CellInfo* const cell : lltm::kCells) {
-    for (const KernelForm& form : embedded_kernels(*cell, sizes)) {
+    for (const KernelForm& form : embedded_kernels(*lltm::find_cell(cell->name), sizes)) {
       sources.push_back(print_kernel(form));
     }
   }

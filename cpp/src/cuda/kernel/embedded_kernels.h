@@ -33,9 +33,10 @@ inline std::set<KernelForm> embedded_kernels(
   const auto add = [&]<typename T>(T*) {
     constexpr KernelType kType = kKernelType<T>, kCompute = kKernelType<compute_t<T>>;
     for (const int width : {1, kWide<T>}) {
-      forms.insert({&cell, /*backward=*/false, kType, kCompute, width});
-      forms.insert({&cell, /*backward=*/true, kType, kCompute, width});
-      forms.insert({&cell, /*backward=*/true, kType, kType, width});
+      forms.insert({&cell, /*backward=*/false, kType, kCompute, width, cell.forward().stages});
+      for (const KernelType state : {kCompute, kType}) {
+        forms.insert({&cell, /*backward=*/true, kType, state, width, cell.backward().stages});
+      }
     }
     if constexpr (sizeof(T) <= sizeof(float)) {
       add_persistent(static_cast<PersistentForwardArgs<T>*>(nullptr));

@@ -1,7 +1,6 @@
 // Types and the element-wise kernels on a GPU, compiled by NVRTC.
 #pragma once
 
-#include "cell/cells.h"
 #include "cuda/kernel/elementwise_kernels.h"
 
 #include <cstdint>
@@ -37,24 +36,13 @@ struct BFloat16 {
   }
 };
 
-template <int kId, typename Definition, typename... Others>
-auto definition_of(CellList<Definition, Others...>) {
-  if constexpr (kId == Cells::native<Definition>()) {
-    return Definition{};
-  } else {
-    return definition_of<kId>(CellList<Others...>());
-  }
-}
-template <int kId>
-using BuiltIn = decltype(definition_of<kId>(Cells()));
-
 }  // namespace
 }  // namespace lltm::cuda
 
-// Of Definition, in this namespace.
-#define LLTM_ELEMENTWISE_KERNEL(name, Access, compute_at, kWidth)          \
-  extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)  \
-      name(const Args args, const Access wide, const std::int64_t count) { \
-    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);              \
-    if (n < count) compute_at<Definition, kWidth>(args, wide, n);          \
+// Of Definition, a stage, and its Args, in this namespace.
+#define LLTM_STAGE_KERNEL(name, kWidth)                                   \
+  extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks) \
+      name(const Args args, const std::int64_t count) {                   \
+    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);             \
+    if (n < count) Definition::run<kWidth>(args, n);                      \
   }

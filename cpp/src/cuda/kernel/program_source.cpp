@@ -67,6 +67,33 @@ void print_blocks(std::ostream& to, const char* name, int slots, const int* bloc
   to << "},\n";
 }
 
+// The matrix in StageArgs and the block of a stage's value.
+struct Source {
+  const char* matrix;
+  int block;
+};
+Source source_of(const CellInfo& cell, const Port& port, bool is_output) {
+  const int k = port.index;
+  switch (port.place) {
+    case Place::kGate:
+      return {"gates", k};
+    case Place::kParameter:
+      return is_output ? Source{"gates", cell.slots + k} : Source{"bias_ih", cell.x.count() + k};
+    case Place::kState:
+      return {is_output ? "next_states" : "states", k};
+    case Place::kH:
+      return {"h", 0};
+    case Place::kSaved:
+      return {"saved", k};
+    case Place::kOperand:
+      return {"operands", k};
+    case Place::kMean:
+      return {is_output ? "terms" : "means", k};
+    default:
+      return {"kept", k};
+  }
+}
+
 }  // namespace
 
 std::string print_definition(const CellInfo& cell, const std::string& name) {
@@ -100,61 +127,45 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
 
 std::string print_stage(
     const CellInfo& cell, const Stage& stage, bool backward, const std::string& name) {
-  const int inputs = stage.program.inputs;
-  const auto type = [&](const Port& port) {
-    constexpr const char* kNames[] = {"T", "D", "V"};
-    return kNames[static_cast<int>(value_type(port.place, backward))];
-  };
+  const int inputs = stage.program.inputs, outputs = stage.program.outputs;
   std::ostringstream to = new_stream();
-  const auto load = [&](const char* of_type, const char* from, int block) {
-    to << "cuda::load<" << of_type << ">(args." << from << ", ";
-    block == 0 ? to << "at)" : to << "cuda::in_block(at, args.hidden, " << block << "))";
+  const auto move = [&](const char* function, const Source& source, const char* values, int k) {
+    to << "    " << function << "(args." << source.matrix << ", at, " << source.block << ", "
+       << values << "[" << k << "]);\n";
   };
-  to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n";
+  to << "namespace lltm::cuda {\nnamespace {\n\nstruct " << name << " {\n";
   print_program(to, stage.program, "compute");
-  to << "\n  template <typename T, typename D, typename Args, typename Position>\n"
-     << "  static LLTM_CELL_INLINE void run(const Args& args, const Position& at) {\n"
-     << "    using V = compute_t<T>;\n    const V in[] = {";
+  to << "\n  template <int kWidth, typename Args>\n"
+     << "  static LLTM_CELL_INLINE void run(const Args& args, std::int64_t n) {\n"
+     << "    Position at = position(n, args.hidden / kWidth);\n    at.col *= kWidth;\n"
+     << "    typename Args::V in[" << std::max(inputs, 1) << "][kWidth], out[" << outputs
+     << "][kWidth];\n";
   for (int k = 0; k < inputs; ++k) {
     const auto [place, index] = stage.ports[k];
-    load(type(stage.ports[k]), numbered("ports[", k, "]").c_str(), 0);
+    const bool is_of_row = place == Place::kMean ||
+                           (place == Place::kSaved && (cell.programs->per_row >> index & 1) != 0);
+    move(is_of_row ? "load_of_row" : "load", source_of(cell, stage.ports[k], false), "in", k);
     if (place == Place::kGate && cell.x.contains(index)) {
-      to << " + ";
-      load("T", "bias_ih", cell.x_blocks[index]);
+      move("add", {"bias_ih", cell.x_blocks[index]}, "in", k);
     }
     if (place == Place::kGate && cell.h.contains(index)) {
-      to << " + ";
-      load("T", "bias_hh", cell.h_blocks[index]);
+      move("add", {"bias_hh", cell.h_blocks[index]}, "in", k);
     }
-    if (place == Place::kH) {
-      to << " + ";
-      load("D", "h_of_gemm", 0);
-      if (cell.reads_h) {
-        to << " + ";
-        load("D", "h_of_state", 0);
-      }
-    }
-    to << ",\n        ";
+    if (place == Place::kH) move("add", {"h_of_gemm", 0}, "in", k);
+    if (place == Place::kH && cell.reads_h) move("add", {"states", 0}, "in", k);
   }
-  to << (inputs == 0 ? "V(0)" : "") << "};\n    V out[" << stage.program.outputs
-     << "];\n    compute(in, out);\n";
-  const auto store = [&](const char* of_type, const std::string& port, int output) {
-    to << "    cuda::store<" << of_type << ">(args." << port << ", at, out[" << output << "]);\n";
-  };
-  for (int k = 0; k < stage.program.outputs; ++k) {
+  to << "    compute_each<" << name << ">(in, out);\n";
+  for (int k = 0; k < outputs; ++k) {
     const Port& port = stage.ports[inputs + k];
-    store(type(port), numbered("ports[", inputs + k, "]"), k);
-    if (port.place == Place::kH) {
-      store("T", "h_of_gemm", k);
-      if (cell.reads_h) store("T", "h_of_state", k);
-    }
+    move("store", source_of(cell, port, true), "out", k);
+    if (port.place == Place::kH) move("store", {"h_of_gemm", 0}, "out", k);
+    if (port.place == Place::kH && cell.reads_h) move("store", {"next_states", 0}, "out", k);
   }
-  to << "  }\n};\n\n}  // namespace\n}  // namespace lltm\n";
+  to << "  }\n};\n\n}  // namespace\n}  // namespace lltm::cuda\n";
   return to.str();
 }
 
 const char* kernel_name(const KernelForm& form) {
-  if (form.stage != nullptr) return "lltm_stage";
   if (form.is_persistent()) {
     return form.backward ? "lltm_persistent_backward" : "lltm_persistent_forward";
   }
@@ -163,40 +174,28 @@ const char* kernel_name(const KernelForm& form) {
 
 std::string print_kernel(const KernelForm& form) {
   constexpr const char* kTypes[] = {"double", "float", "Half", "BFloat16"};
-  const char* const direction = form.backward ? "Backward" : "Forward";
+  const char* const tensor = kTypes[static_cast<int>(form.tensor)];
   std::ostringstream to = new_stream();
-  to << "#include \"cuda/kernel/" << (form.is_persistent() ? "persistent" : "program")
-     << "_gpu.h\"\n\n";
-  if (form.stage != nullptr) {
-    const Program& program = form.stage->program;
-    to << print_stage(*form.cell, *form.stage, form.backward, "Definition")
-       << "\nnamespace lltm::cuda {\nusing Args = StageArgs<" << program.inputs + program.outputs
-       << ">;\nusing Types = StageTypes<" << kTypes[static_cast<int>(form.tensor)] << ", "
-       << kTypes[static_cast<int>(form.state)] << ">;\nLLTM_ELEMENTWISE_KERNEL("
-       << kernel_name(form) << ", Types, stage_at, 1)\n}\n";
+  if (!form.is_persistent()) {
+    to << "#include \"cuda/kernel/program_gpu.h\"\n\n"
+       << print_stage(*form.cell, *form.stage, form.backward, "Definition")
+       << "\nnamespace lltm::cuda {\nusing Args = StageArgs<" << tensor << ", "
+       << kTypes[static_cast<int>(form.state)] << ", " << (form.backward ? "true" : "false")
+       << ">;\nLLTM_STAGE_KERNEL(" << kernel_name(form) << ", " << form.width << ")\n}\n";
     return to.str();
   }
+  to << "#include \"cuda/kernel/persistent_gpu.h\"\n\n";
   const bool is_custom = !is_built_in(*form.cell);
   if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
   to << "namespace lltm::cuda {\n";
   if (!is_custom) {
     to << "using Definition = DefinitionRegisters<BuiltIn<" << form.cell->native << ">>;\n";
   }
-  to << "using Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
-     << (form.is_persistent() ? "Persistent" : "") << direction << "Args<"
-     << kTypes[static_cast<int>(form.tensor)];
-  if (form.backward && !form.is_persistent()) to << ", " << kTypes[static_cast<int>(form.state)];
-  to << (form.directions > 1 ? ">" : "") << ">;\nLLTM_"
-     << (form.is_persistent() ? "PERSISTENT" : "ELEMENTWISE") << "_KERNEL(" << kernel_name(form)
-     << ", ";
-  if (form.is_persistent()) {
-    to << form.units << ", " << form.shared_units << ", " << form.tiles << ", " << form.tf32 << ", "
-       << form.heads;
-  } else {
-    to << direction << "Access, " << (form.backward ? "backward" : "forward") << "_at, "
-       << form.width;
-  }
-  to << ")\n}\n";
+  to << "using Args = " << (form.directions > 1 ? "DirectionArgs<" : "") << "Persistent"
+     << (form.backward ? "Backward" : "Forward") << "Args<" << tensor
+     << (form.directions > 1 ? ">" : "") << ">;\nLLTM_PERSISTENT_KERNEL(" << kernel_name(form)
+     << ", " << form.units << ", " << form.shared_units << ", " << form.tiles << ", " << form.tf32
+     << ", " << form.heads << ")\n}\n";
   return to.str();
 }
 

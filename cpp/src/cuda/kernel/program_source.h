@@ -13,13 +13,13 @@ namespace lltm::cuda {
 
 enum class KernelType : unsigned char { kDouble, kFloat, kHalf, kBFloat16 };
 
-// An element-wise kernel (`width`) of a cell or a stage, or a persistent kernel (the last line).
+// An element-wise kernel (`width`, `stage`) or a persistent kernel (the last line).
 struct KernelForm {
-  const CellInfo* cell;
+  const CellInfo* cell;  // with programs
   bool backward;
-  KernelType tensor, state;      // T and D of elementwise.h
-  int width = 0;                 // units per thread
-  const Stage* stage = nullptr;  // of several
+  KernelType tensor, state;  // T and D of elementwise.h
+  int width = 0;             // units per thread
+  const Stage* stage = nullptr;
   int units = 0, shared_units = 0, tiles = 0, tf32 = 0, heads = 0,
       directions = 0;  // PersistentKernel
 
@@ -27,29 +27,10 @@ struct KernelForm {
   auto operator<=>(const KernelForm&) const = default;
 };
 
-// A cell definition for elementwise_kernels.h: struct `name`, in C++ for host and device.
+// A cell definition for persistent_kernels.h: struct `name`, in C++ for host and device.
 std::string print_definition(const CellInfo& cell, const std::string& name);
 
-// The element type of a stage's value: that of the tensors, of the gradients of states, or the
-// compute type.
-enum class ValueType { kTensor, kState, kCompute };
-constexpr ValueType value_type(Place place, bool backward) {
-  switch (place) {
-    case Place::kGate:
-      return backward ? ValueType::kTensor : ValueType::kCompute;
-    case Place::kState:
-      return backward ? ValueType::kState : ValueType::kTensor;
-    case Place::kOperand:
-      return backward ? ValueType::kCompute : ValueType::kTensor;
-    case Place::kMean:
-    case Place::kKept:
-      return ValueType::kCompute;
-    default:
-      return ValueType::kTensor;
-  }
-}
-
-// The same for a stage: run<T, D>(args, position) computes a hidden unit.
+// The same for a stage: run<kWidth>(args, n) computes the n-th piece of kWidth hidden units.
 std::string print_stage(
     const CellInfo& cell, const Stage& stage, bool backward, const std::string& name);
 
