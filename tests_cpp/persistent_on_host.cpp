@@ -96,11 +96,9 @@ bool launch(const KernelForm& form, const Grid& grid, const DirectionArgs<Args>&
     }
   };
   if (lltm::is_built_in(*form.cell)) {
-    visit_cell(*form.cell, [&]<typename Definition>(Definition) {
-      run(DefinitionRegisters<Definition>(), std::false_type());
-    });
+    lltm_test::visit_definition<true>(*form.cell, [&](auto cell) { run(cell, std::false_type()); });
   } else {
-    lltm_test::visit_custom_definition(*form.cell, [&](auto cell) { run(cell, std::true_type()); });
+    lltm_test::visit_definition<false>(*form.cell, [&](auto cell) { run(cell, std::true_type()); });
   }
   for (int n = 0; n < grid.z; ++n) {
     const LaunchWords& words = args.of[n].words;

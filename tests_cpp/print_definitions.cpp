@@ -1,5 +1,5 @@
-// Prints the stages of built-in cells and of the cells of cell_program.h in C++, for host tests,
-// and custom cells as definitions.
+// Prints built-in cells and the cells of cell_program.h in C++, for host tests: their stages, and
+// of cells with one stage the definitions.
 #include "cell/cells.h"
 #include "cell/registry.h"
 #include "cell_program.h"
@@ -13,17 +13,18 @@ int main() {
   std::cout << "#pragma once\n\n#include \"cell/definition.h\"\n"
                "#include \"cuda/kernel/elementwise_kernels.h\"\n"
                "#include \"cuda/kernel/program_source.h\"\n\n#include <stdexcept>\n\n";
-  std::string cases;
-  for (const std::string& text : lltm_test::kCellTexts) {
-    const lltm::CellInfo& cell = *lltm::find_cell(text);
+  std::vector<std::string> names = lltm_test::kCellTexts;
+  for (const lltm::CellInfo* const cell : lltm::kCells) names.emplace_back(cell->name);
+  std::string definitions[2];  // custom, built-in
+  for (const std::string& name : names) {
+    const lltm::CellInfo& cell = *lltm::find_cell(name);
     const std::string definition = std::string("Definition_") + cell.title();
     std::cout << lltm::cuda::print_definition(cell, definition) << '\n';
-    cases += "    case " + std::to_string(cell.programs->hash) +
-             "ULL:\n      return body(lltm::" + definition + "{});\n";
+    definitions[lltm::is_built_in(cell)] +=
+        "    if (hash == " + std::to_string(cell.programs->hash) +
+        "ULL) return body(lltm::" + definition + "{});\n";
   }
-  std::vector<std::string> names = lltm_test::kCellTexts;
   names.push_back(lltm_test::kStagedText);
-  for (const lltm::CellInfo* const cell : lltm::kCells) names.emplace_back(cell->name);
   std::string stages[2];
   for (const std::string& name : names) {
     const lltm::CellInfo& cell = *lltm::find_cell(name);
@@ -51,11 +52,13 @@ int main() {
             << stages[true] << "  } else {\n"
             << "    const auto number = form.stage - programs.forward.stages;\n"
             << stages[false] << "  }\n  return false;\n}\n\n"
-            << "// Calls body with the definition of a cell of kCellTexts.\n"
-            << "template <typename Body>\n"
-            << "void visit_custom_definition(const lltm::CellInfo& cell, const Body& body) {\n"
-            << "  switch (cell.programs->hash) {\n"
-            << cases << "  }\n"
-            << "  throw std::logic_error(\"a cell that is not among kCellTexts\");\n"
+            << "// Calls body with the definition of a cell of kCellTexts, or of a built-in cell.\n"
+            << "template <bool kBuiltIn, typename Body>\n"
+            << "void visit_definition(const lltm::CellInfo& cell, const Body& body) {\n"
+            << "  const auto hash = cell.programs->hash;\n"
+            << "  if constexpr (kBuiltIn) {\n"
+            << definitions[true] << "  } else {\n"
+            << definitions[false] << "  }\n"
+            << "  throw std::logic_error(\"a cell whose definition was not printed\");\n"
             << "}\n\n}  // namespace lltm_test\n";
 }

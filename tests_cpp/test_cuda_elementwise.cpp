@@ -101,7 +101,7 @@ void expect_printed_source_is_correct() {
   for (const std::string& text : lltm_test::kCellTexts) {
     const CellInfo& cell = *find_cell(text);
     SCOPED_TRACE(cell.title());
-    lltm_test::visit_custom_definition(cell, [&]<typename Cell>(Cell) {
+    lltm_test::visit_definition<false>(cell, [&]<typename Cell>(Cell) {
       constexpr ProgramSizes sizes(Cell::kCell);
       expect_values_of<sizes.forward_in, sizes.forward_out, V>(
           cell.programs->forward.program(),

@@ -13,17 +13,6 @@
 namespace lltm::cuda {
 namespace {
 
-template <int kId, typename Definition, typename... Others>
-auto definition_of(CellList<Definition, Others...>) {
-  if constexpr (kId == Definition::kCell.id) {
-    return Definition{};
-  } else {
-    return definition_of<kId>(CellList<Others...>());
-  }
-}
-template <int kId>
-using BuiltIn = decltype(definition_of<kId>(Cells()));
-
 extern __shared__ Words shared_memory[];
 
 // The `Machine` of persistent_kernels.h.

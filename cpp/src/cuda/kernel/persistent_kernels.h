@@ -21,7 +21,7 @@
 // conditions around their calls are uniform.
 #pragma once
 
-#include "cell/cells.h"
+#include "cell/definition.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/persistent.h"
 

@@ -185,14 +185,9 @@ std::string print_kernel(const KernelForm& form) {
     return to.str();
   }
   to << "#include \"cuda/kernel/persistent_gpu.h\"\n\n";
-  const bool is_custom = !is_built_in(*form.cell);
-  if (is_custom) to << print_definition(*form.cell, "Definition") << '\n';
-  to << "namespace lltm::cuda {\n";
-  if (!is_custom) {
-    to << "using Definition = DefinitionRegisters<BuiltIn<" << form.cell->native << ">>;\n";
-  }
-  to << "using Args = " << (form.directions > 1 ? "DirectionArgs<" : "") << "Persistent"
-     << (form.backward ? "Backward" : "Forward") << "Args<" << tensor
+  to << print_definition(*form.cell, "Definition")
+     << "\nnamespace lltm::cuda {\nusing Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
+     << "Persistent" << (form.backward ? "Backward" : "Forward") << "Args<" << tensor
      << (form.directions > 1 ? ">" : "") << ">;\nLLTM_PERSISTENT_KERNEL(" << kernel_name(form)
      << ", " << form.units << ", " << form.shared_units << ", " << form.tiles << ", " << form.tf32
      << ", " << form.heads << ")\n}\n";
