@@ -113,8 +113,8 @@ def _pre_activations(
     gates_x, gates_h, _, _, gates_input, products = equations[:6]
     size, count = read.shape[1], len(gates_input)
     x, *from_input = x.split([x.shape[1] - count * size, *[size] * count], dim=1)
-    z_x = F.linear(x, weight_ih, bias_ih).split(size, dim=1)
-    z_h = F.linear(read, weight_hh, bias_hh).split(size, dim=1)
+    z_x = F.linear(x, weight_ih, bias_ih).chunk(max(1, len(gates_x)), dim=1)
+    z_h = F.linear(read, weight_hh, bias_hh).chunk(max(1, len(gates_h)), dim=1)
     z: dict[str, Any] = dict.fromkeys((*gates_x, *gates_h, *gates_input), 0)
     z |= zip((*gates_x, *gates_input), (*z_x[: len(gates_x)], *from_input), strict=True)
 
