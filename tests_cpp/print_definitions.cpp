@@ -34,7 +34,7 @@ int main() {
         const std::string number = std::to_string(k);
         const std::string stage =
             std::string(backward ? "Backward_" : "Forward_") + number + "_" + cell.title();
-        std::cout << lltm::cuda::print_stage(cell, pass.stages[k], backward, stage) << '\n';
+        std::cout << lltm::cuda::print_stage(cell, pass.stages[k], stage) << '\n';
         stages[backward] += "    if (hash == " + std::to_string(cell.programs->hash) +
                             "ULL && number == " + number + ") return body(lltm::cuda::" + stage +
                             "{}), true;\n";

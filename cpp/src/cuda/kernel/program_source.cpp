@@ -125,8 +125,7 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   return to.str();
 }
 
-std::string print_stage(
-    const CellInfo& cell, const Stage& stage, bool backward, const std::string& name) {
+std::string print_stage(const CellInfo& cell, const Stage& stage, const std::string& name) {
   const int inputs = stage.program.inputs, outputs = stage.program.outputs;
   std::ostringstream to = new_stream();
   const auto move = [&](const char* function, const Source& source, const char* values, int k) {
@@ -178,7 +177,7 @@ std::string print_kernel(const KernelForm& form) {
   std::ostringstream to = new_stream();
   if (!form.is_persistent()) {
     to << "#include \"cuda/kernel/program_gpu.h\"\n\n"
-       << print_stage(*form.cell, *form.stage, form.backward, "Definition")
+       << print_stage(*form.cell, *form.stage, "Definition")
        << "\nnamespace lltm::cuda {\nusing Args = StageArgs<" << tensor << ", "
        << kTypes[static_cast<int>(form.state)] << ", " << (form.backward ? "true" : "false")
        << ">;\nLLTM_STAGE_KERNEL(" << kernel_name(form) << ", " << form.width << ")\n}\n";
