@@ -55,14 +55,15 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
           if (own.size() == 0) return true;
           const int64_t member = worker % team;
           const Range tiles = share(divide_up(m_, kMaxRows), grid.rows, member / grid.columns);
-          return work(Share{
-              {all.begin + own.begin, all.begin + own.end},
-              {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
-              share(bands_.count, grid.columns, member % grid.columns),
-              a_.rows.from((worker / packers * buffers + slice % buffers) * m_),
-              b_.rows.row(worker * most),
-              c + worker / team * c_.stride(0),
-              member});
+          return work(
+              Share{
+                  {all.begin + own.begin, all.begin + own.end},
+                  {tiles.begin * kMaxRows, std::min(tiles.end * kMaxRows, m_)},
+                  share(bands_.count, grid.columns, member % grid.columns),
+                  a_.rows.from((worker / packers * buffers + slice % buffers) * m_),
+                  b_.rows.row(worker * most),
+                  c + worker / team * c_.stride(0),
+                  member});
         });
       };
       for (int64_t slice = 0; slice < slices; ++slice) {
