@@ -1,5 +1,6 @@
 #include "persistent_on_host.h"
 
+#include "cell/cells.h"
 #include "cuda/kernel/persistent_kernels.h"
 #include "cuda_on_host.h"
 #include "custom_definitions.h"

@@ -2,6 +2,8 @@
 // bitwise with a single thread. Without ATen, so that the sanitizer instruments the entire program.
 #include "persistent_on_host.h"
 
+#include "cell/cells.h"
+
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
