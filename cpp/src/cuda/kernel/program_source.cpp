@@ -1,6 +1,5 @@
 #include "cuda/kernel/program_source.h"
 
-#include "cell/cells.h"
 #include "cell/program_compiler.h"
 
 #include <algorithm>
@@ -183,8 +182,8 @@ std::string print_kernel(const KernelForm& form) {
        << ">;\nLLTM_STAGE_KERNEL(" << kernel_name(form) << ", " << form.width << ")\n}\n";
     return to.str();
   }
-  to << "#include \"cuda/kernel/persistent_gpu.h\"\n\n";
-  to << print_definition(*form.cell, "Definition")
+  to << "#include \"cuda/kernel/persistent_gpu.h\"\n\n"
+     << print_definition(*form.cell, "Definition")
      << "\nnamespace lltm::cuda {\nusing Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
      << "Persistent" << (form.backward ? "Backward" : "Forward") << "Args<" << tensor
      << (form.directions > 1 ? ">" : "") << ">;\nLLTM_PERSISTENT_KERNEL(" << kernel_name(form)
