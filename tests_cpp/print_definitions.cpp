@@ -10,7 +10,7 @@
 #include <vector>
 
 int main() {
-  std::cout << "#pragma once\n\n#include \"cell/definition.h\"\n"
+  std::cout << "#pragma once\n\n#include \"cell/math.h\"\n"
                "#include \"cuda/kernel/elementwise_kernels.h\"\n"
                "#include \"cuda/kernel/program_source.h\"\n\n#include <stdexcept>\n\n";
   std::vector<std::string> names = lltm_test::kCellTexts;

@@ -3,6 +3,7 @@
 #include "persistent_on_host.h"
 
 #include "cell/cells.h"
+#include "cell/record_definition.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

@@ -85,4 +85,15 @@ struct CellInfo {
   }
 };
 
+// Register counts of a cell's programs.
+struct ProgramSizes {
+  int forward_in, forward_out, backward_in, backward_out;
+
+  constexpr explicit ProgramSizes(const CellInfo& cell)
+      : forward_in(cell.slots + cell.state_columns() + cell.parameters),
+        forward_out(1 + cell.states + cell.saved),
+        backward_in(cell.saved + cell.parameters + 1 + cell.states),
+        backward_out(cell.grad_columns() + cell.state_columns()) {}
+};
+
 }  // namespace lltm

@@ -7,7 +7,7 @@
 // V is float or double in kernels, and a recorded value in record_definition.h. The functions are
 // therefore straight-line code with the operations of math.h.
 //
-// Device code: no PyTorch or standard headers.
+// No PyTorch or standard header: compiled for each instruction set.
 #pragma once
 
 #include "cell/cell.h"
@@ -27,17 +27,6 @@ struct StepBackward {
   V dc;  // gradient of c
 };
 
-// Register counts of a cell's programs.
-struct ProgramSizes {
-  int forward_in, forward_out, backward_in, backward_out;
-
-  constexpr explicit ProgramSizes(const CellInfo& cell)
-      : forward_in(cell.slots + cell.state_columns() + cell.parameters),
-        forward_out(1 + cell.states + cell.saved),
-        backward_in(cell.saved + cell.parameters + 1 + cell.states),
-        backward_out(cell.grad_columns() + cell.state_columns()) {}
-};
-
 namespace {
 
 // If h is the only state, dc_next is part of the gradient of h'.
@@ -50,46 +39,6 @@ LLTM_CELL_INLINE StepBackward<Definition, V> backward_of(
     return Definition::backward(saved, V(dh + dc_next));
   }
 }
-
-template <typename Definition>
-struct DefinitionRegisters {
-  static constexpr CellInfo kCell = Definition::kCell;
-  static constexpr ProgramSizes kSizes = ProgramSizes(kCell);
-
-  // Of a column of c. Programs of custom cells have other values.
-  static LLTM_CELL_INLINE double initial(int /*column*/) { return 0; }
-
-  template <typename V>
-  static LLTM_CELL_INLINE void forward(
-      const V (&in)[kSizes.forward_in], V (&out)[kSizes.forward_out]) {
-    V z[Definition::kSlots];
-    LLTM_UNROLL
-    for (int k = 0; k < Definition::kSlots; ++k) z[k] = in[k];
-    const auto y = Definition::forward(z, in[Definition::kSlots]);
-    out[0] = y.h;
-    if constexpr (kCell.has_c()) out[1] = y.c;
-    LLTM_UNROLL
-    for (int k = 0; k < Definition::kSaved; ++k) out[1 + kCell.states + k] = y.saved[k];
-  }
-
-  template <typename V>
-  static LLTM_CELL_INLINE void backward(
-      const V (&in)[kSizes.backward_in], V (&out)[kSizes.backward_out]) {
-    V saved[Definition::kSaved];
-    LLTM_UNROLL
-    for (int k = 0; k < Definition::kSaved; ++k) saved[k] = in[k];
-    const auto d = [&] {
-      if constexpr (kCell.has_c()) {
-        return Definition::backward(saved, in[Definition::kSaved], in[Definition::kSaved + 1]);
-      } else {
-        return Definition::backward(saved, in[Definition::kSaved]);
-      }
-    }();
-    LLTM_UNROLL
-    for (int k = 0; k < Definition::kSlots; ++k) out[k] = d.dz[k];
-    out[Definition::kSlots] = d.dc;
-  }
-};
 
 }  // namespace
 }  // namespace lltm

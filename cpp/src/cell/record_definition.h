@@ -76,6 +76,47 @@ inline Value operator>(const Value& a, const Value& b) {
 
 }  // namespace recorded
 
+namespace {
+
+// A definition's functions on the registers of its programs.
+template <typename Definition>
+struct DefinitionRegisters {
+  static constexpr CellInfo kCell = Definition::kCell;
+  static constexpr ProgramSizes kSizes = ProgramSizes(kCell);
+
+  // Of a column of c. Programs of custom cells have other values.
+  static LLTM_CELL_INLINE double initial(int /*column*/) { return 0; }
+
+  template <typename V>
+  static LLTM_CELL_INLINE void forward(
+      const V (&in)[kSizes.forward_in], V (&out)[kSizes.forward_out]) {
+    V z[Definition::kSlots];
+    for (int k = 0; k < Definition::kSlots; ++k) z[k] = in[k];
+    const auto y = Definition::forward(z, in[Definition::kSlots]);
+    out[0] = y.h;
+    if constexpr (kCell.has_c()) out[1] = y.c;
+    for (int k = 0; k < Definition::kSaved; ++k) out[1 + kCell.states + k] = y.saved[k];
+  }
+
+  template <typename V>
+  static LLTM_CELL_INLINE void backward(
+      const V (&in)[kSizes.backward_in], V (&out)[kSizes.backward_out]) {
+    V saved[Definition::kSaved];
+    for (int k = 0; k < Definition::kSaved; ++k) saved[k] = in[k];
+    const auto d = [&] {
+      if constexpr (kCell.has_c()) {
+        return Definition::backward(saved, in[Definition::kSaved], in[Definition::kSaved + 1]);
+      } else {
+        return Definition::backward(saved, in[Definition::kSaved]);
+      }
+    }();
+    for (int k = 0; k < Definition::kSlots; ++k) out[k] = d.dz[k];
+    out[Definition::kSlots] = d.dc;
+  }
+};
+
+}  // namespace
+
 class RecordedDefinition {
  public:
   template <typename Definition>

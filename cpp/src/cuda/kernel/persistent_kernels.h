@@ -21,7 +21,8 @@
 // conditions around their calls are uniform.
 #pragma once
 
-#include "cell/definition.h"
+#include "cell/cell.h"
+#include "cell/math.h"
 #include "cuda/kernel/elementwise_kernels.h"
 #include "cuda/kernel/persistent.h"
 
