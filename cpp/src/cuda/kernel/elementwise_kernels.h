@@ -23,8 +23,11 @@ constexpr int kWide = kAccessBytes / static_cast<int>(sizeof(T));
 
 // Few, so that a small step uses many multiprocessors.
 constexpr int kThreads = 128;
-// Allows 128 registers per thread: the default targets more blocks and spills.
-constexpr int kResidentBlocks = 4;
+// Blocks per multiprocessor. Allows 128 registers per thread, and 168 of kernels with 8 units per
+// thread, a few of which need more than 128. The default targets more blocks and spills.
+constexpr int resident_blocks(int width) {
+  return width == 8 ? 3 : 4;
+}
 
 // A one-dimensional grid: other dimensions are limited to 65535 blocks.
 constexpr std::int64_t blocks_for(std::int64_t count) {

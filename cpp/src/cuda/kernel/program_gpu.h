@@ -40,9 +40,9 @@ struct BFloat16 {
 }  // namespace lltm::cuda
 
 // Of Definition, a stage, and its Args, in this namespace.
-#define LLTM_STAGE_KERNEL(name, kWidth)                                   \
-  extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks) \
-      name(const Args args, const std::int64_t count) {                   \
-    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);             \
-    if (n < count) Definition::run<kWidth>(args, n);                      \
+#define LLTM_STAGE_KERNEL(name, kWidth)                                           \
+  extern "C" __global__ void __launch_bounds__(kThreads, resident_blocks(kWidth)) \
+      name(const Args args, const std::int64_t count) {                           \
+    const std::int64_t n = piece_of(blockIdx.x, threadIdx.x);                     \
+    if (n < count) Definition::run<kWidth>(args, n);                              \
   }
