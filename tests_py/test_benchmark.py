@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +22,8 @@ import torch
 
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.implementations import OURS, Layer, implementations
-from lltm.benchmark.options import cases, parser
+from lltm.benchmark import __main__ as program
+from lltm.benchmark.options import cases, finish, numbered, parser
 from lltm.benchmark.report import Row, samples, speedup_text, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model
@@ -128,7 +131,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_path: Path) -> None:
     shown = run_program(*SHAPES, "--cell", "lltm", "gru", cwd=tmp_path)
     assert max(map(len, shown.splitlines())) <= 80, "a terminal"
-    draws = find_spec("matplotlib") is not None
+    draws = find_spec("matplotlib") is not None and "No verdict: the load is" not in shown
     assert (tmp_path / "lltm-benchmark.png").exists() == draws
     rows = rows_of(tmp_path / "out.json")
     beside = {row["title"].split(", ")[0]: [*row["seconds"]][-1] for row in rows}
@@ -145,6 +148,48 @@ def test_the_benchmark_of_a_user_measures_and_compares_with_an_earlier_run(tmp_p
     pattern = r"^  GRU one step, \w+, B=2 I=3 H=4, float32\n    earlier .* speedup +\d"
     assert len(re.findall(pattern, shown, re.MULTILINE)) == 2
     assert rows_of(tmp_path / "new" / "out.json")
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--threads", "--processes"])
+def test_numbers_below_one_and_other_shapes_are_refused(option: str, capsys: Any) -> None:
+    for value in ("-3", "0", "1.5", "many"):
+        with pytest.raises(SystemExit):
+            program.main([option, value])
+        assert f"expected an integer of at least 1, got {value}" in capsys.readouterr().err
+    for value in ("100,16", "100x16x0x4", "1,2,-3", "a,b,c"):
+        with pytest.raises(SystemExit):
+            parser("", None).parse_args(["--shapes", value])
+        said = f"expected B,I,H for one step, T,B,I,H for a sequence, got {value}"
+        assert said in capsys.readouterr().err
+    found = parser("", None).parse_args(["--shapes", "2x3x4", "5×2×3×4"]).shapes
+    assert found == [(2, 3, 4), (5, 2, 3, 4)]
+
+
+def test_an_interrupted_run_writes_what_was_measured(tmp_path: Path, capsys: Any) -> None:
+    def interrupted() -> Iterator[Row]:
+        for title in numbered(["a", "b", "c"]):
+            if title == "c":
+                raise KeyboardInterrupt
+            yield Row(title, {OURS: [1.0]}, {OURS: 1}, {})
+
+    options = argparse.Namespace(compare=None, json=tmp_path / "out.json")
+    with pytest.raises(SystemExit, match="130"):
+        finish(options, SETTINGS, interrupted())
+    assert [row["title"] for row in rows_of(options.json)] == ["a", "b"]
+    lines = ["case 1 of 3", "case 2 of 3, about 0 min left", "case 3 of 3, about 0 min left"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_busy_system_gets_no_verdict(tmp_path: Path, capsys: Any) -> None:
+    arguments = ["--quick", "--shapes", "2,3,4", "--cell", "gru", "--dtype", "float32"]
+    options = parser("", None).parse_args(arguments)
+    options.plot = tmp_path / "plot.png"
+    busy = replace(SETTINGS, rounds=1, load="the load is 9.0 on 2 cores")
+    assert len([*program.layers(options, busy)]) == 2
+    assert capsys.readouterr().out.endswith("\nNo verdict: the load is 9.0 on 2 cores.\n")
+    assert not options.plot.exists()
+    assert len([*compare_model(lambda: (torch.nn.GRU(2, 3), torch.randn(4, 2)), busy)]) == 2
+    assert "No verdict on training: the load is 9.0 on 2 cores." in capsys.readouterr().out
 
 
 def test_concurrent_calls_are_counted(tmp_path: Path) -> None:
@@ -198,12 +243,21 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
             output, h = self.first(x, h)
             return {"last": [scale * self.second(output[-1], h[0])], "length": torch.tensor(5)}
 
-    inputs = torch.randn(5, 2, 3), torch.randn(1, 2, 4), 2.0
+    inputs = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
     model = Model()
-    settings = Settings(rounds=1, seconds=0.0, compile=False)
-    assert len(compare_model(lambda: (model, inputs), settings)) == 2
-    assert type(model.first) is torch.nn.GRU
-    assert not compare_model(lambda: (torch.nn.Linear(2, 3), torch.randn(2)), settings)
+
+    def compared(made: Any) -> list[Row]:
+        return [*compare_model(lambda: made, replace(SETTINGS, rounds=1))]
+
+    for made in ((model, (*inputs, 2.0)), (model, inputs, {"scale": 2.0})):
+        assert len(compared(made)) == 2
+        assert type(model.first) is torch.nn.GRU
+    assert not compared((torch.nn.Linear(2, 3), torch.randn(2)))
+    for wrong, got in ((model, "Model"), ((inputs[0], model), r"\(Tensor, Model\)")):
+        with pytest.raises(SystemExit, match=f"expected a function that returns .*, got {got}$"):
+            compared(wrong)
+    with pytest.raises(RuntimeError, match="input.size"):  # of torch.nn, not of lltm
+        compared((torch.nn.GRU(3, 4), torch.randn(5, 2, 4)))
 
 
 def speedups_of(run: Path, threads: str, **least: int) -> dict[Any, list[float]]:

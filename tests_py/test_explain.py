@@ -37,9 +37,42 @@ def test_an_unavailable_device_is_an_error_of_one_sentence(tmp_path: Path) -> No
         assert run.stderr.splitlines()[-1].endswith(said)
 
 
+def test_the_short_stages_of_a_cell_are_shown(tmp_path: Path) -> None:
+    """Of a built-in cell, of lltm.cells, and of a file; with more states or gates in the input."""
+    lltm.cells.t_lstm.save(tmp_path / "my cell")
+    of_custom = ["cell", "saved", "hints"]
+    for cell, stages in {
+        "gru": [],
+        "slstm": of_custom,
+        str(tmp_path / "my cell"): of_custom,
+    }.items():
+        for op in ("step", "sequence"):
+            run = support.run_python("-m", "lltm.explain", *SMALL, "--cell", cell, "--op", op)
+            shown = run.stdout.splitlines()
+            assert len(shown) <= 45 and max(map(len, shown)) < 80
+            heads = [line for line in shown if line.startswith("====")]
+            names = [*(stages or ["dispatcher"]), "schedule"]
+            sizes = f"{cell}, {op}, {'T=3 ' * (op == 'sequence')}B=2 I=3 H=4"
+            assert heads == [f"==== {name}: {sizes}" for name in names]
+            assert "More with --all, or with --only: " in run.stdout
+
+
+def test_cells_and_stages_that_do_not_exist_are_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "damaged").write_text("hello", encoding="utf-8")
+    for arguments, said in {
+        ("--cell", "cifgg"): "cifgg is not a file, and not one of lltm, lstm, gru, rnn, alif, ",
+        ("--cell", str(tmp_path / "damaged")): f"cannot load {tmp_path / 'damaged'}: ",
+        ("--cell", str(tmp_path)): f"cannot load {tmp_path}: ",
+        ("--cell", "gru", "--only", "saved"): "saved: only of a custom cell, not of gru",
+    }.items():
+        with pytest.raises(SystemExit):
+            explain.main(arguments)
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow  # compiles without caches
 def test_every_stage_of_one_step_is_shown_and_described() -> None:
-    found = sections()
+    found = sections("--all")
     assert list(found) == list(explain.STAGES)
     assert "cpu_backend.cpp" in found["dispatcher"]
     assert "AutogradCPU: registered at" in found["dispatcher"]

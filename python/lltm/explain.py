@@ -1,34 +1,47 @@
 """Shows how PyTorch processes a call, from the dispatcher to generated code.
 
-python -m lltm.explain                          one step, every stage
+python -m lltm.explain                          one step of the LLTM, short stages
 python -m lltm.explain --op sequence --steps 2  a sequence of 2 steps
+python -m lltm.explain --cell gru --all         the GRU, every stage
+python -m lltm.explain --cell cifg              a cell of lltm.cells
+python -m lltm.explain --cell my_cell           a file that Cell.save wrote
 python -m lltm.explain --op sequence --dynamic  with dynamic batch size and length
 python -m lltm.explain --only joint core-aten   only these stages
-
-print(cell.explain())                           explains a custom cell
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import modules
+from . import cells, modules
+from .custom import explanation
+from ._C import ArgumentError
+from .custom.cell import Cell
 from .custom.explanation import sections, wrapped
 from .integrations.decompositions import decompositions
 from .integrations.inductor import inductor_decomposed
 
-State = tuple[Tensor, Tensor]
+BUILT_IN = ("lltm", "lstm", "gru", "rnn")
+
+
+def custom_cell(name: str) -> Cell | None:
+    """Returns the cell of lltm.cells or of a file, or None for a built-in cell."""
+    if name in BUILT_IN:
+        return None
+    return getattr(cells, name) if name in cells._NAMES else Cell.load(Path(name))
 
 
 @dataclass(frozen=True)
@@ -40,28 +53,39 @@ class Call:
     hidden_size: int
     dynamic: bool  # True if batch size and steps are symbols
     device: str = "cpu"
+    cell: str = "lltm"  # of BUILT_IN or lltm.cells, or a file
 
-    def module(self) -> torch.nn.Module:
-        make = modules.LLTMCell if self.op == "step" else modules.LLTM
-        return make(self.input_size, self.hidden_size, device=self.device)
+    def module(self) -> Any:
+        custom, is_step = custom_cell(self.cell), self.op == "step"
+        if custom is not None:
+            make: Any = custom.Cell if is_step else custom.Layer
+            given = len(custom.Layer._HEADER.gates_input)  # gates whose values the input has
+        else:
+            make = getattr(modules, self.cell.upper() + "Cell" * is_step)
+            given = 0
+        input_size = self.input_size + given * self.hidden_size
+        return make(input_size, self.hidden_size, device=self.device)
 
-    def arguments(self) -> tuple[Tensor, State]:
+    def arguments(self) -> tuple[Tensor, Any]:
+        module = self.module()
         steps, layers = ((), ()) if self.op == "step" else ((self.steps,), (1,))
-        h, c = torch.zeros(2, *layers, self.batch, self.hidden_size, device=self.device)
-        return torch.zeros(*steps, self.batch, self.input_size, device=self.device), (h, c)
+        count, sizes = len(module._STATES), (self.batch, self.hidden_size)
+        states = torch.zeros(count, *layers, *sizes, device=self.device)
+        input = torch.zeros(*steps, self.batch, module.input_size, device=self.device)
+        return input, tuple(states) if count > 1 else states[0]
 
     def dynamic_shapes(self) -> Any:
         if not self.dynamic:
             return None
         batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
-        if self.op == "step":
-            return {0: batch}, ({0: batch}, {0: batch})
-        return {0: steps, 1: batch}, ({1: batch}, {1: batch})
+        input, state = ({0: batch},) * 2 if self.op == "step" else ({0: steps, 1: batch}, {1: batch})
+        _, hx = self.arguments()
+        return input, (state,) * len(hx) if isinstance(hx, tuple) else state
 
     def __str__(self) -> str:
         steps = "" if self.op == "step" else f"T={self.steps} "
         sizes = f"{steps}B={self.batch} I={self.input_size} H={self.hidden_size}"
-        return f"lltm::{self.op}, {sizes}{', dynamic' if self.dynamic else ''}"
+        return f"{self.cell}, {self.op}, {sizes}{', dynamic' if self.dynamic else ''}"
 
 
 def dispatcher(call: Call) -> str:
@@ -130,6 +154,17 @@ def inductor_with_decomposition(call: Call) -> str:
     return _generated(call, inductor_decomposed, training=False)
 
 
+def _of_cell(stage: Callable[[Cell], str]) -> Callable[[Call], str]:
+    @functools.wraps(stage)
+    def explained(call: Call) -> str:
+        cell = custom_cell(call.cell)
+        assert cell is not None, call.cell
+        return stage(cell)
+
+    return explained
+
+
+CELL_STAGES = {name: _of_cell(stage) for name, stage in explanation.STAGES.items()}
 STAGES: dict[str, Callable[[Call], str]] = {
     "dispatcher": dispatcher,
     "schedule": schedule,
@@ -139,6 +174,8 @@ STAGES: dict[str, Callable[[Call], str]] = {
     "inductor": inductor,
     "inductor-decomposed": inductor_with_decomposition,
 }
+SHORT = ("dispatcher", "schedule")  # up to 40 lines
+SHORT_OF_CUSTOM = ("cell", "saved", "hints", "schedule")
 
 
 def _captured(call: Call) -> tuple[str, str]:
@@ -211,7 +248,7 @@ def _without_preamble(source: str) -> str:
     return "\n".join(line for line in body if line.strip())
 
 
-def _arguments() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     def size(text: str) -> int:
         value = int(text)
         if value < 1:
@@ -226,12 +263,25 @@ def _arguments() -> argparse.Namespace:
             raise argparse.ArgumentTypeError(message) from None
         return text
 
+    def cell(text: str) -> str:
+        try:
+            custom_cell(text)
+        except FileNotFoundError:
+            known = ", ".join((*BUILT_IN, *cells._NAMES))
+            message = f"{text} is not a file, and not one of {known}"
+            raise argparse.ArgumentTypeError(message) from None
+        except (ArgumentError, OSError) as error:
+            raise argparse.ArgumentTypeError(f"cannot load {text}: {error}") from None
+        return text
+
     parser = argparse.ArgumentParser(
         prog="python -m lltm.explain",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     option = parser.add_argument
+    cells_text = "of lltm, lstm, gru, rnn, lltm.cells, or a file; default: %(default)s"
+    option("--cell", type=cell, default="lltm", metavar="CELL", help=cells_text)
     option("--op", choices=("step", "sequence"), default="step", help="default: %(default)s")
     option("--steps", type=size, default=3, metavar="T", help="default: %(default)s")
     option("--batch", type=size, default=16, metavar="B", help="default: %(default)s")
@@ -239,8 +289,18 @@ def _arguments() -> argparse.Namespace:
     option("--hidden-size", type=size, default=128, metavar="H", help="default: %(default)s")
     option("--device", type=device, default="cpu", help="default: %(default)s")
     option("--dynamic", action="store_true", help="symbolic batch size and number of steps")
-    option("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
-    options = parser.parse_args()
+    option = parser.add_mutually_exclusive_group().add_argument
+    every = {**CELL_STAGES, **STAGES}
+    option("--only", nargs="+", choices=every, metavar="STAGE", help=", ".join(every))
+    option("--all", action="store_true", help="every stage, also graphs and generated code")
+    options = parser.parse_args(arguments)
+    built_in = options.cell in BUILT_IN
+    known, short = (STAGES, SHORT) if built_in else (every, SHORT_OF_CUSTOM)
+    if unknown := [name for name in options.only or () if name not in known]:
+        parser.error(f"{', '.join(unknown)}: only of a custom cell, not of {options.cell}")
+    options.only = [*known] if options.all else options.only
+    options.more = [] if options.only else [name for name in known if name not in short]
+    options.only = options.only or [*short]
     fixed = ["--batch"] if options.op == "step" else ["--batch", "--steps"]
     if options.dynamic and any(getattr(options, name[2:]) == 1 for name in fixed):
         # torch.export treats a size of 1 as static.
@@ -248,14 +308,17 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-def main() -> None:
-    options = _arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
     call = Call(**{field.name: getattr(options, field.name) for field in fields(Call)})
     # torch itself uses deprecated functions.
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    for text in sections({name: STAGES[name] for name in options.only or STAGES}, call, call):
+    every = {**CELL_STAGES, **STAGES}
+    for text in sections({name: every[name] for name in options.only}, call, call):
         print(text, flush=True)
+    if options.more:
+        print(wrapped(f"More with --all, or with --only: {', '.join(options.more)}"))
 
 
 if __name__ == "__main__":

@@ -205,7 +205,8 @@ function(write_project arguments)
     "message(\"torch: \${torch}\")\n")
 endfunction()
 
-# Without a matching libtorch, lltm is not found; QUIET prints nothing.
+# Without a matching libtorch, or with a component, lltm is not found; QUIET prints nothing. lltm itself
+# refuses a libtorch that it does not support.
 function(test_not_found)
   make_other_torch("${work}/other")
   file(MAKE_DIRECTORY "${work}/empty/share/cmake/Torch" "${work}/empty/lib")
@@ -225,6 +226,17 @@ function(test_not_found)
     string(REGEX REPLACE "[ \n]+" " " output "${output}")
     expect_text(output "${reason_${torch}}" "torch: none")
   endforeach()
+  write_project("COMPONENTS cpu OPTIONAL_COMPONENTS cuda")
+  configure(-S project -B build_components "-DCMAKE_PREFIX_PATH=${PREFIX};${TORCH}")
+  expect_text(output "lltm has no component cpu; link the target lltm::lltm" "torch: none")
+  write_project("OPTIONAL_COMPONENTS cuda")
+  configure(-S project -B build_components "-DCMAKE_PREFIX_PATH=${PREFIX};${TORCH}")
+  expect_text(output "torch: ${TORCH}")
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -S "${LLTM_SOURCE}" -B "${work}/refused" "-DTorch_ROOT=${work}/other"
+    ERROR_VARIABLE output OUTPUT_QUIET RESULT_VARIABLE status)
+  string(REGEX REPLACE "[ \n]+" " " output "${output}")
+  expect_text(output "lltm: expected libtorch 2.11 or later, before " ", got 2.10.0 in ${work}/other")
 endfunction()
 
 # Another CMAKE_PREFIX_PATH in a later configuration selects another libtorch.

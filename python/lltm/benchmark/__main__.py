@@ -10,8 +10,8 @@ the tutorial's C++.
     python -m lltm.benchmark --tutorial   the table of PyTorch's tutorial
     python -m lltm.benchmark --processes 1 2 4 --dtype float32   on shared cores
 
-module:function returns a model and its input, or a tuple of inputs. The model is
-timed as it is and after lltm.replace_. With --processes and --callers, a layer
+module:function returns a model and its input or a tuple of inputs, and may add a
+dict of keyword inputs. The model is timed as it is and after lltm.replace_. With --processes and --callers, a layer
 is called concurrently by several processes, or by several threads of a process.
 
 In each round every implementation has a turn of a few dozen milliseconds, so a
@@ -24,7 +24,7 @@ speedups in all rounds. Run nothing else at the same time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ import torch
 from . import concurrent, memory
 from .cases import TUTORIAL_SHAPE, Case
 from .implementations import CHECKPOINTED, OURS, PUBLISHED, Make, implementations
-from .options import begin, cases, finish, parser, written
+from .options import begin, cases, count, finish, numbered, parser, written
 from .report import Row, draw, quartiles, tables
 from .timing import Settings, layer_timer, measure, parts_timer
 from .user_model import compare_model, function
@@ -55,21 +55,26 @@ def compare(case: Case, settings: Settings) -> Row:
     return row
 
 
-def layers(options: argparse.Namespace, settings: Settings) -> list[Row]:
-    """Prints rows and tables, and draws the picture."""
+def layers(options: argparse.Namespace, settings: Settings) -> Iterator[Row]:
+    """Prints rows. Then prints the tables and draws the picture, but not of a busy system."""
     draws = find_spec("matplotlib") is not None
     if not draws:
         print("no plot: it needs matplotlib (pip install matplotlib)")
-    measured = {case: compare(case, settings) for case in cases(options)}
+    measured = {}
+    for case in numbered(cases(options)):
+        measured[case] = compare(case, settings)
+        yield measured[case]
+    if settings.load:
+        print(f"\nNo verdict: {settings.load}.")
+        return
     print("\nTimes as fast as torch.nn (training, inference); LLTM compared with nn.LSTM:")
     print("\n".join(tables(measured)))
     if draws:
         draw(measured, options.plot)
         print(f"\nPicture: {options.plot}")
-    return [*measured.values()]
 
 
-def concurrent_calls(options: argparse.Namespace, settings: Settings) -> list[Row]:
+def concurrent_calls(options: argparse.Namespace, settings: Settings) -> Iterator[Row]:
     settings = replace(settings, seconds=10 * settings.seconds, rounds=options.rounds or 3)
     found = {
         case: makes_of(case, settings)
@@ -77,31 +82,29 @@ def concurrent_calls(options: argparse.Namespace, settings: Settings) -> list[Ro
         if not (options.callers and case.training)  # they would share the gradients
     }
     counts = [(n, 1) for n in options.processes] + [(1, n) for n in options.callers]
-    rows = []
-    for processes, callers in counts:
+    for processes, callers in numbered(counts):
         for row in concurrent.compare(found, processes, callers, settings):
-            rows.append(row)
             print("\n".join(concurrent.lines(row)), flush=True)
-    return rows
+            yield row
 
 
-def tutorial(settings: Settings) -> list[Row]:
+def tutorial(settings: Settings) -> Iterator[Row]:
     """Prints the tutorial's table, with times measured here and the published times."""
-    rows = []
+    print("Measuring; torch.compile and the tutorial's C++ are compiled first, in about 2 minutes")
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         case = Case(TUTORIAL_SHAPE, training=True, device=device)
         makes = implementations(case, compile=True)
         builds = {name: partial(parts_timer, make, case) for name, make in makes.items()}
         row = measure(f"{case}, {device}", builds, settings)
-        rows.append(row)
+        yield row
 
         def figures(seconds: Sequence[float]) -> str:
             low, median, high = (1e6 * value for value in quartiles(seconds))
-            return f"{median:8.1f}{f'{low:.1f}-{high:.1f}':>13}"
+            return f"{median:9.1f}{f'{low:.1f}-{high:.1f}':>14}"
 
         published = PUBLISHED[device]
         print(f"\nB=16, I=32, H=128 on {device}: microseconds, median and quartiles\n")
-        print(f"  {'':25}{'forward':>8}{'':13}{'backward':>8}{'':13}  published")
+        print(f"  {'':25}{'forward':>9}{'':14}{'backward':>9}{'':14} published")
         for name in [*makes, *(published.keys() - makes.keys())]:
             line = f"  {name:25}"
             if name in row.skipped:
@@ -110,29 +113,28 @@ def tutorial(settings: Settings) -> list[Row]:
                 parts = (row.seconds[f"{name}, {part}"] for part in ("forward", "backward"))
                 line += "".join(map(figures, parts))
             else:
-                line += " " * 42
+                line += " " * 46
             if name in published:
                 forward, backward = published[name]
-                line += f"{forward:>5}{backward:>5}"
+                line += f" {forward:>4} {backward:>4}"
             print(line)
-    return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     made = parser("python -m lltm.benchmark", __doc__)
     option = made.add_argument
     option("--prepacked", action="store_true", help="inference with prepacked weights and int8 too")
     help = "training with activation checkpoints every N steps too, and the memory"
-    option("--checkpoint-steps", type=int, default=0, metavar="N", help=help)
+    option("--checkpoint-steps", type=count, default=0, metavar="N", help=help)
     option("--plot", type=written, metavar="FILE", default="lltm-benchmark.png", help="the picture")
     option = made.add_mutually_exclusive_group().add_argument
     option("--tutorial", action="store_true", help="only the tutorial's table")
     option("--model", type=function, metavar="MODULE:FUNCTION", help="only this model, see above")
     help = "concurrent calls by N processes"
-    option("--processes", type=int, nargs="+", default=(), metavar="N", help=help)
+    option("--processes", type=count, nargs="+", default=(), metavar="N", help=help)
     help = "inference, called by N threads of a process concurrently"
-    option("--callers", type=int, nargs="+", default=(), metavar="N", help=help)
-    options = made.parse_args()
+    option("--callers", type=count, nargs="+", default=(), metavar="N", help=help)
+    options = made.parse_args(arguments)
     settings = replace(
         begin(options), prepacked=options.prepacked, checkpoint_steps=options.checkpoint_steps
     )

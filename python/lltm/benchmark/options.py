@@ -5,23 +5,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .cases import GATES, QUICK_SHAPES, SHAPES, Case, Shape
 from .report import Row, compare_with, environment, samples
-from .timing import Settings
+from .timing import Settings, busy
+
+Item = TypeVar("Item")
+FORMS = "B,I,H for one step, T,B,I,H for a sequence"
 
 
 def shape(text: str) -> Shape:
-    sizes = tuple(map(int, text.split(",")))
-    if len(sizes) not in (3, 4) or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"expected B,I,H or T,B,I,H, got {text}")
-    return sizes
+    """The tables' form TxBxIxH is accepted, too."""
+    sizes = re.split("[,x×]", text)
+    if len(sizes) not in (3, 4) or not all(size.isdecimal() and int(size) for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected {FORMS}, got {text}")
+    return tuple(map(int, sizes))
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+    return int(text)
 
 
 def written(text: str) -> Path:
@@ -62,12 +75,12 @@ def parser(
     cells = f"of {', '.join(known)}; default: all"
     names = ("float32", "bfloat16", "float16", "float64")
     option("--cell", nargs="+", choices=known, default=known, metavar="CELL", help=cells)
-    option("--shapes", nargs="+", type=shape, metavar="SHAPE", help="only these shapes")
+    option("--shapes", nargs="+", type=shape, metavar="SHAPE", help=f"only these: {FORMS}")
     dtypes = "of " + ", ".join(names) + "; default: the first two"
     option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)
     option("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    option("--threads", type=int, metavar="N", help="default: torch.get_num_threads()")
-    option("--rounds", type=int, metavar="N", help="default: 15")
+    option("--threads", type=count, metavar="N", help="default: torch.get_num_threads()")
+    option("--rounds", type=count, metavar="N", help="default: 15")
     option("--quick", action="store_true", help="small shapes and few rounds")
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")
     option("--json", type=written, metavar="FILE", help="write every sample")
@@ -76,16 +89,19 @@ def parser(
 
 
 def begin(options: argparse.Namespace) -> Settings:
-    """Also prints versions and CPU."""
+    """Also prints versions and CPU, and warns of a load that exceeds the cores."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no GPU found")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in environment().items()))
+    if load := busy():
+        print(f"Warning: {load}. Run nothing else at the same time.")
     return Settings(
         rounds=options.rounds or (3 if options.quick else 15),
         seconds=0.005 if options.quick else 0.05,
         compile=options.compile,
+        load=load,
     )
 
 
@@ -100,10 +116,34 @@ def cases(options: argparse.Namespace, **form: Any) -> list[Case]:
     ]
 
 
+def numbered(cases: Sequence[Item]) -> Iterator[Item]:
+    """Yields the cases. Before each, prints its number and the time left to stderr."""
+    start = time.monotonic()
+    for k, case in enumerate(cases):
+        minutes = (time.monotonic() - start) / max(k, 1) * (len(cases) - k) / 60
+        left = f", about {minutes:.0f} min left" if k else ""
+        print(f"case {k + 1} of {len(cases)}{left}", file=sys.stderr, flush=True)
+        yield case
+
+
 def finish(
+    options: argparse.Namespace, settings: Settings, measuring: Iterable[Row], **results: object
+) -> None:
+    """Measures. Prints the comparison with an earlier run, and writes every sample and further
+    results, after Ctrl-C those measured before it."""
+    rows: list[Row] = []
+    try:
+        for row in measuring:
+            rows.append(row)  # noqa: PERF402 (an interrupted extend may lose rows)
+    except KeyboardInterrupt:
+        write(options, settings, rows, **results)
+        raise SystemExit(130) from None
+    write(options, settings, rows, **results)
+
+
+def write(
     options: argparse.Namespace, settings: Settings, rows: Sequence[Row], **results: object
 ) -> None:
-    """Prints the comparison with an earlier run, and writes every sample and further results."""
     if options.compare is not None:
         print("\n".join(compare_with(options.compare, rows)))
     if options.json is not None:

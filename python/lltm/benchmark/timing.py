@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -62,6 +63,13 @@ def parts_timer(make: Make, case: Case) -> Sampler:
     return sample
 
 
+def busy() -> str:
+    """Describes a load that exceeds the cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    load, cores = os.getloadavg()[0], len(usable(0))
+    return f"the load is {load:.1f} on {cores} cores" if load > cores else ""
+
+
 def others_run() -> bool:
     """Returns True if another thread of this process runs or waits for a core (Linux only)."""
     this_thread = threading.get_native_id()
@@ -91,6 +99,7 @@ class Settings:
     compile: bool
     prepacked: bool = False
     checkpoint_steps: int = 0
+    load: str = ""  # a load that exceeds the cores: no verdict
 
 
 def measure(
