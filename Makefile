@@ -114,16 +114,19 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# The routes of C++ users, without a unity build. Clang only checks the syntax of all files, of which
-# some include a generated header.
+# The routes of C++ users, without a unity build, with GCC. Of all files Clang, of the tests' also GCC,
+# only checks the syntax. Some include a generated header.
 check-compile: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset default $(CMAKE_ARGS)
 	ctest --preset slow --tests-regex '^build\.(prefix|subproject)' --parallel 1
-	cmake --preset sanitize -B build/syntax -DCMAKE_UNITY_BUILD=OFF -DLLTM_PYTHON=ON
-	cmake --build build/syntax --target lltm_print_definitions
-	build/syntax/tests_cpp/lltm_print_definitions > build/syntax/tests_cpp/custom_definitions.h
-	.ci/syntax build/syntax/compile_commands.json
+	cmake --preset clang -B build/syntax/clang -DLLTM_PYTHON=ON
+	cmake --preset dev -B build/syntax/gcc
+	cmake --build build/syntax/gcc --target lltm_print_definitions
+	for compiler in gcc clang; do build/syntax/gcc/tests_cpp/lltm_print_definitions \
+	  > build/syntax/$$compiler/tests_cpp/custom_definitions.h || exit 1; done
+	.ci/syntax build/syntax/clang
+	.ci/syntax build/syntax/gcc tests_cpp
 
 # Also tests the CUDA backend on the CPU. The kernels are compiled with all checks.
 test-sanitize-slow: .venv/.test

@@ -263,7 +263,7 @@ function(test_configure_subproject)
 endfunction()
 
 # The routes of C++ users (docs/install.md): a prefix, and FetchContent. Compiler and options are those
-# of this build, so that ccache reuses its objects if it compiles each file separately, too.
+# of this build, so that ccache reuses objects of the kernels.
 set(as_this_build "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
   "-DCMAKE_COMPILE_WARNING_AS_ERROR=${WARNING_AS_ERROR}")
 function(test_build_prefix)
