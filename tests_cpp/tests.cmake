@@ -74,6 +74,7 @@ lltm_test(formats        lltm_kernel_tests "*FormatsOfGemm*")
 lltm_test(int8           lltm_kernel_tests "*Int8*")
 lltm_test(program_text   lltm_kernel_tests "${program_text}")
 lltm_test(schedule       lltm_kernel_tests "${schedule}")
+lltm_test(realtime       lltm_realtime_tests "*")
 
 # ---- Library ----------------------------------------------------------------
 

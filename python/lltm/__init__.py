@@ -13,6 +13,8 @@
     lltm.layer_norm            layer norm of gates in a custom cell's function, also joint
     lltm.scalar                parameter of a custom cell with one value
     lltm.functional            steps and sequences as functions
+    lltm.realtime.save(layer, path)
+                               for C++ programs without PyTorch, one sample at a time
     lltm.reference             readable definitions in eager PyTorch operations
     lltm.testing               tests of custom cells
     lltm.backends              settings, such as lltm.backends.cuda.persistent
@@ -38,6 +40,7 @@ from . import backends as backends
 from . import cells as cells
 from . import functional as functional
 from . import modules as modules
+from . import realtime as realtime
 from . import reference as reference
 from . import testing as testing
 from ._C import ArgumentError
@@ -55,7 +58,7 @@ from .modules import *  # noqa: F403 (its __all__)
 __all__ = [*modules.__all__, "ArgumentError", "Cell", "CustomCell", "CustomLayer", "Replaced"]
 __all__ += ["__version__", "backends", "build_info", "cell", "cells", "cmake_prefix_path"]
 __all__ += ["decompositions", "functional", "include_dir", "inductor_decomposed", "layer_norm"]
-__all__ += ["reference", "replace_", "scalar", "testing"]
+__all__ += ["realtime", "reference", "replace_", "scalar", "testing"]
 
 register()
 

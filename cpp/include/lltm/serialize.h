@@ -10,8 +10,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
+#include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -55,6 +57,25 @@ LLTM_API void load_state_dict(torch::nn::Module& module, const std::string& path
 /// @param module the module
 /// @param path the file, written as by save_safetensors, with the same errors
 LLTM_API void save_state_dict(const torch::nn::Module& module, const std::string& path);
+
+/// Writes layers for lltm/realtime.h, in float32. RecurrentLayer::save_realtime calls it.
+///
+/// Throws c10::ValueError for a cell with products, means, gates in the input or other outputs than
+/// h, and for parameters that do not fit, and the errors of save_safetensors.
+///
+/// @param cell a built-in cell's name, or a serialized cell
+/// @param parameters of one direction, by layer, in the order of RecurrentLayer::all_weights
+/// @param bias whether they contain biases
+/// @param num_layers L
+/// @param hidden_size H
+/// @param path the file
+LLTM_API void save_realtime(
+    const std::string& cell,
+    const std::vector<at::Tensor>& parameters,
+    bool bias,
+    int64_t num_layers,
+    int64_t hidden_size,
+    const std::string& path);
 
 /// Overload for module holders, such as lltm::LLTM, and pointers to modules.
 template <typename Pointer>

@@ -8,6 +8,7 @@
 #include "op/operators.h"
 
 #include <lltm/nn.h>
+#include <lltm/serialize.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/DispatchKeySet.h>
@@ -322,6 +323,17 @@ void RecurrentLayer<Module, States>::pretty_print(std::ostream& stream) const {
 template <typename Module, typename States>
 std::vector<Tensor> RecurrentLayer<Module, States>::all_weights() const {
   return all_weights_;
+}
+
+template <typename Module, typename States>
+void RecurrentLayer<Module, States>::save_realtime(const std::string& path) const {
+  TORCH_CHECK_VALUE(
+      !options.bidirectional() && options.proj_size() == 0,
+      "lltm::save_realtime: expected a layer with one direction and without a projection, got ",
+      options.bidirectional() ? "bidirectional" : "proj_size");
+  const int64_t layers = options.num_layers(), hidden_size = options.hidden_size();
+  const char* const cell = cell_of<Module>(options).name;
+  lltm::save_realtime(cell, all_weights_, options.bias(), layers, hidden_size, path);
 }
 
 template <typename Module, typename States>

@@ -1,8 +1,8 @@
 // Checkpoint files: tensors by name in the safetensors format, a module's parameters and buffers.
+#include "api/serialize.h"
+
 #include "api/safetensors.h"
 #include "op/argument_checks.h"
-
-#include <lltm/serialize.h>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -161,9 +161,9 @@ void check_writable(const std::string& name, const Tensor& tensor) {
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 // Padded to a multiple of eight bytes.
-std::string header_of(const NamedTensors& tensors, const std::string& path) {
-  // Some Python readers reject files without this entry.
-  nlohmann::ordered_json header = {{kMetadata, {{"format", "pt"}}}};
+std::string header_of(
+    const NamedTensors& tensors, const Metadata& metadata, const std::string& path) {
+  nlohmann::ordered_json header = {{kMetadata, metadata}};
   uint64_t position = 0;
   for (const auto& [name, tensor] : tensors) {
     const uint64_t end = position + tensor.nbytes();
@@ -214,6 +214,12 @@ std::map<std::string, Tensor> load_safetensors(const std::string& path) {
 }
 
 void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::string& path) {
+  save_safetensors(tensors, {}, path);
+}
+
+void save_safetensors(
+    const std::map<std::string, Tensor>& tensors, Metadata metadata, const std::string& path) {
+  metadata.emplace("format", "pt");  // some Python readers reject files without it
   // Larger elements first, after the padded header: each tensor is aligned to its element size.
   NamedTensors ordered;
   for (const auto& [name, tensor] : tensors) {
@@ -222,7 +228,7 @@ void save_safetensors(const std::map<std::string, Tensor>& tensors, const std::s
   }
   std::ranges::stable_sort(
       ordered, std::greater(), [](const auto& named) { return named.second.element_size(); });
-  const std::string header = header_of(ordered, path);
+  const std::string header = header_of(ordered, metadata, path);
   const uint64_t header_bytes = header.size();
 
   std::error_code error;
