@@ -20,9 +20,9 @@ import support
 import sweep
 import torch
 
+from lltm.benchmark import __main__ as program
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.implementations import OURS, Layer, implementations
-from lltm.benchmark import __main__ as program
 from lltm.benchmark.options import cases, finish, numbered, parser
 from lltm.benchmark.report import Row, samples, speedup_text, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
@@ -256,7 +256,7 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
     for wrong, got in ((model, "Model"), ((inputs[0], model), r"\(Tensor, Model\)")):
         with pytest.raises(SystemExit, match=f"expected a function that returns .*, got {got}$"):
             compared(wrong)
-    with pytest.raises(RuntimeError, match="input.size"):  # of torch.nn, not of lltm
+    with pytest.raises(RuntimeError, match=r"input\.size"):  # of torch.nn, not of lltm
         compared((torch.nn.GRU(3, 4), torch.randn(5, 2, 4)))
 
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from . import cells, modules
-from .custom import explanation
 from ._C import ArgumentError
+from .custom import explanation
 from .custom.cell import Cell
 from .custom.explanation import sections, wrapped
 from .integrations.decompositions import decompositions
@@ -78,7 +78,9 @@ class Call:
         if not self.dynamic:
             return None
         batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
-        input, state = ({0: batch},) * 2 if self.op == "step" else ({0: steps, 1: batch}, {1: batch})
+        input, state = (
+            ({0: batch},) * 2 if self.op == "step" else ({0: steps, 1: batch}, {1: batch})
+        )
         _, hx = self.arguments()
         return input, (state,) * len(hx) if isinstance(hx, tuple) else state
 

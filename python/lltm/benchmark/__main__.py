@@ -10,9 +10,10 @@ the tutorial's C++.
     python -m lltm.benchmark --tutorial   the table of PyTorch's tutorial
     python -m lltm.benchmark --processes 1 2 4 --dtype float32   on shared cores
 
-module:function returns a model and its input or a tuple of inputs, and may add a
-dict of keyword inputs. The model is timed as it is and after lltm.replace_. With --processes and --callers, a layer
-is called concurrently by several processes, or by several threads of a process.
+module:function returns a model and its input or a tuple of inputs, and may add
+a dict of keyword inputs. The model is timed as it is and after lltm.replace_.
+With --processes and --callers, a layer is called concurrently by several
+processes, or by several threads of a process.
 
 In each round every implementation has a turn of a few dozen milliseconds, so a
 change in the CPU's speed affects all of them. A turn begins after the threads of

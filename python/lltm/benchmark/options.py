@@ -134,7 +134,7 @@ def finish(
     rows: list[Row] = []
     try:
         for row in measuring:
-            rows.append(row)  # noqa: PERF402 (an interrupted extend may lose rows)
+            rows.append(row)
     except KeyboardInterrupt:
         write(options, settings, rows, **results)
         raise SystemExit(130) from None
