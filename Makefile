@@ -127,6 +127,9 @@ check-compile: .venv/.test
 	  > build/syntax/$$compiler/tests_cpp/custom_definitions.h || exit 1; done
 	.ci/syntax build/syntax/clang
 	.ci/syntax build/syntax/gcc tests_cpp
+	cmake -S . -B build/realtime -G Ninja -DLLTM_TORCH=OFF -DLLTM_TESTS=ON $(CMAKE_ARGS)
+	cmake --build build/realtime
+	ctest --test-dir build/realtime --output-on-failure
 
 # Also tests the CUDA backend on the CPU. The kernels are compiled with all checks.
 test-sanitize-slow: .venv/.test

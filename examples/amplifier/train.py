@@ -3,8 +3,8 @@
     python train.py dry.wav wet.wav amplifier    two mono files of 16 bits
     python train.py --demo amplifier             a synthetic distortion of a synthetic guitar
 
-Writes amplifier.rt, which lltm/realtime.h loads, amplifier.head with the output layer's weights, and
-with --demo amplifier.wav, the dry sound. filter.cpp plays them.
+Writes amplifier.rt, which lltm/realtime.h loads, amplifier.head with the output layer's weights,
+and with --demo amplifier.wav, the dry sound. filter.cpp plays them.
 """
 
 from __future__ import annotations

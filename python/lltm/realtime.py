@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from . import _C, _check
 from .modules import Layer
@@ -10,7 +11,7 @@ from .modules import Layer
 __all__ = ["save"]
 
 
-def save(layer: Layer, path: str | os.PathLike[str]) -> None:
+def save(layer: Layer[Any], path: str | os.PathLike[str]) -> None:
     """Writes a layer to a file that ``lltm::realtime::Layer`` loads.
 
     The file stores the weights in float32. Dropout, checkpoint_steps and batch_first have no effect

@@ -76,8 +76,12 @@ function(test_contents)
     include/lltm/lltm.h
     include/lltm/nn.h
     include/lltm/ops.h
+    include/lltm/realtime.h
     include/lltm/serialize.h
     include/lltm/version.h
+    ${LIBDIR}/cmake/lltm-realtime/lltm-realtime-config-release.cmake
+    ${LIBDIR}/cmake/lltm-realtime/lltm-realtime-config-version.cmake
+    ${LIBDIR}/cmake/lltm-realtime/lltm-realtime-config.cmake
     ${LIBDIR}/cmake/lltm/lltm-config-version.cmake
     ${LIBDIR}/cmake/lltm/lltm-config.cmake
     ${LIBDIR}/cmake/lltm/lltm-targets-release.cmake
@@ -85,6 +89,9 @@ function(test_contents)
     ${LIBDIR}/cmake/lltm/lltm-torch.cmake
     ${LIBDIR}/liblltm.so
     ${LIBDIR}/liblltm.so.${minor}
+    ${LIBDIR}/liblltm_realtime.so
+    ${LIBDIR}/liblltm_realtime.so.${minor}
+    ${LIBDIR}/liblltm_realtime_static.a
     ${LIBDIR}/pkgconfig/lltm.pc
     share/licenses/lltm/LICENSE
     share/licenses/lltm/LICENSE-THIRD-PARTY)
@@ -171,6 +178,24 @@ function(test_second_copy)
   expect_load_error("lltm: ${work}/second/liblltm.so cannot be loaded together with ${lib}/liblltm.so: \
 both register the operators lltm::*, and a process has one registry; load one of them\n"
     "" "${lib}/liblltm.so" "${work}/second/liblltm.so")
+endfunction()
+
+# Without libtorch: a program of an example, which links the static library.
+function(test_realtime)
+  set(example "${LLTM_SOURCE}/examples/amplifier")
+  configure(-S "${example}" -B amplifier "-DCMAKE_PREFIX_PATH=${PREFIX}" -DCMAKE_BUILD_TYPE=Release)
+  run(${CMAKE_COMMAND} --build amplifier)
+  run(readelf --dynamic --wide "${lib}/liblltm_realtime.so")
+  string(REGEX MATCHALL "NEEDED[^[]*.[^]]*" needed "${output}")
+  foreach(library IN LISTS needed)
+    if(NOT library MATCHES "lib(stdc\\+\\+|m|gcc_s|c)\\.so|ld-linux")
+      message(FATAL_ERROR "liblltm_realtime needs ${library}")
+    endif()
+  endforeach()
+  file(SIZE "${lib}/liblltm_realtime.so" bytes)
+  if(bytes GREATER 3000000)
+    message(FATAL_ERROR "liblltm_realtime.so has ${bytes} bytes")
+  endif()
 endfunction()
 
 function(build_siblings prefix)
