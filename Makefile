@@ -114,8 +114,7 @@ test-clang test-sanitize: test-%: .venv/.test
 	cmake --build --preset $*
 	ctest --preset $* --parallel $(JOBS)
 
-# The routes of C++ users, without a unity build, with GCC. Of all files Clang, of the tests' also GCC,
-# only checks the syntax. Some include a generated header.
+# The routes of C++ users, and the syntax of each file by itself. Some include a generated header.
 check-compile: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset default $(CMAKE_ARGS)
@@ -125,8 +124,7 @@ check-compile: .venv/.test
 	cmake --build build/syntax/gcc --target lltm_print_definitions
 	for compiler in gcc clang; do build/syntax/gcc/tests_cpp/lltm_print_definitions \
 	  > build/syntax/$$compiler/tests_cpp/custom_definitions.h || exit 1; done
-	.ci/syntax build/syntax/clang
-	.ci/syntax build/syntax/gcc tests_cpp
+	.ci/syntax build/syntax/gcc build/syntax/clang
 	cmake -S . -B build/realtime -G Ninja -DLLTM_TORCH=OFF -DLLTM_TESTS=ON $(CMAKE_ARGS)
 	cmake --build build/realtime
 	ctest --test-dir build/realtime --output-on-failure

@@ -290,7 +290,7 @@ endfunction()
 # The routes of C++ users (docs/install.md): a prefix, and FetchContent. Compiler and options are those
 # of this build, so that ccache reuses objects of the kernels.
 set(as_this_build "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
-  "-DCMAKE_COMPILE_WARNING_AS_ERROR=${WARNING_AS_ERROR}")
+  "-DCMAKE_COMPILE_WARNING_AS_ERROR=${WARNING_AS_ERROR}" "-DCMAKE_UNITY_BUILD=${UNITY}")
 function(test_build_prefix)
   configure(-S "${LLTM_SOURCE}" -B build "-DCMAKE_PREFIX_PATH=${TORCH}" ${as_this_build})
   run(${CMAKE_COMMAND} --build build --parallel 2)
