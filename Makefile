@@ -18,6 +18,7 @@
 #   make bench               benchmark layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
 #   make bench-aarch64       count instructions of layers in an emulator of ARM, with ratios
+#   make bench-realtime      benchmark layers without PyTorch, a sample at a time
 #   make bench-check         compare instruction counts with benchmarks/instructions.json
 #   make bench-baseline      write that file
 #   make check-cuda-build    compile, link and inspect the CUDA kernels; no GPU needed
@@ -57,7 +58,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .PHONY: demo test test-native test-python test-cpus test-slow test-accuracy test-clang test-sanitize
 .PHONY: test-sanitize-slow test-aarch64 bench-aarch64 test-torch-versions
 .PHONY: release release-wheels release-packages release-site release-sums
-.PHONY: packages wheel fuzz bench bench-sweep bench-check bench-baseline docs lint format
+.PHONY: packages wheel fuzz bench bench-realtime bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
 .PHONY: check-compile check-cuda-build check-macos-build test-cuda test-cuda-sanitize bench-cuda first-contact
 .PHONY: build-gpu unpack-gpu compile-gpu gpu-kit
@@ -142,6 +143,9 @@ test-aarch64: .venv/.tools
 	cmake --preset aarch64
 	cmake --build --preset aarch64
 	ctest --preset aarch64 --parallel $(JOBS)
+	cmake --preset aarch64 -B build/aarch64/realtime -DLLTM_KERNELS_ONLY=OFF -DLLTM_TORCH=OFF
+	cmake --build build/aarch64/realtime
+	ctest --test-dir build/aarch64/realtime --output-on-failure
 	TORCH="$(TORCH)" python .ci/aarch64 test
 
 check-macos-build: .venv/.tools
@@ -200,6 +204,11 @@ bench-aarch64:
 	$(CC) -O2 -Wall -Wextra -shared -fPIC -o $(COUNT).so benchmarks/count_plugin.c
 	COUNT_OUT=$(COUNT) QEMU_FLAGS="-plugin $(COUNT).so,out=$(COUNT)" \
 	  build/aarch64/python benchmarks/aarch64.py
+
+bench-realtime: .venv/.test
+	cmake -S . -B build/realtime -G Ninja -DLLTM_TORCH=OFF -DLLTM_BENCHMARKS=ON
+	cmake --build build/realtime --target lltm_realtime_benchmark
+	python benchmarks/realtime.py build/realtime/benchmarks/lltm_realtime_benchmark
 
 # The shapes are random. To repeat a run: SWEEP_FLAGS=--seed=7.
 SWEEP_FLAGS ?=
