@@ -27,9 +27,10 @@ namespace {
 
 using Size = std::int64_t;
 
-constexpr Size kLargest = Size{1} << 24;    // of a size
-constexpr Size kMostBytes = Size{1} << 40;  // of an object
-constexpr Size kChunk = 32;                 // steps that several layers compute together
+constexpr Size kLargest = Size{1} << 24;     // of a size
+constexpr Size kMostFloats = Size{1} << 38;  // of an array
+constexpr Size kMostBytes = 4 * kMostFloats;
+constexpr Size kChunk = 32;  // steps that several layers compute together
 
 std::invalid_argument wrong(const std::string& expected, const std::string& got) {
   return std::invalid_argument("expected " + expected + ", got " + got);
@@ -106,51 +107,29 @@ class File {
 // ---- memory -----------------------------------------------------------------------
 
 struct Free {
-  void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{64}); }
+  void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t{64}); }
 };
 
-// Zeroed, aligned to cache lines.
-class Allocation {
+// Zeroed arrays, aligned to cache lines.
+class Arena {
  public:
-  Allocation() = default;
-  explicit Allocation(Size bytes)
-      : size_(bytes), bytes_(new (std::align_val_t{64}) std::byte[std::max<Size>(bytes, 1)]()) {}
-  template <typename T = float>
-  T* data() const {
-    return reinterpret_cast<T*>(bytes_.get());
+  float* take(std::initializer_list<Size> sizes) {
+    Size count = 1;
+    for (const Size size : sizes) {
+      if (__builtin_mul_overflow(count, size, &count) || count > kMostFloats) {
+        throw std::invalid_argument("expected a layer of at most 2^38 values");
+      }
+    }
+    count = std::max<Size>(count, 1);
+    arrays_.emplace_back(new (std::align_val_t{64}) float[static_cast<std::size_t>(count)]());
+    bytes_ += static_cast<std::size_t>(count) * sizeof(float);
+    return arrays_.back().get();
   }
-  Size size() const { return size_; }
+  std::size_t bytes() const { return bytes_; }
 
  private:
-  Size size_ = 0;
-  std::unique_ptr<std::byte[], Free> bytes_;
-};
-
-Size bytes_of(std::initializer_list<Size> sizes) {
-  Size bytes = sizeof(float);
-  for (const Size size : sizes) {
-    if (__builtin_mul_overflow(bytes, size, &bytes) || bytes > kMostBytes) {
-      throw std::invalid_argument("expected a layer of at most 2^40 bytes");
-    }
-  }
-  return bytes;
-}
-
-Size padded(Size hidden) {
-  return (hidden + kUnits - 1) / kUnits * kUnits;
-}
-
-struct LayerMemory {
-  LayerView view = {};
-  Allocation weights, bias, parameters, h, c, z, registers;
-
-  Size bytes() const {
-    Size sum = 0;
-    for (const Allocation* a : {&weights, &bias, &parameters, &h, &c, &z, &registers}) {
-      sum += a->size();
-    }
-    return sum;
-  }
+  std::vector<std::unique_ptr<float[], Free>> arrays_;
+  std::size_t bytes_ = 0;
 };
 
 // Appends a block's weights of one operand (LayerView).
@@ -175,57 +154,52 @@ float* pack(
   return to;
 }
 
-LayerMemory read_layer(
-    File& file, const CellInfo& cell, Size k, Size input, Size hidden, Size batch) {
-  const auto rows = [&](int gates) { return static_cast<std::uint64_t>(gates * hidden); };
-  const auto name = [&](const char* stem) { return stem + ("_l" + std::to_string(k)); };
-  const auto columns = [](Size size) { return static_cast<std::uint64_t>(size); };
+LayerView read_layer(
+    File& file, Arena& arena, const CellInfo& cell, Size k, Size input, Size hidden, Size batch) {
+  const auto take = [&](const char* stem, Size rows, Size columns = -1) {
+    std::vector<std::uint64_t> shape = {static_cast<std::uint64_t>(rows * hidden)};
+    if (columns >= 0) shape.push_back(static_cast<std::uint64_t>(columns));
+    return file.take(stem + ("_l" + std::to_string(k)), shape);
+  };
   const int x = cell.x.count(), h = cell.h.count();
-  const auto weight_ih = file.take(name("weight_ih"), {rows(x), columns(input)});
-  const auto weight_hh = file.take(name("weight_hh"), {rows(h), columns(hidden)});
-  const auto bias_ih = file.take(name("bias_ih"), {rows(x + cell.parameters)});
-  const auto bias_hh = file.take(name("bias_hh"), {rows(h)});
+  const auto weight_ih = take("weight_ih", x, input), weight_hh = take("weight_hh", h, hidden);
+  const auto bias_ih = take("bias_ih", x + cell.parameters), bias_hh = take("bias_hh", h);
 
-  LayerMemory memory;
-  LayerView& view = memory.view;
-  view.cell = &cell;
-  view.input = input;
-  view.hidden = hidden;
-  view.padded = padded(hidden);
-  view.batch = batch;
-  memory.weights = Allocation(bytes_of({view.padded, x * input + h * hidden}));
-  float* to = memory.weights.data();
+  const Size padded = (hidden + kUnits - 1) / kUnits * kUnits;
+  float* const weights = arena.take({padded, x * input + h * hidden});
+  float* to = weights;
   for (Size first = 0; first < hidden; first += kUnits) {
     to = pack(to, weight_ih, input, cell.x, cell.x_blocks, hidden, first);
     to = pack(to, weight_hh, hidden, cell.h, cell.h_blocks, hidden, first);
   }
-  memory.bias = Allocation(bytes_of({cell.slots, view.padded}));
-  memory.parameters = Allocation(bytes_of({cell.parameters, view.padded}));
+  float* const bias = arena.take({cell.slots, padded});
+  float* const parameters = arena.take({cell.parameters, padded});
   for (Size unit = 0; unit < hidden; ++unit) {
     for (int slot = 0; slot < cell.slots; ++slot) {
-      float& bias = memory.bias.data()[slot * view.padded + unit];
-      if (cell.x.contains(slot)) bias += bias_ih[cell.x_blocks[slot] * hidden + unit];
-      if (cell.h.contains(slot)) bias += bias_hh[cell.h_blocks[slot] * hidden + unit];
+      float& sum = bias[slot * padded + unit];
+      if (cell.x.contains(slot)) sum += bias_ih[cell.x_blocks[slot] * hidden + unit];
+      if (cell.h.contains(slot)) sum += bias_hh[cell.h_blocks[slot] * hidden + unit];
     }
     for (int p = 0; p < cell.parameters; ++p) {
-      memory.parameters.data()[p * view.padded + unit] = bias_ih[(x + p) * hidden + unit];
+      parameters[p * padded + unit] = bias_ih[(x + p) * hidden + unit];
     }
   }
-  memory.h = Allocation(bytes_of({batch, hidden}));
-  memory.c = Allocation(bytes_of({batch, cell.state_columns(), view.padded}));
-  if (cell.native == 0) {
-    memory.z = Allocation(bytes_of({cell.slots, view.padded}));
-    memory.registers = Allocation(static_cast<Size>(best_kernels().registers_bytes));
-  }
-  view.weights = memory.weights.data();
-  view.bias = memory.bias.data();
-  view.parameters = memory.parameters.data();
-  view.h = memory.h.data();
-  view.c = memory.c.data();
-  view.z = memory.z.data();
-  view.registers = memory.registers.data<void>();
-  if (cell.native == 0) best_kernels().make_registers(view);
-  return memory;
+  const Size registers = best_kernels().registers_bytes / sizeof(float);
+  const LayerView layer = {
+      .cell = &cell,
+      .input = input,
+      .hidden = hidden,
+      .padded = padded,
+      .batch = batch,
+      .weights = weights,
+      .bias = bias,
+      .parameters = parameters,
+      .h = arena.take({batch, hidden}),
+      .c = arena.take({batch, cell.state_columns(), padded}),
+      .z = cell.native == 0 ? arena.take({cell.slots, padded}) : nullptr,
+      .registers = cell.native == 0 ? arena.take({registers}) : nullptr};
+  if (cell.native == 0) best_kernels().make_registers(layer);
+  return layer;
 }
 
 // Subnormal numbers are slow. Also no other mode of the caller's changes results, and no exception
@@ -295,12 +269,12 @@ struct Layer::Memory {
     }
     while (file.columns("weight_ih_l" + std::to_string(layers.size())) >= 0) {
       const auto k = static_cast<Size>(layers.size());
-      layers.push_back(read_layer(file, *cell, k, input, hidden, batch));
+      layers.push_back(read_layer(file, arena, *cell, k, input, hidden, batch));
       input = hidden;
     }
     file.expect_no_more();
     if (layers.size() > 1) {
-      for (Allocation& each : between) each = Allocation(bytes_of({kChunk, batch, hidden}));
+      for (float*& each : between) each = arena.take({kChunk, batch, hidden});
     }
     run = best_kernels().run[cell->native];
   }
@@ -331,8 +305,9 @@ struct Layer::Memory {
   CellInfo built_in = {};
   std::unique_ptr<const CellText> custom;
   const CellInfo* cell = nullptr;
-  std::vector<LayerMemory> layers;
-  Allocation between[2];  // (kChunk, B, H), of a layer and the next
+  Arena arena;
+  std::vector<LayerView> layers;
+  float* between[2] = {};  // (kChunk, B, H), of a layer and the next
   Run run = nullptr;
 };
 
@@ -383,44 +358,41 @@ std::int64_t Layer::num_layers() const noexcept {
   return static_cast<Size>(memory_->layers.size());
 }
 std::int64_t Layer::batch_size() const noexcept {
-  return memory_->layers[0].view.batch;
+  return memory_->layers[0].batch;
 }
 std::int64_t Layer::input_size() const noexcept {
-  return memory_->layers[0].view.input;
+  return memory_->layers[0].input;
 }
 std::int64_t Layer::hidden_size() const noexcept {
-  return memory_->layers[0].view.hidden;
+  return memory_->layers[0].hidden;
 }
 std::int64_t Layer::state_size() const noexcept {
   return num_layers() * (1 + memory_->cell->states) * batch_size() * hidden_size();
 }
 std::size_t Layer::memory_bytes() const noexcept {
-  Size bytes = memory_->between[0].size() + memory_->between[1].size();
-  for (const LayerMemory& layer : memory_->layers) bytes += layer.bytes();
-  return static_cast<std::size_t>(bytes);
+  return memory_->arena.bytes();
 }
 
 void Layer::process(const float* input, float* output, std::int64_t steps) noexcept {
   const FloatingPointMode mode;
   const auto& layers = memory_->layers;
   const std::size_t last = layers.size() - 1;
-  if (last == 0) return memory_->run(layers[0].view, input, output, steps);
-  const LayerView& first = layers[0].view;
+  if (last == 0) return memory_->run(layers[0], input, output, steps);
+  const LayerView& first = layers[0];
   for (Size t = 0; t < steps; t += kChunk) {
     const Size count = std::min(kChunk, steps - t);
     const float* x = input + t * first.batch * first.input;
     for (std::size_t k = 0; k <= last; ++k) {
       float* const y =
-          k == last ? output + t * first.batch * first.hidden : memory_->between[k % 2].data();
-      memory_->run(layers[k].view, x, y, count);
+          k == last ? output + t * first.batch * first.hidden : memory_->between[k % 2];
+      memory_->run(layers[k], x, y, count);
       x = y;
     }
   }
 }
 
 void Layer::reset() noexcept {
-  for (LayerMemory& layer : memory_->layers) {
-    const LayerView& view = layer.view;
+  for (const LayerView& view : memory_->layers) {
     std::fill_n(view.h, view.batch * view.hidden, 0.0f);
     const int columns = view.cell->state_columns();
     for (Size row = 0; row < view.batch * columns; ++row) {
@@ -435,9 +407,8 @@ namespace {
 // Calls copy(values of the caller, values of the layer, count) for each row of a state. If h is in
 // c, too, both are copied.
 template <typename Value, typename Copy>
-void for_each_state(const std::vector<LayerMemory>& layers, Value* state, const Copy& copy) {
-  for (const LayerMemory& layer : layers) {
-    const LayerView& view = layer.view;
+void for_each_state(const std::vector<LayerView>& layers, Value* state, const Copy& copy) {
+  for (const LayerView& view : layers) {
     const CellInfo& cell = *view.cell;
     const int columns = cell.state_columns(), own = cell.reads_h ? 1 : 0;
     for (int s = -1; s < cell.states; ++s) {
