@@ -257,6 +257,7 @@ ONE_GATE: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name i
 ONE_GATE |= {name: getattr(F, name) for name in _NN}
 ONE_GATE |= {f"power_{n}": (lambda a, n=n: a**n) for n in (3, -1, -2, 0.5, 2.5, -1.5, 8)}
 ONE_GATE |= {
+    "power_of_2": lambda a: 2**a,
     "elu_of_alpha": lambda a: F.elu(a, 0.5),
     "celu_of_alpha": lambda a: F.celu(a, 2.0),
     "softplus_of_beta": lambda a: F.softplus(a, 1.25),
@@ -521,6 +522,9 @@ UNSUPPORTED: dict[str, Callable[..., Any]] = {
         z[0] * math.exp(z[0])
     ),
     "a multiple of 1/2.*aten::pow": lambda z: z[0] ** 0.3,
+    "the base 2,.*aten::pow": lambda z: 3 ** z[0],
+    "invalid for input of size 1; .* as z.a.shape": lambda z: z[0].reshape(-1, 4),
+    r"size\[1, 1\]; the function is traced with other sizes": lambda z: F.layer_norm(z[0], (128,)),
     "default threshold.*aten::softplus": lambda z: F.softplus(z[0], 1, 5),
     "dtype conversions only of conditions.*aten::_to_copy": lambda z: z[0].float(),
     "torch.where instead of Python's `if`, got aten::all": lambda z: (

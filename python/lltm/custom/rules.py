@@ -16,6 +16,8 @@ equal, both, fmod = (partial(apply, op) for op in ("equal", "and", "fmod"))
 
 
 def _power(x: Operand, n: Operand) -> Any:
+    if x == 2.0 and isinstance(n, Value):
+        return apply("exp2", n)
     if not isinstance(n, float) or not isinstance(x, Value) or abs(n) > 9 or n * 2 % 1:
         return NotImplemented
     if n <= 0:
@@ -218,7 +220,7 @@ _WHY_NOT = {
     **dict.fromkeys(("index", "masked_select", "nonzero", "take", "t", "trace"), ELEMENT_WISE),
     "_local_scalar_dense": "expected torch.where instead of Python's `if`, bool() and item(), and"
     " torch functions instead of math functions",
-    "pow": "expected an exponent that is a multiple of 1/2 up to 8",
+    "pow": "expected the base 2, or an exponent that is a multiple of 1/2 up to 8",
     "softplus": "expected the default threshold",
     "elu": "expected alpha >= 0",
     "_to_copy": "expected dtype conversions only of conditions: cells run in the dtype of their"

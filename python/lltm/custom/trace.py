@@ -18,6 +18,7 @@ import json
 import linecache
 import math
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -573,7 +574,14 @@ def _in_our_words(error: Exception) -> str:
     if isinstance(error, StopIteration):
         return "expected a function that returns, got StopIteration"
     of_numpy = "tensor.detach().numpy()" in str(error)
-    return "expected torch functions instead of NumPy functions" if of_numpy else str(error)
+    return "expected torch functions instead of NumPy functions" if of_numpy else _of_sizes(error)
+
+
+def _of_sizes(error: object) -> str:
+    """Explains sizes in PyTorch's message."""
+    text = str(error)
+    hint = "; the function is traced with other sizes: use those of a tensor, as z.a.shape[-1]"
+    return text + hint * (re.search(r"\bsize|\bshape", text) is not None)
 
 
 def _calls_functions(results: Iterable[Tensor]) -> bool:
