@@ -5,7 +5,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "cpp/src"
 # From the bottom. The CPU and CUDA do not include each other.
-LAYERS = (("cell",), ("common",), ("aten",), ("cpu", "cuda"), ("op",), ("api",))
+LAYERS = (("cell",), ("common",), ("aten",), ("cpu", "cuda"), ("realtime",), ("op",), ("api",))
 
 
 def test_no_source_includes_upward() -> None:

@@ -1,7 +1,7 @@
 // Checkpoint files: tensors by name in the safetensors format, a module's parameters and buffers.
 #include "api/serialize.h"
 
-#include "api/safetensors.h"
+#include "common/safetensors.h"
 #include "op/argument_checks.h"
 
 #include <ATen/ops/empty.h>

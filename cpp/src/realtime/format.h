@@ -1,4 +1,4 @@
-// The file of a real-time layer: a safetensors file (api/safetensors.h) with the metadata
+// The file of a real-time layer: a safetensors file (common/safetensors.h) with the metadata
 //
 //     lltm.realtime   kVersion
 //     cell            a built-in cell's name or a serialized cell (cell/program_text.h)

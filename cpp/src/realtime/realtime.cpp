@@ -1,5 +1,5 @@
 // Loads layers and runs them.
-#include "api/safetensors.h"
+#include "common/safetensors.h"
 #include "cell/program_text.h"
 #include "realtime/format.h"
 #include "realtime/table.h"

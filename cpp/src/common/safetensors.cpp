@@ -1,4 +1,4 @@
-#include "api/safetensors.h"
+#include "common/safetensors.h"
 
 #include <nlohmann/json.hpp>
 
