@@ -1,4 +1,4 @@
-// Layers saved for lltm/realtime.h, whose library runs beside liblltm here.
+// Layers saved for lltm/realtime.h, whose library is loaded together with liblltm here.
 #include "cell_program.h"
 #include "testing.h"
 
