@@ -27,7 +27,7 @@ PROJECT = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
 
 def sources() -> list[str]:
     """All sources in CMakeLists.txt except CUDA, and the bindings."""
-    listed = re.findall(r"^ +(cpp/src/(?!cuda/)\S+\.cpp)\b", PROJECT, re.MULTILINE)
+    listed = re.findall(r"^ +(cpp/src/(?!cuda/|op/cuda)\S+\.cpp)\b", PROJECT, re.MULTILINE)
     bindings = ["python/bindings.cpp", "python/module_calls.cpp"]
     return [str(ROOT / source) for source in [*dict.fromkeys(listed), *bindings]]
 
