@@ -13,6 +13,7 @@ Needs: pip install torch ninja nlohmann_json setuptools, and a C++20 compiler.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -26,8 +27,11 @@ PROJECT = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
 
 
 def sources() -> list[str]:
-    """All sources in CMakeLists.txt except CUDA, and the bindings."""
-    listed = re.findall(r"^ +(cpp/src/(?!cuda/|op/cuda)\S+\.cpp)\b", PROJECT, re.MULTILINE)
+    """All sources in CMakeLists.txt except CUDA and the check of the loaded libtorch, and the
+    bindings."""
+    listed = re.findall(
+        r"(?:^ +|lltm_dispatch )(cpp/src/(?!cuda/|op/cuda)\S+\.cpp)\b", PROJECT, re.MULTILINE
+    )
     bindings = ["python/bindings.cpp", "python/module_calls.cpp"]
     return [str(ROOT / source) for source in [*dict.fromkeys(listed), *bindings]]
 
@@ -50,6 +54,9 @@ def write_version_header(include_dir: Path) -> None:
 
 def load() -> ModuleType:
     """Compiles outdated files under build/jit and loads the module."""
+    # The module reads its docstrings from lltm._binding. The package itself would load liblltm.
+    sys.modules["lltm"] = package = ModuleType("lltm")
+    package.__path__ = [str(ROOT / "python/lltm")]
     build_dir = ROOT / "build" / "jit" / f"torch-{torch.__version__}"
     build_dir.mkdir(parents=True, exist_ok=True)
     write_version_header(build_dir / "include")
