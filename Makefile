@@ -247,7 +247,7 @@ check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_kernels lltm_cuda_host_tests \
-	  lltm_nvrtc_tests
+	  lltm_nvrtc_tests lltm_realtime lltm_realtime_static
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=$(CURDIR)/build/cuda/site python -m lltm

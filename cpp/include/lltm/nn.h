@@ -383,8 +383,8 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   /// @returns the prepacked layer
   PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
-  /// Writes the layers for lltm/realtime.h, as save_realtime. Throws c10::ValueError if the layer is
-  /// bidirectional or has a projection, and its errors.
+  /// Writes the layers for lltm/realtime.h, as save_realtime. Throws c10::ValueError if the layer
+  /// is bidirectional or has a projection, and its errors.
   void save_realtime(const std::string& path) const;
 
   /// Returns the parameters by layer, then direction: weights_l0, bias_l0, ... or weight_ih_l0,

@@ -1,6 +1,6 @@
 // Loads layers and runs them.
-#include "common/safetensors.h"
 #include "cell/program_text.h"
+#include "common/safetensors.h"
 #include "realtime/format.h"
 #include "realtime/table.h"
 
