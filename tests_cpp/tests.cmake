@@ -1,6 +1,7 @@
 # The tests, one per line: name, program, filter of GoogleTest cases, then
 #   ISA name     ATEN_CPU_CAPABILITY, which selects the kernels of lltm and ATen; "native": the best
-#   THREADS n    of OpenMP. Waiting threads always sleep, because tests share the CPUs.
+#   THREADS n    of OpenMP. Waiting threads always sleep, because tests share the CPUs. MKL has one:
+#                it would wake a second one for each of many small float64 GEMMs.
 #   ENV ...      other environment variables
 #   PARTS n      divides the cases over the tests name.0 and so on
 #   ALWAYS part  the other parts have the label `slow`
@@ -28,7 +29,7 @@ function(lltm_test name program filter)
     list(APPEND common ATEN_CPU_CAPABILITY=set:${arg_ISA})
   endif()
   if(arg_THREADS)
-    list(APPEND common OMP_NUM_THREADS=set:${arg_THREADS})
+    list(APPEND common OMP_NUM_THREADS=set:${arg_THREADS} MKL_NUM_THREADS=set:1)
   endif()
   foreach(test IN LISTS parts)
     set(environment ${common})
