@@ -115,7 +115,7 @@ def alike(where: str, names: Sequence[str], states: Sequence[Tensor], input: Any
     if not all(isinstance(value, Tensor) for value in (input, *states)):  # proxies
         return
     # If only h differs, its shape is the wrong one.
-    expected = states[states[1].shape == states[2].shape].shape
+    expected = (states[1] if states[1].shape == states[2].shape else states[0]).shape
     for name, state in zip(names, states, strict=True):
         like(where, name, state, input, "input")
         shape(where, name, state, tuple(expected))
