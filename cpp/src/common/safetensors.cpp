@@ -71,7 +71,7 @@ Entry entry_of(const std::string& name, const json& value) {
 
 uint64_t header_bytes(std::string_view start, uint64_t file_bytes) {
   uint64_t bytes = 0;
-  std::memcpy(&bytes, start.data(), std::min(start.size(), kLengthBytes));
+  std::memcpy(&bytes, start.data(), std::min<uint64_t>(start.size(), kLengthBytes));
   if (file_bytes >= kLengthBytes && bytes <= std::min(kMaxHeaderBytes, file_bytes - kLengthBytes)) {
     return bytes;
   }
