@@ -4,8 +4,6 @@
 #include "api/pair.h"
 #include "module_calls.h"
 
-#include <lltm/serialize.h>
-
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -67,7 +65,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("gate_weights"),
       py::arg("weights"),
       no_gil());
-  m.def("save_realtime", &lltm::save_realtime, no_gil());
   for (const py::handle name : binding.attr("__all__")) {
     if (!py::hasattr(m, name)) m.attr(name) = binding.attr(name);
   }

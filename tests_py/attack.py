@@ -14,6 +14,7 @@ import math
 import random
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -149,6 +150,9 @@ def calls_without_cell() -> Iterator[Any]:
     yield "_pair_backward", (h, h, *saved, weights)
     for op in ("_operations", "_limits", "_version", "_build_info", "_cpu_kernels"):
         yield op, ()
+    with tempfile.NamedTemporaryFile() as file:
+        rnn = [torch.randn(H, I), torch.randn(H, H), torch.randn(H), torch.randn(H)]
+        yield "_save_realtime", ("rnn_tanh", rnn, True, 1, H, file.name)
     yield "_cuda_persistent", ()
     yield "_set_cuda_persistent", (True,)
     yield "_cuda_float32", ()

@@ -5,14 +5,6 @@ from typing import Any
 
 from ._binding import *  # noqa: F403 (its __all__)
 
-def save_realtime(
-    cell: str,
-    parameters: Sequence[Any],
-    bias: bool,
-    num_layers: int,
-    hidden_size: int,
-    path: str,
-) -> None: ...
 def layer_step(
     module: Any, input: Any, hx: Any, parameters: tuple[str, ...], options: tuple[str, ...], /
 ) -> Any: ...

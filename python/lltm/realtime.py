@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import _C, _check
+import torch
+
+from . import _check
 from .modules import Layer
 
 __all__ = ["save"]
@@ -38,4 +40,5 @@ def save(layer: Layer[Any], path: str | os.PathLike[str]) -> None:
     named = (getattr(layer, name) for name in layer._names)
     parameters = [parameter.detach() for parameter in named if parameter is not None]
     sizes = (layer.num_layers, layer.hidden_size)
-    _C.save_realtime(layer._CELL, parameters, bool(layer.bias), *sizes, os.fspath(path))
+    arguments = (layer._CELL, parameters, bool(layer.bias), *sizes, os.fspath(path))
+    _check.call(torch.ops.lltm._save_realtime, *arguments)

@@ -111,6 +111,9 @@ TORCH_LIBRARY(lltm, m) {
   m.def("_cuda_float32() -> str?");
   m.def("_set_cuda_float32(str? precision) -> ()");
   m.def(
+      "_save_realtime(str cell, Tensor[] parameters, bool bias, int num_layers, int hidden_size,"
+      " str path) -> ()");
+  m.def(
       "_pair_forward(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell)"
       " -> Tensor[]");
   m.def(
