@@ -253,8 +253,8 @@ void run_program(const LayerView& layer, const float* x, float* y, std::int64_t 
   if (steps > 0) __builtin_memcpy(layer.h, h, layer.batch * layer.hidden * sizeof(float));
 }
 
-constexpr Kernels make_kernels(const char* name) {
-  Kernels kernels = {name, {run_program}, sizeof(ProgramRegisters), make_registers};
+constexpr Kernels make_kernels() {
+  Kernels kernels = {{run_program}, sizeof(ProgramRegisters), make_registers};
   Cells::for_each([&]<typename Definition>(Definition) {
     kernels.run[Cells::native<Definition>()] = run<Definition>;
   });

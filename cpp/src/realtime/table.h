@@ -30,7 +30,6 @@ struct LayerView {
 using Run = void (*)(const LayerView& layer, const float* x, float* y, std::int64_t steps);
 
 struct Kernels {
-  const char* name;
   Run run[Cells::kKernels];  // by CellInfo::native
   std::size_t registers_bytes;
   // Once, before the first run of a program.

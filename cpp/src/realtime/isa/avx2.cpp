@@ -6,7 +6,7 @@
 
 const lltm::realtime::Kernels* lltm::realtime::kernels_avx2() {
 #if defined(__AVX2__)
-  static constexpr Kernels kKernels = make_kernels("AVX2");
+  static constexpr Kernels kKernels = make_kernels();
   return &kKernels;
 #else
   return nullptr;

@@ -6,7 +6,7 @@
 
 const lltm::realtime::Kernels* lltm::realtime::kernels_avx512() {
 #if defined(__AVX512F__)
-  static constexpr Kernels kKernels = make_kernels("AVX512");
+  static constexpr Kernels kKernels = make_kernels();
   return &kKernels;
 #else
   return nullptr;
