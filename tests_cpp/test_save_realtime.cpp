@@ -102,7 +102,8 @@ TEST_F(SaveRealtime, OtherFormsAreRefused) {
       "lltm::save_realtime: expected a cell without gates in the input, got staged");
   const auto heads =
       lltm::CustomLayerOptions(lltm::Cell::parse(lltm_test::kDuoText), 3, 4).heads(2);
-  EXPECT_NE(error_of(lltm::CustomLayer(heads)).find("expected weight_hh of shape"), std::string::npos);
+  EXPECT_NE(
+      error_of(lltm::CustomLayer(heads)).find("expected weight_hh of shape"), std::string::npos);
   EXPECT_EQ(error_of(lltm::GRU(options)), "");
   EXPECT_THROW(
       lltm::save_realtime("gru", {torch::zeros({12, 3})}, true, 1, 4, path_), c10::ValueError);
