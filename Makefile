@@ -94,8 +94,7 @@ test-slow: export LLTM_REQUIRE_EXTRAS := 1
 test-slow: .venv/.test .venv/.examples .venv/.docs
 	@.ci/system-packages.sh $(PYTHON) doxygen
 	cmake --preset default $(CMAKE_ARGS)
-	cmake --build --preset default \
-	  --target all lltm_tsan_tests lltm_cuda_host_tests lltm_persistent_tsan_tests
+	cmake --build --preset default --target all lltm_tsan_tests
 	ctest --preset slow --parallel $(JOBS)
 	pytest --numprocesses $(JOBS) $(PYTEST_FLAGS) -m slow
 
@@ -122,19 +121,16 @@ check-compile: .venv/.test
 	ctest --preset slow --tests-regex '^build\.(prefix|subproject)' --parallel 1
 	cmake --preset clang -B build/syntax/clang -DLLTM_PYTHON=ON
 	cmake --preset dev -B build/syntax/gcc
-	cmake --build build/syntax/gcc --target lltm_print_definitions
-	for compiler in gcc clang; do build/syntax/gcc/tests_cpp/lltm_print_definitions \
-	  > build/syntax/$$compiler/tests_cpp/custom_definitions.h || exit 1; done
 	.ci/syntax build/syntax/gcc build/syntax/clang
 	cmake -S . -B build/realtime -G Ninja -DLLTM_TORCH=OFF -DLLTM_TESTS=ON $(CMAKE_ARGS)
 	cmake --build build/realtime
 	ctest --test-dir build/realtime --output-on-failure
 
-# Also tests the CUDA backend on the CPU. The kernels are compiled with all checks.
+# The kernels are compiled with all checks.
 test-sanitize-slow: .venv/.test
 	@.ci/system-packages.sh $(PYTHON) clang
 	cmake --preset sanitize -DLLTM_KERNEL_FLAGS="-O1;-fno-math-errno;-fno-trapping-math"
-	cmake --build --preset sanitize --target all lltm_cuda_host_tests
+	cmake --build --preset sanitize
 	ctest --preset sanitize-slow --parallel $(JOBS)
 
 # First the kernels, without libtorch.
@@ -233,7 +229,7 @@ CUDA_TORCH ?= torch==2.14.1
 # The CUDA backend on the CPU, tests whose code differs in a CUDA build, and one part of the GPU tests,
 # to check that they start.
 # The package is installed by CMake, without pip.
-NATIVE_WITHOUT_GPU := ^(cuda\.0|cuda_on_host(\.combinations\.0|\.schedule)?|nvrtc.*|symbols|consumer.*)$$
+NATIVE_WITHOUT_GPU ?= ^(cuda\.0|cuda_on_host(\.combinations\.0|\.schedule)?|nvrtc.*|ptx|symbols|consumer.*)$$
 GPU_TARGETS := _C lltm_cuda_tests
 # Python tests of operators, devices and errors. .ci/nightly runs more. CPU code does not depend on
 # CUDA.
@@ -247,7 +243,7 @@ check-cuda-build: export CXX := $(CXX)
 check-cuda-build: build/cuda-venv/.tools
 	cmake --preset cuda
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_kernels lltm_cuda_host_tests \
-	  lltm_nvrtc_tests lltm_realtime lltm_realtime_static
+	  lltm_nvrtc_tests lltm_ptx_tests lltm_realtime lltm_realtime_static
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=$(CURDIR)/build/cuda/site python -m lltm

@@ -1,16 +1,21 @@
-// CUDA's functions and the element-wise kernels in CPU loops, to test the engines' offsets,
-// directions, packed batches, launches and cuBLAS calls without a GPU.
+// To test whole calls without a GPU: plans, launches, cuBLAS calls and kernels.
 #include "cuda_on_host.h"
 
 #include "cell/cells.h"
-#include "cell_program.h"
 #include "cuda/context.h"
 #include "cuda/kernel/compiled.h"
 #include "cuda/kernel/elementwise.h"
 #include "cuda/kernel/elementwise_kernels.h"
-#include "custom_definitions.h"
+#include "cuda/kernel/kernel_cache.h"
+#include "cuda/kernel/nvrtc.h"
+#include "ptx.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <bit>
@@ -21,12 +26,49 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace lltm::cuda {
 namespace {
+
+// The memory that kernels may access: of tensors, and of functions below.
+std::mutex mutex;
+ptx::Memory& device_memory() {
+  static ptx::Memory& memory = *new ptx::Memory;
+  return memory;
+}
+
+struct TensorAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const data = c10::alloc_cpu(bytes);
+    const std::lock_guard<std::mutex> lock(mutex);
+    device_memory().add(data, bytes);
+    return {data, data, free, at::Device(at::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return free; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  static void free(void* data) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      device_memory().remove(data);
+    }
+    c10::free_cpu(data);
+  }
+};
+const bool kRegistered = [] {
+  static TensorAllocator& allocator = *new TensorAllocator;
+  c10::SetCPUAllocator(&allocator, /*priority=*/100);
+  return true;
+}();
 
 // Column j starts at data + j * ld; or the transpose.
 struct Columns {
@@ -209,6 +251,8 @@ Functions functions_on_host() {
   };
   f.cuMemHostAlloc = [](void** memory, size_t bytes, unsigned) {
     *memory = std::malloc(bytes);
+    const std::lock_guard<std::mutex> lock(mutex);
+    device_memory().add(*memory, bytes);
     return 0;
   };
   f.cuMemcpyDtoHAsync_v2 = [](void* to, Functions::Address from, size_t bytes, void*) {
@@ -240,95 +284,113 @@ Functions functions_on_host() {
   return f;
 }
 
-template <typename Body>
-void for_each_thread(int64_t count, const Body& body) {
-  for (int64_t block = 0; block < blocks_for(count); ++block) {
-    for (int thread = 0; thread < kThreads; ++thread) {
-      if (const int64_t n = piece_of(block, thread); n < count) body(n);
-    }
+// Loads NVRTC as PyTorch does on a GPU: one library finds the other by name.
+const bool kLoaded = [] {
+  for (const char* library : {LLTM_NVRTC_BUILTINS, LLTM_NVRTC_LIBRARY}) {
+    if (::dlopen(library, RTLD_NOW | RTLD_GLOBAL) == nullptr) throw std::runtime_error(::dlerror());
   }
-}
+  return true;
+}();
 
-// Custom cells that the tests compile for the persistent engine.
-bool is_compiled(const CellInfo& cell) {
-  const auto& compiled = lltm_test::kCellTexts;
-  return is_built_in(cell) ||
-         std::find(compiled.begin(), compiled.end(), cell.name) != compiled.end();
-}
-
-// A unit of a stage that the tests do not compile, as in print_stage.
-template <typename T, typename D, bool kBackward>
-void interpret(const KernelForm& form, const StageArgs<T, D, kBackward>& args, int64_t n) {
-  using V = compute_t<T>;
-  const CellInfo& cell = *form.cell;
-  const Program& program = form.stage->program;
-  const Port* const ports = form.stage->ports;
-  const Position at = position(n, args.hidden);
-  const auto read = [&](const auto& matrix, int block, bool is_of_row = false) {
-    V value[1];
-    is_of_row ? load_of_row(matrix, at, block, value) : load(matrix, at, block, value);
-    return value[0];
-  };
-  const auto input = [&](Place place, int k) -> V {
-    switch (place) {
-      case Place::kGate:
-        return read(args.gates, k) +
-               (cell.x.contains(k) ? read(args.bias_ih, cell.x_blocks[k]) : V(0)) +
-               (cell.h.contains(k) ? read(args.bias_hh, cell.h_blocks[k]) : V(0));
-      case Place::kParameter:
-        return read(args.bias_ih, cell.x.count() + k);
-      case Place::kState:
-        return read(args.states, k);
-      case Place::kH:
-        return read(args.h, 0) + read(args.h_of_gemm, 0) +
-               (cell.reads_h ? read(args.states, 0) : V(0));
-      case Place::kSaved:
-        return read(args.saved, k, (cell.programs->per_row >> k & 1) != 0);
-      case Place::kOperand:
-        return read(args.operands, k);
-      case Place::kMean:
-        return read(args.means, k, /*is_of_row=*/true);
-      default:
-        return read(args.kept, k);
-    }
-  };
-  std::vector<double> in;
-  for (int k = 0; k < program.inputs; ++k) in.push_back(input(ports[k].place, ports[k].index));
-  const Port* port = ports + program.inputs;
-  for (const double result : lltm_test::run_program(program, in)) {
-    const V value[] = {static_cast<V>(result)};
-    const auto write = [&](const auto& matrix, int block) { store(matrix, at, block, value); };
-    const auto [place, k] = *port++;
-    if (place == Place::kGate) write(args.gates, k);
-    if (place == Place::kParameter) write(args.gates, cell.slots + k);
-    if (place == Place::kState) write(args.next_states, k);
-    if (place == Place::kH) write(args.h, 0);
-    if (place == Place::kH) write(args.h_of_gemm, 0);
-    if (place == Place::kH && cell.reads_h) write(args.next_states, 0);
-    if (place == Place::kSaved) write(args.saved, k);
-    if (place == Place::kOperand) write(args.operands, k);
-    if (place == Place::kMean) write(args.terms, k);
-    if (place == Place::kKept) write(args.kept, k);
+// With another number of polls than persistent_gpu.h, a register is compared with another number.
+void replace_polls(std::string& ptx) {
+  const std::string polls = ", " + std::to_string(1 << 21) + ";";
+  const std::string replaced = ", " + std::to_string(lltm_test::most_polls) + ";";
+  int count = 0;
+  for (size_t at = ptx.find(polls); at != ptx.npos; at = ptx.find(polls, at), ++count) {
+    ptx.replace(at, polls.size(), replaced);
   }
+  TORCH_CHECK(count > 0, "the kernel does not limit its polls");
+}
+
+const ptx::Kernel& kernel_of(const KernelForm& form) {
+  static auto& kernels = *new std::map<std::tuple<KernelForm, int, int>, ptx::Kernel>;
+  const auto [found, is_new] =
+      kernels.try_emplace({form, lltm_test::capability, lltm_test::most_polls});
+  if (is_new) {
+    // NVRTC does not know the next capability, so that it generates PTX.
+    const int unknown = lltm_test::capability + 1;
+    const std::string source = print_kernel(form);
+    ::setenv("LLTM_CACHE_DIR", LLTM_PTX_FOLDER, /*overwrite=*/1);
+    std::string text =
+        cached(compilation_key(source, unknown), [&] { return compile(source, unknown); });
+    if (form.is_persistent() && lltm_test::most_polls != 1 << 21) replace_polls(text);
+    found->second = ptx::parse(text);
+  }
+  return found->second;
+}
+
+void execute(const KernelForm& form, const Grid& grid, std::vector<const void*> parameters) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  ptx::Options options;
+  options.seed = lltm_test::schedule_seed++;
+  if (form.is_persistent()) {
+    options.late_rounds = lltm_test::late_rounds;
+    options.lost = lltm_test::lost;
+  }
+  const ptx::Launch launch = {
+      {static_cast<int>(grid.x), static_cast<int>(grid.y), static_cast<int>(grid.z)},
+      grid.threads,
+      static_cast<size_t>(grid.shared_bytes),
+      std::move(parameters),
+      grid.cooperative};
+  ptx::run(kernel_of(form), launch, device_memory(), options);
+}
+
+template <typename Args>
+bool launch_persistent_on_host(KernelForm form, Grid grid, const DirectionArgs<Args>& args) {
+  using namespace lltm_test;
+  TORCH_CHECK(grid.z * grid.y * grid.x <= multiprocessors, "a launch that would never end");
+  TORCH_CHECK(grid.shared_bytes <= lltm_test::shared_bytes, "more shared memory than the GPU has");
+  const bool is_faulty = faulty_tiles == 0 || faulty_tiles == form.tiles;
+  const Fault fault = is_faulty ? persistent_fault : Fault::none;
+  TORCH_CHECK(fault != Fault::fails, "an illegal instruction");
+  if (fault == Fault::tf32) form.tf32 = 1;
+  if (prefers_shared && form.units > 1) {
+    const int chunk = shared_chunk(outputs_of<Args>(*form.cell));
+    form.shared_units = (form.units + form.shared_units - 1 + chunk - 1) / chunk * chunk;
+    form.units = 1;
+    grid.shared_bytes =
+        cuda::shared_bytes<Args>({form.cell, form.tiles, form.tf32 != 0, 1, form.shared_units});
+  }
+  if (launches_left == 0) return false;
+  --launches_left;
+  ++persistent_launches;
+  execute(form, grid, {&args});
+  for (int n = 0; n < grid.z; ++n) {
+    const LaunchWords& words = args.of[n].words;
+    TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
+  }
+  if (fault == Fault::wrong) {  // as after a timeout
+    *args.of[0].words.failure = 1;
+    const Args& first = args.of[0];
+    if constexpr (Args::kIsForward) first.h[first.hidden - 1] = 2.0F;
+    if constexpr (!Args::kIsForward) first.dh[first.hidden - 1] += 2.0F;
+  }
+  return true;
+}
+
+template <typename T>
+bool launch_persistent_on_host(const KernelForm& form, const Grid& grid, void** parameters) {
+  const auto launch = [&]<typename Args>(Args*) {
+    return launch_persistent_on_host(
+        form, grid, *static_cast<const DirectionArgs<Args>*>(parameters[0]));
+  };
+  return form.backward ? launch(static_cast<PersistentBackwardArgs<T>*>(nullptr))
+                       : launch(static_cast<PersistentForwardArgs<T>*>(nullptr));
 }
 
 template <typename T, typename D, bool kBackward>
-void launch_on_host(const KernelForm& form, void** parameters) {
+void launch_stage_on_host(KernelForm form, Grid grid, void** parameters) {
   TORCH_CHECK(lltm_test::fault != lltm_test::Fault::fails, "no kernel image is available");
+  ++lltm_test::step_launches;
   const auto& args = *static_cast<const StageArgs<T, D, kBackward>*>(parameters[0]);
+  // Wide whenever possible: test sizes are below the GPU's threshold.
   const int64_t units = *static_cast<const int64_t*>(parameters[1]) * form.width;
-  const auto run = [&]<typename Of>(Of, auto width) {
-    for_each_thread(units / width, [&](int64_t n) { Of::template run<width>(args, n); });
-  };
-  const bool compiled = lltm_test::visit_stage<kBackward>(form, [&](auto stage) {
-    // Wide whenever possible: test sizes are below the GPU's threshold.
-    if (fits_wide<T>(form.stage->program, args.hidden)) {
-      run(stage, std::integral_constant<int, kWide<T>>());
-    } else {
-      run(stage, std::integral_constant<int, 1>());
-    }
-  });
-  if (!compiled) for_each_thread(units, [&](int64_t n) { interpret(form, args, n); });
+  form.width = fits_wide<T>(form.stage->program, args.hidden) ? kWide<T> : 1;
+  const int64_t count = units / form.width;
+  grid.x = blocks_for(count);
+  execute(form, grid, {&args, &count});
   if (!kBackward && lltm_test::fault == lltm_test::Fault::wrong) {
     args.h.data[args.hidden - 1] = static_cast<T>(2.0F);
   }
@@ -351,23 +413,24 @@ std::string describe_compiled_kernels() {
 
 // Of custom cells.
 int local_bytes(const KernelForm& form, std::int64_t) {
-  return form.tiles > lltm_test::tiles_without_spills || !is_compiled(*form.cell) ? 1 << 10 : 0;
+  return form.tiles > lltm_test::tiles_without_spills ? 1 << 10 : 0;
 }
 
 bool launch_compiled(const KernelForm& form, const Grid& grid, void** parameters, Stream) {
   lltm_test::launched_forms.insert(form);
-  if (form.is_persistent()) return lltm_test::launch_persistent_on_host(form, grid, parameters);
-  ++lltm_test::step_launches;
-  lltm_test::visit_type(form.tensor, [&]<typename T>(T*) {
-    if (!form.backward) {
-      launch_on_host<T, compute_t<T>, false>(form, parameters);
-    } else if (form.state == form.tensor) {
-      launch_on_host<T, T, true>(form, parameters);
-    } else {
-      launch_on_host<T, compute_t<T>, true>(form, parameters);
+  return lltm_test::visit_type(form.tensor, [&]<typename T>(T*) {
+    if constexpr (sizeof(T) <= sizeof(float)) {
+      if (form.is_persistent()) return launch_persistent_on_host<T>(form, grid, parameters);
     }
+    if (!form.backward) {
+      launch_stage_on_host<T, compute_t<T>, false>(form, grid, parameters);
+    } else if (form.state == form.tensor) {
+      launch_stage_on_host<T, T, true>(form, grid, parameters);
+    } else {
+      launch_stage_on_host<T, compute_t<T>, true>(form, grid, parameters);
+    }
+    return true;
   });
-  return true;
 }
 
 }  // namespace lltm::cuda

@@ -1,4 +1,5 @@
-// The CUDA backend without CUDA: host versions of CUDA's functions and of launch_compiled.
+// The CUDA backend without a GPU: host versions of CUDA's functions and of launch_compiled, which
+// executes the kernels' PTX (ptx.h).
 #pragma once
 
 #include "cuda/functions.h"
@@ -49,8 +50,12 @@ inline std::vector<std::pair<int64_t, int64_t>> filled;
 // Launches before launches fail.
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 
-bool launch_persistent_on_host(
-    const lltm::cuda::KernelForm& form, const lltm::cuda::Grid& grid, void** parameters);
+// Polls of a word before a lane counts, as in persistent_gpu.h.
+inline int most_polls = 1 << 21;
+// The last thread block begins after this many rounds of all warps.
+inline int late_rounds = 0;
+// Words that a thread of a slice publishes never arrive if this returns true.
+inline std::function<bool(int slice, int thread)> lost;
 
 // Calls body with a null pointer to the type.
 template <typename Body>

@@ -1,19 +1,12 @@
-// Runs on the CPU. Checks the index space, which data is read in 16-byte accesses, and the printed
-// source of custom cells. test_cuda_engine.cpp and test_cuda_custom_cells.cpp test the kernels.
-#include "cell/registry.h"
-#include "cell_program.h"
+// Runs on the CPU. Checks the index space, and which data is read in 16-byte accesses.
+// test_cuda_engine.cpp and test_cuda_custom_cells.cpp test the kernels.
 #include "cuda/kernel/elementwise_kernels.h"
-#include "custom_definitions.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
-#include <random>
-#include <string>
 #include <vector>
 
 namespace lltm::cuda {
@@ -71,51 +64,6 @@ TYPED_TEST(CudaAccess, OnlyAlignedDataIsReadSixteenBytesAtATime) {
   EXPECT_FALSE(wide(0, 48, 3)) << "every third column";
   EXPECT_FALSE(wide(0, 0, 0)) << "expanded";
   EXPECT_FALSE(wide(0, 16, 1, 7)) << "blocks out of line";
-}
-
-// Compares a printed function with its program, relative to the largest value of each output.
-template <int kInputs, int kOutputs, typename V, typename Function>
-void expect_values_of(const Program& program, const Function& function) {
-  std::mt19937 random(1);
-  std::normal_distribution<V> normal;
-  std::vector<double> differences(kOutputs), scales(kOutputs);
-  for (int n = 0; n < 1000; ++n) {
-    V in[kInputs], out[kOutputs];
-    for (V& x : in) x = normal(random);
-    function(in, out);
-    const std::vector<double> exact = lltm_test::run_program(program, {in, in + kInputs});
-    for (int k = 0; k < kOutputs; ++k) {
-      const double difference = std::abs(out[k] - exact[k]);
-      EXPECT_TRUE(std::isfinite(difference));
-      differences[k] = std::max(differences[k], difference);
-      scales[k] = std::max(scales[k], std::abs(exact[k]));
-    }
-  }
-  for (int k = 0; k < kOutputs; ++k) {
-    EXPECT_LE(differences[k], 16 * std::numeric_limits<V>::epsilon() * scales[k]) << k;
-  }
-}
-
-template <typename V>
-void expect_printed_source_is_correct() {
-  for (const std::string& text : lltm_test::kCellTexts) {
-    const CellInfo& cell = *find_cell(text);
-    SCOPED_TRACE(cell.title());
-    lltm_test::visit_definition<false>(cell, [&]<typename Cell>(Cell) {
-      constexpr ProgramSizes sizes(Cell::kCell);
-      expect_values_of<sizes.forward_in, sizes.forward_out, V>(
-          cell.programs->forward.program(),
-          [](const auto& in, auto& out) { Cell::forward(in, out); });
-      expect_values_of<sizes.backward_in, sizes.backward_out, V>(
-          cell.programs->backward.program(),
-          [](const auto& in, auto& out) { Cell::backward(in, out); });
-    });
-  }
-}
-
-TEST(CudaPrintedCells, HaveTheValuesOfTheirPrograms) {
-  expect_printed_source_is_correct<double>();
-  expect_printed_source_is_correct<float>();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The CUDA backend on the CPU (cuda_on_host.cpp, persistent_on_host.cpp). The persistent engine
+// The CUDA backend on the CPU (cuda_on_host.cpp). The persistent engine
 // computes supported problems.
 #include "cell_arguments.h"
 #include "cuda/engine/engine.h"
@@ -140,7 +140,7 @@ TEST_P(CudaEngine, AConcatenatedMatrixGivesTheSameResults) {
   std::vector<Problem> problems = {dense({4, 3, 5, form_.step ? 7 : 8})};
   if (!form_.step) problems.push_back(packed({5, 4, 4, 1}, 3, 24));
   for (const Problem& problem : problems) {
-    Arguments concatenated = problem(1), apart = concatenated;
+    Arguments concatenated = problem(1), apart = problem(1);
     const int64_t hidden = apart.h.size(1);
     if (apart.weight_hh) {
       concatenated.weights = at::cat({*apart.weight_hh, apart.weights}, 1);

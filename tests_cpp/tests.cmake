@@ -124,12 +124,12 @@ lltm_test(engines.emulated_amx   lltm_engine_tests "-*Int8*" ENV LLTM_EMULATED_A
 string(JOIN ":" cuda_combinations
   "*/Properties.*" "*/SequenceProperties.*" "*/GradientProperties.*" "*/HostProperties.*"
   "Cuda*/Cuda*.*" "Cells/PersistentEngine.*" "Texts/*")
+lltm_test(ptx                       lltm_ptx_tests "*" GPU)  # here: not built by other presets
 lltm_test(cuda_on_host              lltm_cuda_host_tests "-Slow*:${cuda_combinations}")
 lltm_test(cuda_on_host.combinations lltm_cuda_host_tests "${cuda_combinations}-Slow*" ${in_parts})
-lltm_test(cuda_on_host.slow         lltm_cuda_host_tests "Slow*" PARTS 3 SLOW)
+lltm_test(cuda_on_host.slow         lltm_cuda_host_tests "Slow*" PARTS 3 SLOW TIMEOUT 3600)
 lltm_test(cuda_on_host.schedule     lltm_cuda_host_tests "PersistentSchedule.*"
   ENV LLTM_SCHEDULE=set:1)
-lltm_test(cuda_on_host.tsan         lltm_persistent_tsan_tests "*" SLOW TIMEOUT 1500)
 lltm_test(cuda                      lltm_cuda_tests "*" PARTS 8 GPU)  # skipped without a GPU
 lltm_test(nvrtc                     lltm_nvrtc_tests "*" PARTS 2 GPU)
 
