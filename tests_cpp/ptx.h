@@ -2,8 +2,8 @@
 //
 // Thread blocks, warps and diverged lanes run in random order, and relaxed stores become visible
 // late and in any order. Throws ptx::Error for unknown instructions, unaligned or foreign
-// addresses, accesses that race with another thread, `aligned` instructions after divergence, and
-// deadlocks. Registers and shared memory begin with random bits.
+// addresses, accesses that race with another thread, `aligned` instructions after loops in which
+// lanes diverged, and deadlocks. Registers and shared memory begin with random bits.
 //
 // The PTX ISA defines the instructions (docs.nvidia.com/cuda/parallel-thread-execution).
 #pragma once
@@ -71,8 +71,8 @@ struct Warp;
 struct Instruction;
 using Run = void (*)(Machine&, Warp&, const Instruction&, Lanes);
 
-// kSync waits for all lanes of the warp. kAligned does too, but is undefined if the lanes have
-// diverged: ptxas inserts no synchronization.
+// kSync waits for all lanes of the warp. kAligned does too, but needs an earlier synchronization if
+// the lanes left a loop at different times.
 enum class Control { kNone, kBranch, kExit, kBarrier, kSync, kAligned };
 
 struct Opcode {

@@ -250,8 +250,9 @@ void access(Machine& machine, Warp& warp, const Instruction& i, Lanes lanes) {
             std::memcpy(&memory, data + n * sizeof(T), sizeof(T));
           }
           // Extended to a wider register.
-          value = i.width == 64 && std::is_same_v<T, s32> ? static_cast<u64>(static_cast<s64>(memory))
-                                                       : to_bits(memory);
+          value = i.width == 64 && std::is_same_v<T, s32>
+                      ? static_cast<u64>(static_cast<s64>(memory))
+                      : to_bits(memory);
         } else {
           memory = from_bits<T>(value);
           std::memcpy(data + n * sizeof(T), &memory, sizeof(T));
@@ -455,7 +456,7 @@ Table make_table() {
   add_accesses<u8>(table, "u8");
   add_accesses<u16>(table, "u16");
   add_accesses<u32>(table, "u32");
-  add_accesses<s32>(table, "s32");
+  add_access<s32, Space::kParameter, Kind::kLoad>(table, "param", "s32");
   add_accesses<u64>(table, "u64");
   add_accesses<f32>(table, "f32");
   add_accesses<f64>(table, "f64");

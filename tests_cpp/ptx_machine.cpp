@@ -200,7 +200,7 @@ void Machine::step(Warp& warp, std::size_t chosen) {
     ++group.pc;
     try {
       if (control == Control::kAligned && warp.has_diverged) {
-        throw Error("the lanes have diverged and were not synchronized");
+        throw Error("the lanes left a loop at different times and were not synchronized");
       }
       if (control == Control::kSync) warp.has_diverged = false;
       if (lanes != 0) instruction.opcode->run(*this, warp, instruction, lanes);
@@ -213,13 +213,13 @@ void Machine::step(Warp& warp, std::size_t chosen) {
 
 void Machine::branch(Warp& warp, std::size_t chosen, Lanes lanes, int target) {
   Group& group = warp.groups[chosen];
+  if (lanes != 0 && lanes != kAllLanes && target <= group.pc) warp.has_diverged = true;
   if (lanes == group.lanes) {
     group.pc = target;
     return;
   }
   ++group.pc;
   if (lanes == 0) return;
-  warp.has_diverged = true;
   group.lanes &= ~lanes;
   warp.groups.push_back({target, lanes});
 }

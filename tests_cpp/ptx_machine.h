@@ -31,7 +31,7 @@ struct Warp {
   int first_thread;  // of the block
   std::vector<std::uint64_t> registers;
   std::vector<Group> groups = {{0, kAllLanes}};
-  bool has_diverged = false;  // since the last synchronization of its lanes
+  bool has_diverged = false;  // in a loop, since the last synchronization of its lanes
 
   // The values in all lanes.
   std::uint64_t* row(int number) { return registers.data() + std::ptrdiff_t{number} * kWarpLanes; }

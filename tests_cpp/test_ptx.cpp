@@ -34,7 +34,7 @@ class Program {
   void run(const std::string& code, Launch launch = {{1, 1, 1}, kWarpLanes}) {
     const Kernel kernel = parse(
         ".shared .align 16 .b8 buffer[];\n.entry test(\n\t.param .u64 test_param_0,\n\t.param "
-        ".align 16 .b8 test_param_1[32]\n)\n{\n"
+        ".align 16 .b8 test_param_1[48]\n)\n{\n"
         "\t.reg .pred %p<9>;\n\t.reg .b16 %rs<9>;\n\t.reg .b32 %r<9>;\n\t.reg .b64 %rd<9>;\n"
         "ld.param.u64 %rd0, [test_param_0];\nmov.u32 %r0, %tid.x;\nmul.wide.u32 %rd1, %r0, 8;\n"
         "add.s64 %rd1, %rd0, %rd1;\n" +
@@ -321,9 +321,10 @@ TEST(PtxInstructions, LoadsAndStores) {
     program.run(code);
     EXPECT_EQ(std::memcmp(data + 64, data + 16, static_cast<std::size_t>(count * bytes)), 0);
   }
+  // Extended by the sign.
   Program program;
-  program.data.assign(kWords, 0x80000000);
-  program.run("ld.global.s32 %rd3, [%rd1];\nst.global.u64 [%rd1], %rd3;");  // extends the sign
+  program.data[4] = 0x80000000;
+  program.run("ld.param.s32 %rd3, [test_param_1+32];\nst.global.u64 [%rd1], %rd3;");
   EXPECT_EQ(program.data[0], 0xFFFFFFFF80000000);
 }
 
@@ -476,8 +477,9 @@ TEST(PtxErrors, LanesThatDiverged) {
   const std::string mma = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {" + zero + "}, {" +
                           zero + "}, {%r1, %r1}, {" + zero + "};\n";
   const std::string diverge =
-      "setp.lt.s32 %p1, %r0, 7;\n@%p1 bra $end;\nadd.s32 %r2, %r0, 1;\n$end:\n";
-  expect_error(diverge + mma, "diverged");
+      "mov.u32 %r2, 0;\n$again:\nadd.s32 %r2, %r2, 1;\nsetp.lt.s32 %p1, %r2, %r0;\n"
+      "@%p1 bra $again;\n";
+  expect_error(diverge + mma, "the lanes left a loop at different times");
   Program().run(diverge + "bar.warp.sync -1;\n" + mma);
   expect_error(
       "setp.lt.s32 %p1, %r0, 7;\n@%p1 bra $end;\n" + mma + "$end:\nbar.warp.sync -1;",

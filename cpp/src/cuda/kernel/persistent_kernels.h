@@ -210,13 +210,12 @@ LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
   return std::int64_t{kWarpUnits<T>} * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
 }
 
-// Of a float, also after rounding to 11 bits. Without branches, in which lanes would diverge before
-// an mma.
+// Of a float, also after rounding to 11 bits.
 LLTM_CELL_INLINE bool is_finite(std::uint32_t word) {
   return (word & 0x7FFFFFFFu) < 0x7F7FF000u;
 }
 LLTM_CELL_INLINE bool is_finite(const Words& x) {
-  return is_finite(x.w[0]) & is_finite(x.w[1]) & is_finite(x.w[2]) & is_finite(x.w[3]);
+  return is_finite(x.w[0]) && is_finite(x.w[1]) && is_finite(x.w[2]) && is_finite(x.w[3]);
 }
 
 // A (kSliceUnits, K), hidden units as rows; zero outside (units, k_size).
@@ -436,7 +435,7 @@ LLTM_CELL_INLINE void multiply(
     [[maybe_unused]] bool finite = true;
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      if (kSplits) finite &= is_finite(now.x[j]);
+      if (kSplits) finite = finite && is_finite(now.x[j]);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         const auto& words = now.x[j].w;
@@ -458,7 +457,7 @@ LLTM_CELL_INLINE void multiply(
         m.sync_warp();
         LLTM_UNROLL
         for (int j = 0; j < kChunk; ++j) {
-          if (kSplits) finite &= is_finite(chunk.x[j]);
+          if (kSplits) finite = finite && is_finite(chunk.x[j]);
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
             const auto& words = chunk.x[j].w;
