@@ -324,6 +324,7 @@ void execute(const KernelForm& form, const Grid& grid, std::vector<const void*> 
   const std::lock_guard<std::mutex> lock(mutex);
   ptx::Options options;
   options.seed = lltm_test::schedule_seed++;
+  options.any_memory = lltm_test::any_memory;
   if (form.is_persistent()) {
     options.late_rounds = lltm_test::late_rounds;
     options.lost = lltm_test::lost;

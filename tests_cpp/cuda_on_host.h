@@ -54,6 +54,8 @@ inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 inline int most_polls = 1 << 21;
 // The last thread block begins after this many rounds of all warps.
 inline int late_rounds = 0;
+// Kernels may access memory that no tensor has allocated, without checks.
+inline bool any_memory = false;
 // Words that a thread of a slice publishes never arrive if this returns true.
 inline std::function<bool(int slice, int thread)> lost;
 

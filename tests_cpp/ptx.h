@@ -125,6 +125,7 @@ struct Options {
   int late_rounds = 0;
   // Relaxed stores that never become visible.
   std::function<bool(int block_x, int thread)> lost;
+  bool any_memory = false;  // kernels may also access memory that is not in `Memory`
   std::int64_t most_instructions = 1'000'000'000;  // of warps
 };
 

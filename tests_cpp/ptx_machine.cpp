@@ -258,11 +258,12 @@ void Machine::release_barrier(Block& block) const {
 
 // ---- Memory -------------------------------------------------------------------
 
-Memory::Region& Machine::accessed(
+Memory::Region* Machine::accessed(
     Warp& warp, int lane, std::uint64_t address, std::uint64_t bytes, Kind kind) {
   Memory::Region* region = last_region_;
   if (region == nullptr || address < region->begin || address + bytes > region->end) {
     region = last_region_ = memory_.find(address, bytes);
+    if (region == nullptr && options_.any_memory) return nullptr;
     if (region == nullptr) throw Error("a foreign address");
     region->accesses.resize(
         (region->end - region->begin + Memory::kGranule - 1) / Memory::kGranule);
@@ -272,7 +273,7 @@ Memory::Region& Machine::accessed(
     const char* const error = record(region->accesses[n], kind, thread_of(warp, lane), epoch_);
     if (error != nullptr) throw Error(error);
   }
-  return *region;
+  return region;
 }
 
 char* Machine::global(Warp& warp, int lane, std::uint64_t address, int bytes, Kind kind) {
@@ -311,10 +312,11 @@ void Machine::publish(Warp& warp, int lane, std::uint64_t address, std::uint32_t
 }
 
 std::uint32_t Machine::load_relaxed(Warp& warp, int lane, std::uint64_t address) {
-  const Memory::Region& region =
+  const Memory::Region* const region =
       accessed(warp, lane, address, sizeof(std::uint32_t), Kind::kStrongLoad);
-  const Access& access = region.accesses[(address - region.begin) / Memory::kGranule];
-  if (access.publisher == thread_of(warp, lane)) {
+  if (region != nullptr &&
+      region->accesses[(address - region->begin) / Memory::kGranule].publisher ==
+          thread_of(warp, lane)) {
     const auto own = pending_words_.find(address);
     if (own != pending_words_.end()) return own->second;
   }

@@ -66,8 +66,8 @@ class Machine {
   void merge(Warp& warp) const;
   void release_barrier(Block& block) const;
   void make_visible(const Store& store);
-  // Records the access to each piece of the memory.
-  Memory::Region& accessed(
+  // Records the access to each piece of the memory. Null if it may be any memory.
+  Memory::Region* accessed(
       Warp& warp, int lane, std::uint64_t address, std::uint64_t bytes, Kind kind);
 
   const Kernel& kernel_;

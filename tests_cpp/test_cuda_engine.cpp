@@ -45,9 +45,17 @@ LLTM_EACH_CASE(CudaStep, Properties, steps(), kDtypes);
 LLTM_EACH_CASE(CudaStep, GradientProperties, steps(), kDtypesBelowOracle);
 LLTM_EACH_CASE(CudaFloat64, GradientProperties, sequences<false>().front(), kFloat64);
 LLTM_EACH_CASE(CudaStepFloat64, GradientProperties, steps().front(), kFloat64);
-// LLTM only: the test memory holds three rows.
-LLTM_EACH_CASE(Cuda, HostProperties, sequences<false>().front(), kDtypes);
-LLTM_EACH_CASE(CudaStep, HostProperties, steps().front(), kDtypes);
+// LLTM only: the test memory holds three rows, which no tensor has allocated.
+Form on_any_memory(Form form) {
+  struct Setting {
+    PersistentSetting per_step{false};
+    Temporarily<bool> any{any_memory, true};
+  };
+  form.setting = []() -> std::shared_ptr<void> { return std::make_shared<Setting>(); };
+  return form;
+}
+LLTM_EACH_CASE(Cuda, HostProperties, on_any_memory(sequences<false>().front()), kDtypes);
+LLTM_EACH_CASE(CudaStep, HostProperties, on_any_memory(steps().front()), kDtypes);
 
 class CudaSequence : public FormTest {};
 LLTM_EACH_CASE(Cuda, CudaSequence, sequences<false>(), kDtypes);
