@@ -282,6 +282,20 @@ TEST_P(Realtime, EqualsFloat64) {
   }
 }
 
+TEST_P(Realtime, InfinitiesSaturateAndNanStays) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const char* const name : {"lstm", "gru", "rnn_tanh"}) {
+    const Model model(name, /*layers=*/1, /*input=*/1, /*hidden=*/21);
+    Layer layer(bytes(model.file()));
+    const std::vector<float> x = {0.5f, kInfinity, -0.5f, -kInfinity, 1.0f, NAN};
+    std::vector<float> y(x.size() * 21);
+    layer.process(x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+    const std::vector<double> expected = model.run(x);
+    for (std::size_t k = 0; k < 5 * 21; ++k) EXPECT_NEAR(y[k], expected[k], 2e-6) << name << k;
+    for (std::size_t k = 5 * 21; k < y.size(); ++k) EXPECT_TRUE(std::isnan(y[k])) << name << k;
+  }
+}
+
 // Also of several sequences, whose results are those of each alone.
 TEST_P(Realtime, CallsMayDivideASequence) {
   constexpr std::int64_t kSteps = 70, kBatch = 3;

@@ -132,7 +132,7 @@ class Arena {
   std::size_t bytes_ = 0;
 };
 
-// Appends a block's weights of one operand (LayerView).
+// Appends a block's weights of one operand (LayerView), in rows of `width` units.
 float* pack(
     float* to,
     const std::vector<float>& matrix,
@@ -140,12 +140,13 @@ float* pack(
     SlotRange slots,
     const int* blocks,
     Size hidden,
-    Size first) {
-  const Size units = std::min(kUnits, hidden - first);
+    Size first,
+    Size width) {
+  const Size units = std::min(width, hidden - first);
   for (int group = slots.begin; group < slots.end; group += kGroup) {
     const int end = std::min(slots.end, group + kGroup);
     for (Size k = 0; k < columns; ++k) {
-      for (int slot = group; slot < end; ++slot, to += kUnits) {
+      for (int slot = group; slot < end; ++slot, to += width) {
         const float* const column = matrix.data() + (blocks[slot] * hidden + first) * columns + k;
         for (Size unit = 0; unit < units; ++unit) to[unit] = column[unit * columns];
       }
@@ -169,8 +170,10 @@ LayerView read_layer(
   float* const weights = arena.take({padded, x * input + h * hidden});
   float* to = weights;
   for (Size first = 0; first < hidden; first += kUnits) {
-    to = pack(to, weight_ih, input, cell.x, cell.x_blocks, hidden, first);
-    to = pack(to, weight_hh, hidden, cell.h, cell.h_blocks, hidden, first);
+    const bool half = cell.native != 0 && hidden - first <= cpu::kLayerHalf;
+    const Size width = half ? cpu::kLayerHalf : kUnits;
+    to = pack(to, weight_ih, input, cell.x, cell.x_blocks, hidden, first, width);
+    to = pack(to, weight_hh, hidden, cell.h, cell.h_blocks, hidden, first, width);
   }
   float* const bias = arena.take({cell.slots, padded});
   float* const parameters = arena.take({cell.parameters, padded});
@@ -185,19 +188,23 @@ LayerView read_layer(
     }
   }
   const Size registers = best_kernels().registers_bytes / sizeof(float);
-  const LayerView layer = {
-      .cell = &cell,
-      .input = input,
-      .hidden = hidden,
-      .padded = padded,
-      .batch = batch,
-      .weights = weights,
-      .bias = bias,
-      .parameters = parameters,
-      .h = arena.take({batch, hidden}),
-      .c = arena.take({batch, cell.state_columns(), padded}),
-      .z = cell.native == 0 ? arena.take({cell.slots, padded}) : nullptr,
-      .registers = cell.native == 0 ? arena.take({registers}) : nullptr};
+  LayerView layer = {};
+  layer.cell = &cell;
+  layer.input = input;
+  layer.hidden = hidden;
+  layer.padded = padded;
+  layer.batch = batch;
+  layer.x_step = batch * input;
+  layer.y_step = batch * hidden;
+  layer.weights = weights;
+  layer.bias = bias;
+  layer.h = arena.take({batch, hidden});
+  layer.c = arena.take({batch, cell.state_columns(), padded});
+  if (cell.native == 0) {
+    layer.parameters = parameters;
+    layer.z = arena.take({cell.slots, padded});
+    layer.registers = arena.take({registers});
+  }
   if (cell.native == 0) best_kernels().make_registers(layer);
   return layer;
 }
@@ -308,7 +315,7 @@ struct Layer::Memory {
   Arena arena;
   std::vector<LayerView> layers;
   float* between[2] = {};  // (kChunk, B, H), of a layer and the next
-  Run run = nullptr;
+  cpu::RunSmallLayer run = nullptr;
 };
 
 namespace {

@@ -1,0 +1,32 @@
+// A layer of few sequences whose weights stay in the cache: a single call of a kernel computes all
+// steps (small_layer_kernels.h). No PyTorch header.
+#pragma once
+
+#include "cell/cell.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+
+// Units of a block of weights. The last block has as many units as are left, rounded up to
+// kLayerHalf or kLayerUnits.
+constexpr std::int64_t kLayerUnits = 16, kLayerHalf = 8;
+
+// S pre-activations, P parameters. Rows of `padded` values are H, rounded up to complete blocks.
+struct SmallLayer {
+  const CellInfo* cell;
+  std::int64_t input, hidden, padded, batch;
+  std::int64_t x_step, y_step;  // between steps of x (B, I) and y (B, H), which are contiguous
+  // For each block of units: (I, ., units) for the pre-activations that read x, then (H, ., units)
+  // for those that read h.
+  const float* weights;
+  const float* bias;  // (S, padded)
+  float* h;           // (B, H), of the last step
+  float* c;           // (B, state columns, padded); cell.h explains c
+};
+
+// y (steps, B, H) from x (steps, B, I). They do not overlap.
+using RunSmallLayer =
+    void (*)(const SmallLayer& layer, const float* x, float* y, std::int64_t steps);
+
+}  // namespace lltm::cpu

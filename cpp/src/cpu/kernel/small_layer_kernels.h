@@ -1,0 +1,244 @@
+// A built-in cell's layer (small_layer.h). One step is, for each block of units,
+//     z = bias + x W_x^T + h W_h^T
+//     h', c' from z and c
+// A CPU that executes out of order computes the second line while it reads the next block's
+// weights. As accurate as the other engines for cells that forget (docs/accuracy.md).
+#pragma once
+
+#include "cell/cells.h"
+#include "cpu/kernel/floats.h"
+#include "cpu/kernel/small_layer.h"
+
+#include <cstdint>
+
+namespace lltm::cpu {
+namespace {
+
+// Vectors that are summed at once. Sums must hide the latency of a multiply-add, and fit in the
+// registers with a product's operands.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kMostSums = 16;
+#elif defined(__AVX__)
+constexpr int kMostSums = 12;
+#else
+constexpr int kMostSums = 8;
+#endif
+// Products that are added in float32 in one chain.
+constexpr std::int64_t kLongestChain = 32;
+
+// The larger and smaller of two, or NaN if `x` is NaN.
+#if defined(__AVX512F__)
+LLTM_CELL_INLINE Floats larger(Floats bound, Floats x) {
+  return _mm512_max_ps(bound, x);
+}
+LLTM_CELL_INLINE Floats smaller(Floats bound, Floats x) {
+  return _mm512_min_ps(bound, x);
+}
+#elif defined(__AVX__)
+LLTM_CELL_INLINE Floats larger(Floats bound, Floats x) {
+  return _mm256_max_ps(bound, x);
+}
+LLTM_CELL_INLINE Floats smaller(Floats bound, Floats x) {
+  return _mm256_min_ps(bound, x);
+}
+#else
+LLTM_CELL_INLINE Floats larger(Floats bound, Floats x) {
+  return bound > x ? bound : x;
+}
+LLTM_CELL_INLINE Floats smaller(Floats bound, Floats x) {
+  return bound < x ? bound : x;
+}
+#endif
+
+// Values of a vector's units, in a cell's definition.
+struct Lanes {
+  Floats v;
+
+  Lanes() = default;
+  LLTM_CELL_INLINE Lanes(Floats x) : v(x) {}
+  LLTM_CELL_INLINE Lanes(float x) : v(broadcast(x)) {}
+  friend LLTM_CELL_INLINE Lanes operator+(Lanes a, Lanes b) { return a.v + b.v; }
+  friend LLTM_CELL_INLINE Lanes operator-(Lanes a, Lanes b) { return a.v - b.v; }
+  friend LLTM_CELL_INLINE Lanes operator*(Lanes a, Lanes b) { return a.v * b.v; }
+};
+
+// tanh(x), or tanh(x / 2) / 2 if kHalf, as x P(x^2) / Q(x^2): a minimax approximation with an error
+// up to 3.2e-7, or 1.7e-7, and half the latency of cell/math.h, which is also exact relative to
+// small results.
+template <bool kHalf>
+LLTM_CELL_INLINE Floats scaled_tanh(Floats x) {
+  constexpr float kScale = kHalf ? 0.5f : 1.0f;
+  constexpr float kLimit = 9.01f / kScale;  // tanh is 1 in float32
+  constexpr float k2 = kScale * kScale, k4 = k2 * k2, k6 = k4 * k2, k8 = k4 * k4, k10 = k8 * k2;
+  x = larger(broadcast(-kLimit), smaller(broadcast(kLimit), x));
+  const Floats u = x * x;
+  Floats p = broadcast(k10 * 4.575810308e-8f);
+  p = p * u + broadcast(k8 * 3.004014070e-5f);
+  p = p * u + broadcast(k6 * 3.933778964e-3f);
+  p = p * u + broadcast(k4 * 1.372579932e-1f);
+  p = p * u + broadcast(k2);
+  Floats q = broadcast(k10 * 6.418772736e-10f);
+  q = q * u + broadcast(k8 * 1.501866564e-6f);
+  q = q * u + broadcast(k6 * 4.074876197e-4f);
+  q = q * u + broadcast(k4 * 2.746433020e-2f);
+  q = q * u + broadcast(k2 * 4.705911875e-1f);
+  q = q * u + broadcast(1.0f);
+  return x * p / q;
+}
+LLTM_CELL_INLINE Lanes tanh(Lanes x) {
+  return scaled_tanh<false>(x.v);
+}
+LLTM_CELL_INLINE Lanes sigmoid(Lanes x) {
+  return scaled_tanh<true>(x.v) + broadcast(0.5f);
+}
+LLTM_CELL_INLINE Lanes maximum(Lanes x, Lanes y) {
+  return larger(y.v, x.v);
+}
+LLTM_CELL_INLINE Lanes elu(Lanes x) {
+  alignas(64) float values[kLanes];
+  store_lanes(x.v, values);
+  for (float& value : values) value = math::elu(value);
+  return load_lanes(values);
+}
+
+// Units of a row of kUnits: with AVX-512, a vector is wider than kLayerHalf.
+template <std::int64_t kUnits>
+LLTM_CELL_INLINE Floats load_units(const float* x) {
+  if constexpr (kUnits < kLanes) return load_first(x, kUnits);
+  return load_lanes(x);
+}
+
+// z (kSlots, kWidth) += a (n) w (n, kSlots, kUnits), for kWidth vectors of each row.
+template <int kSlots, std::int64_t kUnits, int kWidth>
+LLTM_CELL_INLINE void multiply(
+    const float* w, const float* a, std::int64_t n, Floats (*z)[kWidth]) {
+  constexpr int kSums = kSlots * kWidth;
+  constexpr int kChains = kMostSums >= 8 * kSums   ? 8
+                          : kMostSums >= 4 * kSums ? 4
+                          : kMostSums >= 2 * kSums ? 2
+                                                   : 1;
+  const auto for_each = [&](const auto& body) __attribute__((always_inline)) {
+    LLTM_UNROLL
+    for (int s = 0; s < kSlots; ++s) {
+      LLTM_UNROLL
+      for (int v = 0; v < kWidth; ++v) body(s, v);
+    }
+  };
+  const auto add = [&](std::int64_t k, Floats(*sums)[kWidth]) __attribute__((always_inline)) {
+    const Floats factor = broadcast(a[k]);
+    const float* const row = w + k * kSlots * kUnits;
+    for_each([&](int s, int v) __attribute__((always_inline)) {
+      sums[s][v] += factor * load_units<kUnits>(row + s * kUnits + v * kLanes);
+    });
+  };
+  // Two multiply-adds begin in a cycle, and one takes four: fewer than eight sums wait for each
+  // other. Several chains cost 24 cycles more.
+  constexpr std::int64_t kFew = kSums >= 8 ? kLongestChain : 24 * 2 / (8 - kSums);
+  if (n <= kFew) {
+    for (std::int64_t k = 0; k < n; ++k) add(k, z);
+    return;
+  }
+  for (std::int64_t k = 0; k < n;) {
+    Floats chains[kChains][kSlots][kWidth] = {};
+    const std::int64_t left = n - k, most = kChains * kLongestChain;
+    const std::int64_t end = k + (left < most ? left : most);
+    for (; k + kChains <= end; k += kChains) {
+      LLTM_UNROLL
+      for (int q = 0; q < kChains; ++q) add(k + q, chains[q]);
+    }
+    for (; k < end; ++k) add(k, chains[0]);
+    for_each([&](int s, int v) __attribute__((always_inline)) {
+      LLTM_UNROLL
+      for (int half = kChains / 2; half > 0; half /= 2) {
+        LLTM_UNROLL
+        for (int q = 0; q < half; ++q) chains[q][s][v] += chains[q + half][s][v];
+      }
+      z[s][v] += chains[0][s][v];
+    });
+  }
+}
+
+// Vectors of a block's kUnits units that are computed at once.
+template <int kSlots, std::int64_t kUnits>
+constexpr int kWidthFor = [] {
+  int width = kUnits > kLanes ? kUnits / kLanes : 1;
+  while (width > 1 && width * kSlots > kMostSums) width /= 2;
+  return width;
+}();
+
+// A step of a row in a block of kUnits units from `unit` on, of which n are the layer's. w: of the
+// block. Pre-activations stay in registers.
+template <typename Definition, std::int64_t kUnits>
+LLTM_CELL_INLINE void run_block(
+    const SmallLayer& layer,
+    const float* w,
+    std::int64_t unit,
+    std::int64_t n,
+    const float* x,
+    const float* h,
+    float* c,
+    float* h_next) {
+  constexpr CellInfo kCell = Definition::kCell;
+  constexpr int kX = kCell.x.count(), kH = kCell.h.count();
+  constexpr int kWidth = kWidthFor<kCell.slots, kUnits>;
+  LLTM_UNROLL
+  for (int first = 0; first < kUnits; first += kWidth * kLanes) {
+    Floats z[kCell.slots][kWidth];
+    LLTM_UNROLL
+    for (int s = 0; s < kCell.slots; ++s) {
+      LLTM_UNROLL
+      for (int v = 0; v < kWidth; ++v) {
+        z[s][v] = load_lanes(layer.bias + s * layer.padded + unit + first + v * kLanes);
+      }
+    }
+    multiply<kX, kUnits>(w + first, x, layer.input, z + kCell.x.begin);
+    multiply<kH, kUnits>(w + layer.input * kX * kUnits + first, h, layer.hidden, z + kCell.h.begin);
+    LLTM_UNROLL
+    for (int v = 0; v < kWidth; ++v) {
+      const int j = first + v * kLanes;
+      Lanes z_v[kCell.slots];
+      LLTM_UNROLL
+      for (int s = 0; s < kCell.slots; ++s) z_v[s] = z[s][v];
+      const auto next = Definition::forward(z_v, Lanes(load_lanes(c + unit + j)));
+      if (n - j >= kLanes) {
+        store_lanes(next.h.v, h_next + unit + j);
+      } else if (n - j > 0) {
+        store_first(next.h.v, h_next + unit + j, n - j);
+      }
+      store_lanes(next.c.v, c + unit + j);
+    }
+  }
+}
+
+template <typename Definition>
+void run_small_layer(const SmallLayer& layer, const float* x, float* y, std::int64_t steps) {
+  constexpr CellInfo kCell = Definition::kCell;
+  static_assert(kCell.state_columns() == 1 && kCell.parameters == 0);
+  const std::int64_t block_size =
+      (kCell.x.count() * layer.input + kCell.h.count() * layer.hidden) * kLayerUnits;
+  const float* h = layer.h;
+  for (std::int64_t t = 0; t < steps; ++t) {
+    for (std::int64_t r = 0; r < layer.batch; ++r) {
+      const float* const x_row = x + r * layer.input;
+      const float* const h_row = h + r * layer.hidden;
+      float* const c = layer.c + r * layer.padded;
+      float* const h_next = y + r * layer.hidden;
+      const float* w = layer.weights;
+      std::int64_t unit = 0;
+      for (; layer.hidden - unit > kLayerHalf; unit += kLayerUnits, w += block_size) {
+        const std::int64_t n = layer.hidden - unit;
+        run_block<Definition, kLayerUnits>(layer, w, unit, n, x_row, h_row, c, h_next);
+      }
+      if (const std::int64_t n = layer.hidden - unit; n > 0) {
+        run_block<Definition, kLayerHalf>(layer, w, unit, n, x_row, h_row, c, h_next);
+      }
+    }
+    h = y;
+    x += layer.x_step;
+    y += layer.y_step;
+  }
+  if (steps > 0) __builtin_memcpy(layer.h, h, layer.batch * layer.hidden * sizeof(float));
+}
+
+}  // namespace
+}  // namespace lltm::cpu
