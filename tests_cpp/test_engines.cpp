@@ -124,6 +124,15 @@ class Case {
     }
   }
 
+  // Dense, without a mask and resets.
+  void check_small_layer() const {
+    for (const at::Tensor& packed : {at::Tensor(), pack(a_)}) {
+      lltm::SequenceArgs small = args(/*checkpoint_steps=*/0, packed);
+      small.save = false;
+      check_outputs(lltm::cpu::small_layer_forward(small));
+    }
+  }
+
   void check_backward() const {
     if (has_jumps(a_)) return;
     const SequenceResult saved = lltm::cpu::sequence_forward(args());
@@ -202,14 +211,18 @@ class Case {
     SCOPED_TRACE(to_string(schedule));
     const std::optional<SequenceResult> result = engine(args(0, packed), schedule);
     ASSERT_TRUE(result.has_value());
-    const Tensors outputs = {std::get<0>(*result), std::get<1>(*result), std::get<2>(*result)};
-    for (size_t k = 0; k < eager_.outputs.size(); ++k) {  // without c there is no c_n
-      EXPECT_TRUE(is_accurate(outputs[k], eager_.outputs[k], expected_.outputs[k])) << k;
-    }
+    check_outputs(*result);
     const std::optional<SequenceResult> other = engine(args(kCheckpointSteps, packed), schedule);
     ASSERT_TRUE(other.has_value());
     const double tolerance = 16 * epsilon(dtype_);
     EXPECT_TRUE(at::allclose(std::get<3>(*other), checkpoints_, tolerance, tolerance));
+  }
+
+  void check_outputs(const SequenceResult& result) const {
+    const Tensors outputs = {std::get<0>(result), std::get<1>(result), std::get<2>(result)};
+    for (size_t k = 0; k < eager_.outputs.size(); ++k) {  // without c there is no c_n
+      EXPECT_TRUE(is_accurate(outputs[k], eager_.outputs[k], expected_.outputs[k])) << k;
+    }
   }
 
   const Arguments a_;
@@ -292,6 +305,21 @@ TEST_P(Engines, WithPrepackedWeightsAreAsAccurateAsTheReferenceWithEverySchedule
   for_each_case([](const Case& problem, const Arguments& arguments) {
     problem.check_forward(pack(arguments));
   });
+}
+
+TEST(SmallLayer, IsAsAccurateAsTheReference) {
+  if (!lltm::cpu::current_machine().f32) GTEST_SKIP() << "the small-layer engine needs AVX2";
+  for (const char* const cell : {"lstm", "gru", "rnn_tanh", "rnn_relu"}) {
+    for (const int64_t hidden : {1, 5, 8, 15, 16, 21, 40, 70}) {
+      const bool odd = hidden % 2 != 0;
+      const Sizes sizes = {20, odd ? 1 : 3, hidden / 2 + 1, hidden};
+      Arguments a = sequence_problem(sizes, at::kFloat, /*seed=*/hidden, /*bias=*/odd, cell);
+      a.reverse = hidden > 15;
+      a.input = a.input.transpose(0, 1).contiguous().transpose(0, 1);  // batch-first memory
+      SCOPED_TRACE(testing::Message() << cell << ' ' << hidden);
+      Case(a).check_small_layer();
+    }
+  }
 }
 
 TEST_P(Engines, WithInt8WeightsGiveTheSameResultsWithEverySchedule) {

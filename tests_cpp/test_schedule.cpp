@@ -343,6 +343,16 @@ TEST(ChooseEngine, BySizes) {
   EXPECT_EQ(kind(with(call(4), forgets)), Engine::kBlocked) << "several threads";
   EXPECT_EQ(kind(with(call(4, 128, 32), forgets)), Engine::kSmallBatch) << "weights in place";
   EXPECT_EQ(kind(with(call(16, 16), forgets)), Engine::kBlocked);
+  const auto small_layer = [](Call& c) { c.forgets = c.small_layer = true; };
+  const Machine one_thread = machine_of(1, 32 << 20, 8);
+  EXPECT_EQ(kind(with(call(1), small_layer), one_thread), Engine::kSmallLayer);
+  EXPECT_EQ(kind(with(call(1), small_layer)), Engine::kSmallBatch) << "16 threads";
+  EXPECT_EQ(kind(with(call(1, 64), small_layer)), Engine::kSmallLayer);
+  EXPECT_EQ(kind(with(call(16, 16), small_layer), one_thread), Engine::kSmallLayer) << "in L1";
+  EXPECT_EQ(kind(with(call(17, 16), small_layer), one_thread), Engine::kBlocked);
+  EXPECT_EQ(kind(with(call(2), small_layer), one_thread), Engine::kSmallBatch) << "not in L1";
+  EXPECT_EQ(kind(with(call(1, 256), small_layer)), Engine::kSmallBatch) << "not in L2";
+  EXPECT_EQ(kind(with(call(1, 128, 12), small_layer)), Engine::kSmallBatch) << "weights in place";
   const auto backward = [](Call& c) { c.backward = true; };
   EXPECT_EQ(kind(with(call(4), backward)), Engine::kBlocked);
   EXPECT_EQ(kind(with(call(4, 128, 1), backward)), Engine::kOneStep);

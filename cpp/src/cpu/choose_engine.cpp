@@ -37,6 +37,24 @@ bool prefers_small_batch(
          (schedule.grid.workers() == 1 && (batch <= kMostProductRows || is_short));
 }
 
+// Each row reads all weights in each step: from L1 or, for a single row, L2, the smallest of CPUs.
+bool prefers_small_layer(
+    const Call& call, const Machine& machine, const SmallBatchSchedule& schedule) {
+  constexpr int64_t kL1 = 32 << 10, kL2 = 512 << 10, kMostRows = 16;
+  constexpr int64_t kFewSteps = 12;  // for which packing costs more than it saves
+  if (!call.small_layer || (call.prepacked == 0 && call.steps <= kFewSteps)) return false;
+  const auto& [batch, input, hidden, rows, bf16, slots, heads] = call.shape;
+  const int64_t bytes =
+      (slots.x * input + slots.h * hidden) * hidden * static_cast<int64_t>(sizeof(float));
+  if (batch > kMostRows || bytes > (batch == 1 ? kL2 * 3 / 4 : kL1)) return false;
+  // It has a single thread, but takes at most this part of the others' time on one.
+  const double part = batch == 1 ? 0.5 : 0.7;
+  const auto time = [&](const Grid& grid) {
+    return predicted_time(machine, call.shape, /*backward=*/false, grid);
+  };
+  return schedule.grid.workers() == 1 || part * time({}) <= time(schedule.grid);
+}
+
 // True if a kernel for a single step reads the weights in place, which 16-bit dtypes may lack.
 bool has_step_kernel(const Machine& machine, const Call& call) {
   if (call.storage == Storage::kF32 || call.backward) return true;
@@ -75,6 +93,8 @@ Engine choose_engine(const Machine& machine, Call call) {
     if (prefers_small_batch(call, engine.machine, engine.small_batch)) {
       engine.kind = Engine::kSmallBatch;
     }
+    if (prefers_small_layer(call, engine.machine, engine.small_batch))
+      engine.kind = Engine::kSmallLayer;
   }
   // Without packing, heads may have any size.
   const bool packs =

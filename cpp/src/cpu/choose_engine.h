@@ -23,6 +23,7 @@ struct Call {
   bool stages = false;          // the step has several stages
   bool given = false;           // the step has given gates
   bool forgets = false;         // as CellInfo
+  bool small_layer = false;     // cell and arguments suit kernel/small_layer.h
   // Weights with heads, and whether these are packed by head.
   bool heads = false, packs_heads = false;
   unsigned prepacked = 0;                // formats of prepacked weights
@@ -31,7 +32,7 @@ struct Call {
 };
 
 struct Engine {
-  enum Kind { kPerStep, kSmallBatch, kOneStep, kBlocked, kInt8 } kind;
+  enum Kind { kPerStep, kSmallBatch, kSmallLayer, kOneStep, kBlocked, kInt8 } kind;
   Machine machine;      // with the formats that the schedule may use
   bool unpack = false;  // prepacked weights first become matrices
   bool dense = false;   // weights with heads first become a matrix with zeros

@@ -22,7 +22,7 @@ using cpu::store_lanes;
 template <int kSlots>
 LLTM_CELL_INLINE const float* multiply_block(
     const float* w, const float* a, std::int64_t n, float* z, std::int64_t stride) {
-  constexpr int kWidth = cpu::kWidthFor<kSlots, kUnits>;
+  constexpr int kWidth = cpu::kWidthFor<kSlots>;
   LLTM_UNROLL
   for (int first = 0; first < kUnits; first += kWidth * kLanes) {
     Floats sums[kSlots][kWidth];
@@ -34,7 +34,7 @@ LLTM_CELL_INLINE const float* multiply_block(
       }
     };
     for_each([](Floats& sum, const float* from) { sum = load_lanes(from); });
-    cpu::multiply<kSlots, kUnits>(w + first, a, n, sums);
+    cpu::multiply<kSlots, false>(w + first, kUnits, 0, a, n, sums);
     for_each([](Floats sum, float* to) { store_lanes(sum, to); });
   }
   return w + n * kSlots * kUnits;

@@ -107,13 +107,14 @@ class File {
 // ---- memory -----------------------------------------------------------------------
 
 struct Free {
-  void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t{64}); }
+  void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t{64}); }
 };
 
 // Zeroed arrays, aligned to cache lines.
 class Arena {
  public:
-  float* take(std::initializer_list<Size> sizes) {
+  template <typename T = float>
+  T* take(std::initializer_list<Size> sizes) {
     Size count = 1;
     for (const Size size : sizes) {
       if (__builtin_mul_overflow(count, size, &count) || count > kMostFloats) {
@@ -121,14 +122,15 @@ class Arena {
       }
     }
     count = std::max<Size>(count, 1);
-    arrays_.emplace_back(new (std::align_val_t{64}) float[static_cast<std::size_t>(count)]());
-    bytes_ += static_cast<std::size_t>(count) * sizeof(float);
-    return arrays_.back().get();
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    arrays_.emplace_back(new (std::align_val_t{64}) std::byte[bytes]());
+    bytes_ += bytes;
+    return reinterpret_cast<T*>(arrays_.back().get());
   }
   std::size_t bytes() const { return bytes_; }
 
  private:
-  std::vector<std::unique_ptr<float[], Free>> arrays_;
+  std::vector<std::unique_ptr<std::byte[], Free>> arrays_;
   std::size_t bytes_ = 0;
 };
 
@@ -168,10 +170,11 @@ LayerView read_layer(
 
   const Size padded = (hidden + kUnits - 1) / kUnits * kUnits;
   float* const weights = arena.take({padded, x * input + h * hidden});
+  auto* const begins = arena.take<Size>({padded / kUnits + 1});
   float* to = weights;
   for (Size first = 0; first < hidden; first += kUnits) {
-    const bool half = cell.native != 0 && hidden - first <= cpu::kLayerHalf;
-    const Size width = half ? cpu::kLayerHalf : kUnits;
+    begins[first / kUnits + 1] = std::min(first + kUnits, hidden);
+    const Size width = cell.native != 0 ? std::min(kUnits, hidden - first) : kUnits;
     to = pack(to, weight_ih, input, cell.x, cell.x_blocks, hidden, first, width);
     to = pack(to, weight_hh, hidden, cell.h, cell.h_blocks, hidden, first, width);
   }
@@ -197,6 +200,8 @@ LayerView read_layer(
   layer.x_step = batch * input;
   layer.y_step = batch * hidden;
   layer.weights = weights;
+  layer.blocks = padded / kUnits;
+  layer.begins = begins;
   layer.bias = bias;
   layer.h = arena.take({batch, hidden});
   layer.c = arena.take({batch, cell.state_columns(), padded});

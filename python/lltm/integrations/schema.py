@@ -18,11 +18,13 @@ def batch_dim(name: str, dims: int, dtype: torch.dtype) -> int | None:
     """Returns the batch dimension of a tensor argument of sequence, or None.
 
     The last dimension is features or hidden units, the one before it the batch: (B, H), (T, B, I).
-    Only a mask of batch elements, such as reset, has no such last dimension.
+    Only a mask of batch elements, such as reset, has no such last dimension. The output of a step
+    is empty, (0,), without a batch dimension.
     """
     if name in (*PARAMETERS, "batch_sizes"):
         return None
-    return dims - (1 if dtype == torch.bool else 2)
+    batch = dims - (1 if dtype == torch.bool else 2)
+    return batch if batch >= 0 else None
 
 
 def is_step(a: Any) -> bool:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from .schema import PARAMETERS, batch_dim, named
 
-# Batch dimensions of each operator's results. Gradients of parameters have none. The first of a
-# step, whose input is (B, I), is 0.
+# Batch dimensions of each operator's results. Gradients of parameters have none.
 # Saved activations are (T * B, A * H). Each process has the activations of its own batch. Their
 # concatenation would have another order than on a single process, but is never used.
 _SUMS = (None,) * len(PARAMETERS)
+_EMPTY = -1  # instead of a dimension: a result that all processes have
 OPERATORS: dict[str, tuple[int | None, ...]] = {
     "sequence": (1, 0, 0),  # output, h_n, c_n
     "sequence_forward": (1, 0, 0, 0),  # also saved
@@ -69,15 +69,15 @@ def _register() -> None:
                 results = *results[:3], 1  # saved is states (T / n, B, H)
             # Results that are not required have no placement; PyTorch 2.11 must be told.
             wanted = given.get("output_mask", [True] * len(results))
-            if given["input"].ndim == 2:
-                results = 0, *results[1:]
+            if given["input"].ndim == 2:  # a step: the input's gradient, or an empty output
+                results = 0 if "output_mask" in given else _EMPTY, *results[1:]
             # An argument has a placement if it is a DTensor.
             tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
             dims = [batch_dim(name, x.ndim, x.tensor_meta.dtype) for name, x in tensors.items()]
 
             def placed(as_sharded: bool) -> tuple[list[Any], list[Any]]:
                 def place(dim: int | None, without_batch: Any) -> Any:
-                    if not as_sharded:
+                    if not as_sharded or dim == _EMPTY:
                         return Replicate()
                     return without_batch if dim is None else Shard(dim)
 

@@ -35,6 +35,9 @@ std::optional<SequenceResult> blocked_forward(
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
 
+// small_layer.cpp: the small-layer engine, if Call::small_layer.
+SequenceResult small_layer_forward(const SequenceArgs& args);
+
 struct Int8Result {
   SequenceResult result;
   // Batch elements that cannot be quantized. Their results are invalid.

@@ -62,6 +62,10 @@ Call call_of(const Args& args) {
   if constexpr (std::is_same_v<Args, SequenceBackwardArgs>) {
     call.backward = true;
     call.wide_gradients = args.has_wide_gradients();
+  } else {
+    const bool plain = !args.batch_sizes.defined() && !args.reset.defined() &&
+                       !args.recurrent_mask.defined() && !has_heads(weight_hh);
+    call.small_layer = cell.native != 0 && cell.forgets && !args.save && plain;
   }
   if (args.prepacked()) {
     call.heads = call.packs_heads = call.shape.heads > 1;
@@ -150,6 +154,9 @@ SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
       return int8_forward(args, engine.machine);
     case Engine::kSmallBatch:
       return run(small_batch_forward, args, engine.small_batch);
+    case Engine::kSmallLayer:
+      if (logs_schedules()) log_schedule(args, "forward: small layer");
+      return small_layer_forward(args);
     case Engine::kOneStep:
       return one_step_forward(args);
     case Engine::kBlocked:

@@ -11,6 +11,7 @@
 #include "cpu/kernel/int8_kernels.h"
 #include "cpu/kernel/program_kernels.h"
 #include "cpu/kernel/small_batch_kernels.h"
+#include "cpu/kernel/small_layer_kernels.h"
 #include "cpu/kernel/table.h"
 #include "cpu/kernel/tile.h"
 
@@ -395,6 +396,7 @@ constexpr CellKernels kCellKernels = {
     {forward<Definition, Half, Int8>, nullptr},
     {forward<Definition, BFloat16, Int8>, nullptr},
     forward_small_batch<Definition>,
+    run_small_layer<Definition>,
 };
 
 constexpr Kernels make_kernels(const char* name) {

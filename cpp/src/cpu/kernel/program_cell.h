@@ -547,6 +547,7 @@ constexpr CellKernels kProgramKernels = {
     {forward_program<Half, Int8>, nullptr},
     {forward_program<BFloat16, Int8>, nullptr},
     forward_small_batch_program,
+    nullptr,
 };
 
 }  // namespace

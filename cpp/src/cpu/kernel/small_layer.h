@@ -8,18 +8,18 @@
 
 namespace lltm::cpu {
 
-// Units of a block of weights. The last block has as many units as are left, rounded up to
-// kLayerHalf or kLayerUnits.
-constexpr std::int64_t kLayerUnits = 16, kLayerHalf = 8;
+constexpr std::int64_t kLayerUnits = 16;  // of the fastest blocks of weights
 
 // S pre-activations, P parameters. Rows of `padded` values are H, rounded up to complete blocks.
 struct SmallLayer {
   const CellInfo* cell;
   std::int64_t input, hidden, padded, batch;
   std::int64_t x_step, y_step;  // between steps of x (B, I) and y (B, H), which are contiguous
-  // For each block of units: (I, ., units) for the pre-activations that read x, then (H, ., units)
-  // for those that read h.
+  // For each block of units, from begins[block] to begins[block + 1]: (I, ., units) for the
+  // pre-activations that read x, then (H, ., units) for those that read h.
   const float* weights;
+  std::int64_t blocks;
+  const std::int64_t* begins;
   const float* bias;  // (S, padded)
   float* h;           // (B, H), of the last step
   float* c;           // (B, state columns, padded); cell.h explains c

@@ -101,17 +101,26 @@ LLTM_CELL_INLINE Lanes elu(Lanes x) {
   return load_lanes(values);
 }
 
-// Units of a row of kUnits: with AVX-512, a vector is wider than kLayerHalf.
-template <std::int64_t kUnits>
-LLTM_CELL_INLINE Floats load_units(const float* x) {
-  if constexpr (kUnits < kLanes) return load_first(x, kUnits);
-  return load_lanes(x);
+// n values, or a vector unless kPart.
+template <bool kPart>
+LLTM_CELL_INLINE Floats load_units(const float* x, std::int64_t n) {
+  if constexpr (kPart) {
+    return load_first(x, n);
+  } else {
+    return load_lanes(x);
+  }
 }
 
-// z (kSlots, kWidth) += a (n) w (n, kSlots, kUnits), for kWidth vectors of each row.
-template <int kSlots, std::int64_t kUnits, int kWidth>
+// z (kSlots, kWidth) += a (n) w (n, kSlots, units), for kWidth vectors of each row, or `part`
+// values.
+template <int kSlots, bool kPart, int kWidth>
 LLTM_CELL_INLINE void multiply(
-    const float* w, const float* a, std::int64_t n, Floats (*z)[kWidth]) {
+    const float* w,
+    std::int64_t units,
+    std::int64_t part,
+    const float* a,
+    std::int64_t n,
+    Floats (*z)[kWidth]) {
   constexpr int kSums = kSlots * kWidth;
   constexpr int kChains = kMostSums >= 8 * kSums   ? 8
                           : kMostSums >= 4 * kSums ? 4
@@ -126,9 +135,9 @@ LLTM_CELL_INLINE void multiply(
   };
   const auto add = [&](std::int64_t k, Floats(*sums)[kWidth]) __attribute__((always_inline)) {
     const Floats factor = broadcast(a[k]);
-    const float* const row = w + k * kSlots * kUnits;
+    const float* const row = w + k * kSlots * units;
     for_each([&](int s, int v) __attribute__((always_inline)) {
-      sums[s][v] += factor * load_units<kUnits>(row + s * kUnits + v * kLanes);
+      sums[s][v] += factor * load_units<kPart>(row + s * units + v * kLanes, part);
     });
   };
   // Two multiply-adds begin in a cycle, and one takes four: fewer than eight sums wait for each
@@ -158,55 +167,80 @@ LLTM_CELL_INLINE void multiply(
   }
 }
 
-// Vectors of a block's kUnits units that are computed at once.
-template <int kSlots, std::int64_t kUnits>
+// Vectors of a block that are computed at once.
+template <int kSlots>
 constexpr int kWidthFor = [] {
-  int width = kUnits > kLanes ? kUnits / kLanes : 1;
+  int width = kLayerUnits / kLanes;
   while (width > 1 && width * kSlots > kMostSums) width /= 2;
   return width;
 }();
 
-// A step of a row in a block of kUnits units from `unit` on, of which n are the layer's. w: of the
-// block. Pre-activations stay in registers.
-template <typename Definition, std::int64_t kUnits>
-LLTM_CELL_INLINE void run_block(
+// Units from `unit` on in a step of a row: kWidth vectors, or `part` units. w: of these units, in
+// rows of `units`. Pre-activations stay in registers.
+template <typename Definition, int kWidth, std::int64_t kUnits = 0, bool kPart = false>
+LLTM_CELL_INLINE void run_units(
+    const SmallLayer& layer,
+    const float* w,
+    std::int64_t width_of_row,
+    std::int64_t unit,
+    const float* x,
+    const float* h,
+    float* c,
+    float* h_next,
+    std::int64_t part = 0) {
+  constexpr CellInfo kCell = Definition::kCell;
+  const std::int64_t units = kUnits > 0 ? kUnits : width_of_row;
+  constexpr int kX = kCell.x.count(), kH = kCell.h.count();
+  Floats z[kCell.slots][kWidth];
+  LLTM_UNROLL
+  for (int s = 0; s < kCell.slots; ++s) {
+    LLTM_UNROLL
+    for (int v = 0; v < kWidth; ++v) {
+      z[s][v] = load_lanes(layer.bias + s * layer.padded + unit + v * kLanes);
+    }
+  }
+  multiply<kX, kPart>(w, units, part, x, layer.input, z + kCell.x.begin);
+  w += layer.input * kX * units;
+  multiply<kH, kPart>(w, units, part, h, layer.hidden, z + kCell.h.begin);
+  LLTM_UNROLL
+  for (int v = 0; v < kWidth; ++v) {
+    const std::int64_t first = unit + v * kLanes;
+    Lanes z_v[kCell.slots];
+    LLTM_UNROLL
+    for (int s = 0; s < kCell.slots; ++s) z_v[s] = z[s][v];
+    const auto next = Definition::forward(z_v, Lanes(load_lanes(c + first)));
+    if constexpr (kPart) {
+      store_first(next.h.v, h_next + first, part);
+    } else {
+      store_lanes(next.h.v, h_next + first);
+    }
+    store_lanes(next.c.v, c + first);
+  }
+}
+
+// A block of other widths than kLayerUnits: not inlined, for better code there.
+template <typename Definition>
+__attribute__((noinline)) void run_block(
     const SmallLayer& layer,
     const float* w,
     std::int64_t unit,
-    std::int64_t n,
+    std::int64_t end,
     const float* x,
     const float* h,
     float* c,
     float* h_next) {
-  constexpr CellInfo kCell = Definition::kCell;
-  constexpr int kX = kCell.x.count(), kH = kCell.h.count();
-  constexpr int kWidth = kWidthFor<kCell.slots, kUnits>;
-  LLTM_UNROLL
-  for (int first = 0; first < kUnits; first += kWidth * kLanes) {
-    Floats z[kCell.slots][kWidth];
-    LLTM_UNROLL
-    for (int s = 0; s < kCell.slots; ++s) {
-      LLTM_UNROLL
-      for (int v = 0; v < kWidth; ++v) {
-        z[s][v] = load_lanes(layer.bias + s * layer.padded + unit + first + v * kLanes);
-      }
-    }
-    multiply<kX, kUnits>(w + first, x, layer.input, z + kCell.x.begin);
-    multiply<kH, kUnits>(w + layer.input * kX * kUnits + first, h, layer.hidden, z + kCell.h.begin);
-    LLTM_UNROLL
-    for (int v = 0; v < kWidth; ++v) {
-      const int j = first + v * kLanes;
-      Lanes z_v[kCell.slots];
-      LLTM_UNROLL
-      for (int s = 0; s < kCell.slots; ++s) z_v[s] = z[s][v];
-      const auto next = Definition::forward(z_v, Lanes(load_lanes(c + unit + j)));
-      if (n - j >= kLanes) {
-        store_lanes(next.h.v, h_next + unit + j);
-      } else if (n - j > 0) {
-        store_first(next.h.v, h_next + unit + j, n - j);
-      }
-      store_lanes(next.c.v, c + unit + j);
-    }
+  constexpr int kWidth = kWidthFor<Definition::kCell.slots>, kN = kWidth * kLanes;
+  const std::int64_t units = end - unit;
+  if (units == kLanes)
+    return run_units<Definition, 1, kLanes>(layer, w, units, unit, x, h, c, h_next);
+  for (; end - unit >= kN; unit += kN, w += kN) {
+    run_units<Definition, kWidth>(layer, w, units, unit, x, h, c, h_next);
+  }
+  for (; end - unit >= kLanes; unit += kLanes, w += kLanes) {
+    run_units<Definition, 1>(layer, w, units, unit, x, h, c, h_next);
+  }
+  if (const std::int64_t part = end - unit; part > 0) {
+    run_units<Definition, 1, 0, true>(layer, w, units, unit, x, h, c, h_next, part);
   }
 }
 
@@ -214,8 +248,9 @@ template <typename Definition>
 void run_small_layer(const SmallLayer& layer, const float* x, float* y, std::int64_t steps) {
   constexpr CellInfo kCell = Definition::kCell;
   static_assert(kCell.state_columns() == 1 && kCell.parameters == 0);
-  const std::int64_t block_size =
-      (kCell.x.count() * layer.input + kCell.h.count() * layer.hidden) * kLayerUnits;
+  constexpr int kWidth = kWidthFor<kCell.slots>;
+  const std::int64_t weights_of_unit =
+      kCell.x.count() * layer.input + kCell.h.count() * layer.hidden;
   const float* h = layer.h;
   for (std::int64_t t = 0; t < steps; ++t) {
     for (std::int64_t r = 0; r < layer.batch; ++r) {
@@ -224,13 +259,18 @@ void run_small_layer(const SmallLayer& layer, const float* x, float* y, std::int
       float* const c = layer.c + r * layer.padded;
       float* const h_next = y + r * layer.hidden;
       const float* w = layer.weights;
-      std::int64_t unit = 0;
-      for (; layer.hidden - unit > kLayerHalf; unit += kLayerUnits, w += block_size) {
-        const std::int64_t n = layer.hidden - unit;
-        run_block<Definition, kLayerUnits>(layer, w, unit, n, x_row, h_row, c, h_next);
-      }
-      if (const std::int64_t n = layer.hidden - unit; n > 0) {
-        run_block<Definition, kLayerHalf>(layer, w, unit, n, x_row, h_row, c, h_next);
+      for (std::int64_t block = 0; block < layer.blocks; ++block) {
+        const std::int64_t unit = layer.begins[block], units = layer.begins[block + 1] - unit;
+        if (units == kLayerUnits) {
+          LLTM_UNROLL
+          for (int j = 0; j < kLayerUnits; j += kWidth * kLanes) {
+            run_units<Definition, kWidth, kLayerUnits>(
+                layer, w + j, units, unit + j, x_row, h_row, c, h_next);
+          }
+        } else {
+          run_block<Definition>(layer, w, unit, unit + units, x_row, h_row, c, h_next);
+        }
+        w += weights_of_unit * units;
       }
     }
     h = y;

@@ -8,6 +8,7 @@
 #include "cpu/kernel/bf16x3.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/kernel/int8.h"
+#include "cpu/kernel/small_layer.h"
 
 #include <cstdint>
 
@@ -101,6 +102,7 @@ struct CellKernels : Elementwise<double, double>,
                      Elementwise<Half, Int8>,
                      Elementwise<BFloat16, Int8> {
   ForwardSmallBatch small_batch;
+  RunSmallLayer small_layer;  // null for programs
 };
 template <typename T, typename G>
 constexpr const Elementwise<T, G>& elementwise_of(const CellKernels& cell) {
