@@ -17,7 +17,6 @@
 #   make fuzz                fuzz the parsers of checkpoint files and cells for FUZZ_SECONDS
 #   make bench               benchmark layers, with ratios
 #   make bench-sweep         benchmark layers at random shapes
-#   make bench-aarch64       count instructions of layers in an emulator of ARM, with ratios
 #   make bench-realtime      benchmark layers without PyTorch, a sample at a time
 #   make bench-check         compare instruction counts with benchmarks/instructions.json
 #   make bench-baseline      write that file
@@ -56,7 +55,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: demo test test-native test-python test-cpus test-slow test-accuracy test-clang test-sanitize
-.PHONY: test-sanitize-slow test-aarch64 bench-aarch64 test-torch-versions
+.PHONY: test-sanitize-slow test-aarch64 test-torch-versions
 .PHONY: release release-wheels release-packages release-site release-sums
 .PHONY: packages wheel fuzz bench bench-realtime bench-sweep bench-check bench-baseline docs lint format
 .PHONY: clean
@@ -191,15 +190,6 @@ bench: .venv/.test .venv/.bench
 	  --json build/results/layers.json --plot build/results/layers.png
 	python -m lltm.benchmark --callers 1 4 16 --prepacked --cell lstm --dtype float32 \
 	  --shapes 50,1,64,128 50,8,64,256 1,1,64,128 --json build/results/callers.json
-
-# Needs the files of `make test-aarch64`. One thread: waiting threads would count, too.
-COUNT := $(CURDIR)/build/aarch64/count
-bench-aarch64: export QEMU_CPU ?= neoverse-n1
-bench-aarch64: export OMP_NUM_THREADS := 1
-bench-aarch64:
-	$(CC) -O2 -Wall -Wextra -shared -fPIC -o $(COUNT).so benchmarks/count_plugin.c
-	COUNT_OUT=$(COUNT) QEMU_FLAGS="-plugin $(COUNT).so,out=$(COUNT)" \
-	  build/aarch64/python benchmarks/aarch64.py
 
 bench-realtime: .venv/.test
 	cmake -S . -B build/realtime -G Ninja -DLLTM_TORCH=OFF -DLLTM_BENCHMARKS=ON
