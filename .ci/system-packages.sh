@@ -20,7 +20,8 @@ command -v "$python" > /dev/null || {
 }
 
 # Print missing packages.
-compiler() { command -v c++ > /dev/null || command -v g++ > /dev/null || echo g++; }
+program() { command -v "$1" > /dev/null || echo "${2:-$1}"; }
+compiler() { command -v c++ > /dev/null || program g++; }
 venv() { "$python" -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv; }
 headers() {
   "$python" -c 'import os, sysconfig as s, sys
@@ -32,43 +33,26 @@ googletest() {
   done
   echo libgtest-dev
 }
-ccache_() { command -v ccache > /dev/null || echo ccache; }
-lintian_() {
-  [ "$with" = lintian ] || return 0
-  command -v lintian > /dev/null || echo lintian
+file() { [ -e "$1" ] || echo "$2"; }
+more() {
+  case $with in
+    clang) # may lack sanitizer libraries
+      echo 'int main() {}' | clang++ -x c++ - -fsanitize=address -o /dev/null 2> /dev/null ||
+        echo clang libclang-rt-dev ;;
+    doxygen | valgrind) program "$with" ;;
+    aarch64)
+      program aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
+      program qemu-aarch64 qemu-user
+      file /usr/src/googletest libgtest-dev ;;
+    macos)
+      file /usr/lib/llvm-19/bin/ld64.lld lld-19
+      file /usr/lib/llvm-19/bin/llvm-otool llvm-19
+      file /usr/src/googletest libgtest-dev ;;
+  esac
 }
 
-clang() {
-  [ "$with" = clang ] || return 0
-  # Clang without sanitizer libraries.
-  echo 'int main() {}' | clang++ -x c++ - -fsanitize=address -o /dev/null 2> /dev/null ||
-    echo clang libclang-rt-dev
-}
-doxygen_() {
-  [ "$with" = doxygen ] || return 0
-  command -v doxygen > /dev/null || echo doxygen
-}
-valgrind_() {
-  [ "$with" = valgrind ] || return 0
-  command -v valgrind > /dev/null || echo valgrind
-}
-
-aarch64_() {
-  [ "$with" = aarch64 ] || return 0
-  command -v aarch64-linux-gnu-g++ > /dev/null || echo g++-aarch64-linux-gnu
-  command -v qemu-aarch64 > /dev/null || echo qemu-user
-  [ -e /usr/src/googletest ] || echo libgtest-dev
-}
-
-macos_() {
-  [ "$with" = macos ] || return 0
-  [ -e /usr/lib/llvm-19/bin/ld64.lld ] || echo lld-19
-  [ -e /usr/lib/llvm-19/bin/llvm-otool ] || echo llvm-19
-  [ -e /usr/src/googletest ] || echo libgtest-dev
-}
-
-needed() { echo $(compiler) $(venv) $(headers) $(clang) $(doxygen_) $(valgrind_) $(aarch64_) $(macos_); }
-wanted() { echo $(needed) $(googletest) $(ccache_) $(lintian_); }
+needed() { echo $(compiler) $(venv) $(headers) $(more); }
+wanted() { echo $(needed) $(googletest) $(program ccache) $([ "$with" != lintian ] || program lintian); }
 
 root=
 [ "$(id -u)" = 0 ] || root="sudo -n"
