@@ -9,25 +9,21 @@ torch.compile of that loop. Ends with the column of times in docs/cells.md.
 With --errors, it prints instead the errors against the modules of other libraries
 (the extra `examples`) or, if a cell has none, against the loop, in float64.
 
-The method is that of `python -m lltm.benchmark`. The loop has a GEMM for the
-input of all steps, and a GEMM per step for h and for each product's operand:
-the best that PyTorch's operations allow.
+The method is that of `python -m lltm.benchmark`. The loop is lltm.testing.loop.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 import lltm
 from lltm.benchmark.cases import Case, Shape
@@ -51,7 +47,7 @@ class Ours(nn.Module):
 
     def __init__(self, cell: lltm.Cell, inputs: int, hidden: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.layer = cell.Layer(inputs, hidden, dtype=dtype)
+        self.cell, self.layer = cell, cell.Layer(inputs, hidden, dtype=dtype)
 
     def forward(self, input: Tensor, hx: Any) -> tuple[Tensor, Any]:
         output, state = self.layer(input)
@@ -59,55 +55,11 @@ class Ours(nn.Module):
 
 
 class Loop(Ours):
-    def __init__(self, cell: lltm.Cell, inputs: int, hidden: int, dtype: torch.dtype) -> None:
-        super().__init__(cell, inputs, hidden, dtype)
-        self.cell, self.header = cell, cell.Layer._HEADER
-        operands = dict(re.findall(r"^z\.(\w+) = product (\S+)$", cell.text, re.MULTILINE))
-        self.groups: dict[str, list[str]] = {}  # the gates of a GEMM, by its operand
-        for gate in self.header.gates_h:
-            self.groups.setdefault(operands.get(gate, "h"), []).append(gate)
-        self.joined = self.groups == {"h": [*self.header.gates_x]}
+    """Calls the cell's function in a Python loop."""
 
     def forward(self, input: Tensor, hx: Any) -> tuple[Tensor, Any]:
-        tensors: dict[str, Tensor] = {
-            name.removesuffix("_l0"): tensor for name, tensor in self.layer.named_parameters()
-        }
-        first = self.layer._first_states(input, input.shape[1])
-        h, *others = (state[0] for state in ([first] if isinstance(first, Tensor) else first))
-        columns, gates_h = tensors["weight_ih"].shape[1], self.header.gates_h
-        from_x = linear(input[..., :columns], tensors["weight_ih"], tensors["bias_ih"])
-        parts = [tensors[name].split(h.shape[1]) for name in ("weight_hh", "bias_hh")]
-        weights = {
-            operand: [torch.cat([part[gates_h.index(gate)] for gate in gates]) for part in parts]
-            for operand, gates in self.groups.items()
-        }
-        outputs = []
-        for x, given in zip(from_x.unbind(0), input[..., columns:].unbind(0), strict=True):
-            z = self._gates(x, given, h, weights)
-            known = {**dict(zip(("h", *self.cell.states), (h, *others), strict=True)), **tensors}
-            h, *others = self.cell._called(z, known)
-            outputs.append(h)
-        return torch.stack(outputs), (h, *others)
-
-    def _gates(self, x: Tensor, given: Tensor, h: Tensor, weights: dict[str, Any]) -> Any:
-        size = h.shape[1]
-        if self.joined:
-            x = x + linear(h, *weights["h"])
-        z: dict[str, Any] = dict(zip(self.header.gates_x, x.split(size, 1), strict=True))
-        z |= zip(self.header.gates_input, given.split(size, 1), strict=False)
-        if self.joined:
-            return z
-        from_x = {**z}
-
-        @cache
-        def parts(operand: str, v: Tensor) -> dict[str, Tensor]:
-            values = linear(v, *weights[operand]).split(size, 1)
-            gates = zip(self.groups[operand], values, strict=True)
-            return {gate: from_x[gate] + part if gate in from_x else part for gate, part in gates}
-
-        for operand, gates in self.groups.items():
-            z |= {gate: lambda v, key=(gate, operand): parts(key[1], v)[key[0]] for gate in gates}
-        return z | (parts("h", h) if "h" in self.groups else {})
+        output, state = lltm.testing.loop(self.cell, self.layer, input)
+        return output if isinstance(output, Tensor) else output[0], state
 
 
 def compiled_loop(cell: lltm.Cell, case: Case) -> Make:
