@@ -1,4 +1,4 @@
-"""Text, model and text generation for train.py and demo.py; generate.cpp is the C++ version.
+"""Text, model and text generation for demo.py; generate.cpp is the C++ version.
 
 Symbols: T steps, B text rows in a batch, V characters in the vocabulary.
 """

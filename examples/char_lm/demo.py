@@ -1,12 +1,14 @@
 """Compares models with torch.nn's, trains them, saves one and runs it from C++.
 
     python examples/char_lm/demo.py
+    python examples/char_lm/demo.py --text FILE --updates 600 --out FOLDER
 
 Every printed claim is checked; the first wrong claim ends the run with an error.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import math
 import os
@@ -22,24 +24,15 @@ from pathlib import Path
 
 import torch
 from char_lm import RATES, CharLM, Corpus, read_text
+from safetensors.torch import save_file
 from torch import nn
 from tqdm import tqdm
-from train import (
-    BATCH,
-    STEPS,
-    UPDATES,
-    Trainer,
-    arguments,
-    bits_per_character,
-    plot,
-    save_checkpoint,
-    train,
-)
+from train import BATCH, STEPS, Trainer, bits_per_character, plot, train
 
 import lltm
 
 ROUNDS = 6  # of the comparison; each has two updates per implementation
-MOST_UPDATES = UPDATES // 2  # there are many models
+MOST_UPDATES = 300
 TRAINING_SECONDS = 22  # of all models together
 LENGTH, SEED, TEMPERATURE = 300, 20, 0.8  # of the sampled text
 # The baseline of each layer.
@@ -77,7 +70,9 @@ def seconds_per_update(trainer: Trainer) -> float:
 
 def compare(models: Mapping[str, CharLM], corpus: Corpus) -> dict[str, Trainer]:
     """Trains every model with the same first updates, in turn."""
-    trainers = {name: Trainer(name, model, corpus, UPDATES) for name, model in models.items()}
+    trainers = {
+        name: Trainer(name, model, corpus, 2 * MOST_UPDATES) for name, model in models.items()
+    }
     for _ in tqdm(range(ROUNDS), unit="round", dynamic_ncols=True, disable=None):
         for trainer in trainers.values():
             trainer.update()
@@ -168,7 +163,15 @@ def prompt_of(corpus: Corpus) -> str:
 
 
 def main() -> None:
-    options = arguments("Shows what lltm does.", Path("build/demo"))
+    parser = argparse.ArgumentParser(description="Shows what lltm does.")
+    parser.add_argument("--text", type=Path, help="a UTF-8 file instead of Python's documentation")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/demo"), help="folder for what is written"
+    )
+    parser.add_argument("--updates", type=int, help="of the parameters")
+    parser.add_argument("--hidden-size", type=int, default=256, help="of the LLTM")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial parameters")
+    options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint, curves = options.out / "char_lm.safetensors", options.out / "curves.png"
 
@@ -253,7 +256,7 @@ def main() -> None:
     model = models["lltm.LLTM"]
     print(f"{results}\n{wrap(conclusion)}")
     plot(trainers, f"Character models of {source}, {updates} updates", curves)
-    save_checkpoint(model, checkpoint)
+    save_file(model.state_dict(), checkpoint)
     quantized = copy.deepcopy(model)
     quantized.rnn = model.rnn.prepack(torch.qint8)
     in_int8 = bits_per_character(quantized, corpus.held_out)

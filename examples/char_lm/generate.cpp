@@ -1,4 +1,4 @@
-// Continues a text with a model of train.py, without Python.
+// Continues a text with a model of demo.py, without Python.
 //
 //     generate CHECKPOINT PROMPT LENGTH                    most likely characters
 //     generate CHECKPOINT PROMPT LENGTH SEED TEMPERATURE   sampled characters

@@ -1,14 +1,7 @@
-"""Trains one or several character-level language models.
-
-    python examples/char_lm/train.py --text FILE --out FOLDER
-
-Trains lltm.LLTM and writes FOLDER/char_lm.safetensors, a checkpoint for Python and C++, and
-FOLDER/curves.png.
-"""
+"""Trains character-level language models, and plots their learning curves, for demo.py."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -17,13 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from char_lm import RATES, CharLM, Corpus, State, read_text
+from char_lm import RATES, CharLM, Corpus, State
 from torch import Tensor, nn
 from tqdm import tqdm
 
 BATCH = 32  # text rows in a batch
 STEPS = 100  # characters per row and update
-UPDATES = 600  # by default
 BITS = 1 / math.log(2)  # per nat
 
 
@@ -146,40 +138,3 @@ def plot(trainers: Sequence[Trainer], title: str, path: Path) -> None:
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def save_checkpoint(model: CharLM, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(model.state_dict(), path)
-
-
-def arguments(description: str, out: Path) -> argparse.Namespace:
-    """Parses the command line, also for demo.py."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--text", type=Path, help="a UTF-8 file instead of Python's documentation")
-    parser.add_argument("--out", type=Path, default=out, help="folder for what is written")
-    parser.add_argument("--updates", type=int, help="of the parameters")
-    parser.add_argument("--hidden-size", type=int, default=256, help="of the LLTM")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial parameters")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = arguments("Trains a character-level language model.", Path("build/char_lm"))
-    name, text = read_text(options.text)
-    corpus = Corpus.from_text(text)
-    updates = options.updates or UPDATES
-    torch.manual_seed(options.seed)
-    model = CharLM(corpus.vocabulary, hidden_size=options.hidden_size)
-    trainer = Trainer("lltm.LLTM", model, corpus, updates)
-    train([trainer], updates)
-    options.out.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(model, options.out / "char_lm.safetensors")
-    plot([trainer], f"Trained on {name}", options.out / "curves.png")
-    held_out = trainer.history.held_out[-1][1]
-    print(f"{held_out:.3f} bits per held-out character; written to {options.out}")
-
-
-if __name__ == "__main__":
-    main()
