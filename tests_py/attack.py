@@ -338,6 +338,33 @@ def check_each_argument(rng: random.Random, op: str, valid: Call) -> None:
             assert re.match(expected, error), f"{op}: {name}: {error[:300]}"
 
 
+def check_each_size(op: str, valid: Call) -> None:
+    """The error for one wrong size names the argument, or another that differs from a matrix."""
+    is_packed = valid.get("batch_sizes") is not None or valid["weight_ih"].dtype == torch.uint8
+    for name, tensor in valid.items():
+        if not isinstance(tensor, Tensor) or tensor.dtype in (torch.uint8, torch.int64):
+            continue  # packed weights and batch_sizes
+        if tensor.numel() == 0:
+            continue
+        # Any number of steps is valid. Packed input does not state B, nor packed weights H.
+        is_steps = name == "input" and tensor.dim() == 3 and op != "sequence_backward"
+        is_any = name in ("input", "weight_ih", "weight_hh") or (name == "h_0" and is_packed)
+        named = name.removesuffix("_0") if is_step(op, valid) else name
+        expected = ANY if is_any else rf"{named} of shape \("
+        for d, change in itertools.product(range(is_steps, tensor.dim()), (1, -1)):
+            shape = list(tensor.shape)
+            shape[d] += change
+            wrong = torch.zeros(shape, dtype=tensor.dtype)
+            try:
+                getattr(ops, op)(**{**valid, name: wrong})
+                error = "returned"
+            except (RuntimeError, ValueError) as caught:
+                error = str(caught)
+            assert re.match(rf"lltm::\w+: expected {expected}", error), (
+                f"{op}: {name}: {error[:300]}"
+            )
+
+
 def attack(seed: int, count: int, only: list[str]) -> None:
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -345,6 +372,8 @@ def attack(seed: int, count: int, only: list[str]) -> None:
     for op, arguments in calls:
         getattr(ops, op)(**arguments)
         check_each_argument(rng, op, arguments)
+        if op == "step" or op.startswith("sequence"):
+            check_each_size(op, arguments)
     known = {name.removeprefix("lltm::") for name in torch._C._dispatch_get_all_op_names()
              if name.startswith("lltm::")}  # fmt: skip
     assert {op for op, _ in calls} == known, {op for op, _ in calls} ^ known
