@@ -158,7 +158,7 @@ class Arguments:
     def states(self) -> Any:
         """States as lltm.functional accepts them."""
         _, _, h, c, *_ = self.operands()
-        return h if c is None else (h, c)
+        return h if c is None else (h, *c.split(h.shape[1], 1))
 
     def names(self) -> list[str]:
         operands = self.operands()[1:]
@@ -216,18 +216,20 @@ def of_cell(cell: str, a: Arguments) -> Arguments:
     """The call has two matrices and biases, except the LLTM's, which is unchanged."""
     if cell == "lltm":
         return a
-    hidden, inputs, dtype = a.h.shape[1], a.input.shape[-1], a.h.dtype
-    x_blocks, *_ = torch.ops.lltm._cell(cell)
-    rows = sum(block >= 0 for block in x_blocks) * hidden
-    weights = torch.randn(rows, hidden + inputs, dtype=dtype) / (2 * math.sqrt(hidden + inputs))
-    biases = [None if a.bias is None else torch.randn(rows, dtype=dtype) / 2 for _ in range(2)]
+    (batch, hidden), inputs, dtype = a.h.shape, a.input.shape[-1], a.h.dtype
+    x_blocks, h_blocks, states, _, parameters, *_ = torch.ops.lltm._cell(cell)
+    of_x, of_h = (sum(block >= 0 for block in blocks) * hidden for blocks in (x_blocks, h_blocks))
+    scale = 1 / (2 * math.sqrt(hidden + inputs))
+    biases = (of_x + parameters * hidden, of_h)
+    bias, bias_hh = (None if a.bias is None else torch.randn(n, dtype=dtype) / 2 for n in biases)
     return replace(
         a,
         cell=cell,
-        weights=weights[:, hidden:].contiguous(),
-        weight_hh=weights[:, :hidden].contiguous(),
-        bias=biases[0],
-        bias_hh=biases[1],
+        c=torch.randn(batch, max(1, len(states)) * hidden, dtype=dtype),
+        weights=torch.randn(of_x, inputs, dtype=dtype) * scale,
+        weight_hh=torch.randn(of_h, hidden, dtype=dtype) * scale,
+        bias=bias,
+        bias_hh=bias_hh,
     )
 
 

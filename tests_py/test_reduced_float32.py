@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import support
 import torch
-from support import relative_errors
-from test_reset import CELLS, Problem, gradients
+from support import Arguments, relative_errors
+from test_reset import CELLS
 from torch import Tensor
 
 import lltm
@@ -43,24 +43,36 @@ def precision(place: Any, value: str) -> Iterator[None]:
 WITHOUT_JUMPS = [cell for cell in CELLS if not cell.endswith("relu")]
 
 
+def problem_of(cell: str, shape: Any, dtype: torch.dtype = torch.float32) -> Arguments:
+    return support.of_cell(CELLS[cell], support.sequence_arguments(shape, dtype))
+
+
+def sequence(a: Arguments) -> tuple[Tensor, ...]:
+    return support.sequence_outputs(lltm.functional, a)
+
+
+def results_of(a: Arguments, grads: Sequence[Tensor]) -> list[Tensor]:
+    """Results, and all gradients."""
+    grads = [grad.to(a.input.dtype) for grad in grads]
+    outputs = support.sequence_outputs
+    return [*support.results_and_gradients(outputs, lltm.functional, a, grads).values()]
+
+
 @needs_products
 @pytest.mark.parametrize("cell", WITHOUT_JUMPS)
 @pytest.mark.parametrize("shape", [SHAPE, PADDED], ids=str)
 def test_gemms_are_the_same_as_in_bfloat16(cell: str, shape: tuple[int, ...]) -> None:
     """Errors are as large as in bfloat16; results are float32."""
-    problem = Problem(cell, shape)
-    leaves64 = problem.leaves(torch.float64)
-    exact = problem.steps(leaves64)
-    grads = [torch.randn_like(y) for y in exact]
-    of_exact = gradients(exact, leaves64, grads)
+    a = problem_of(cell, shape)
+    grads = [torch.randn_like(y) for y in sequence(a)]
+    exact = results_of(a.to(torch.float64), grads)
 
     def run() -> tuple[list[float], list[float]]:
-        leaves = problem.leaves()
-        results = problem.sequence(leaves)
-        assert all(y.dtype == torch.float32 for y in results)
-        of_results = gradients(results, leaves, grads)
-        assert all(y.dtype == torch.float32 for y in of_results)
-        return relative_errors(results, exact), relative_errors(of_results, of_exact)
+        """Errors of results and of gradients."""
+        found = results_of(a, grads)
+        assert all(y.dtype == torch.float32 for y in found)
+        errors = relative_errors(found, exact)
+        return errors[: len(grads)], errors[len(grads) :]
 
     with precision(RNN, "bf16"):
         reduced = run()
@@ -118,35 +130,20 @@ def test_where_it_is_set() -> None:
 
 @pytest.mark.parametrize("shape", [(20, 1, 12, 40), (20, 4, 12, 40), (1, 30, 12, 40)], ids=str)
 def test_small_batches_and_single_steps_are_unaffected(shape: tuple[int, ...]) -> None:
-    def run() -> list[Tensor]:
-        problem = Problem("lstm", shape)
-        leaves = problem.leaves()
-        results = problem.sequence(leaves)
-        torch.manual_seed(0)
-        return [*results, *gradients(results, leaves, [torch.randn_like(y) for y in results])]
-
-    usual = run()
+    a = problem_of("lstm", shape)
+    grads = [torch.randn_like(y) for y in sequence(a)]
+    usual = results_of(a, grads)
     with precision(RNN, "bf16"):
-        reduced = run()
-    for a, b in zip(reduced, usual, strict=True):
-        assert torch.equal(a, b)
+        assert all(map(torch.equal, results_of(a, grads), usual))
 
 
 def test_float64_and_prepacked_weights_are_unaffected() -> None:
-    problem = Problem("gru", SHAPE, torch.float64)
-    usual = problem.sequence(problem.tensors)
-    with precision(RNN, "bf16"):
-        for a, b in zip(problem.sequence(problem.tensors), usual, strict=True):
-            assert torch.equal(a, b)
-    problem = Problem("gru", SHAPE)
-    x, h, c, weight_ih, weight_hh, *biases = problem.tensors
-    packed = torch.ops.lltm.prepack(problem.cell, weight_ih, weight_hh)
+    wide, a = (problem_of("gru", SHAPE, dtype) for dtype in (torch.float64, torch.float32))
+    packed = lltm.functional.prepack("gru", a.weights, a.weight_hh)
 
-    def run() -> Tensor:
-        output: Tensor
-        output, *_ = torch.ops.lltm.sequence(problem.cell, x, h, c, packed, None, *biases)
-        return output
+    def run() -> tuple[Tensor, ...]:
+        return *sequence(wide), *support.sequence_outputs(lltm.functional, a, packed)
 
     usual = run()
     with precision(RNN, "bf16"):
-        assert torch.equal(run(), usual)
+        assert all(map(torch.equal, run(), usual))

@@ -24,7 +24,13 @@ from .custom.trace import plain_torch
 __all__ = ["check_cell", "loop"]
 
 
-def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+def loop(
+    cell: Cell,
+    layer: CustomLayer,
+    input: Tensor | PackedSequence,
+    hx: Any = None,
+    reset: Tensor | None = None,
+) -> Any:
     """Computes a layer's (output, state) with a Python loop that calls the cell's function.
 
     It uses eager PyTorch operations, so every dtype and derivative works. Dropout is not applied.
@@ -34,12 +40,13 @@ def loop(cell: Cell, layer: CustomLayer, input: Tensor | PackedSequence, hx: Any
         layer: layer of this cell
         input: batched or packed input of the layer
         hx: initial state, as for the layer. Default: None
+        reset: as for the layer. Default: None
     """
     expect_type(cell, Cell, "loop", "cell to be an lltm.Cell")
     expect_type(layer, CustomLayer, "loop", f"layer to be a {cell.name}.Layer")
     expect(cell.text == layer._CELL, "loop", f"layer to be a {cell.name}.Layer", layer)
     run = partial(reference._layer, equations=_equations(cell), training=False)
-    return _recurrent.layer_of(layer, input, hx, None, run)
+    return _recurrent.layer_of(layer, input, hx, reset, run)
 
 
 def _equations(cell: Cell) -> reference.Equations:
@@ -82,7 +89,8 @@ def check_cell(
     """Compares the layers of a cell with :func:`loop` in float64.
 
     It checks results and all gradients in every dtype, shape and form: plain, without an initial
-    state, packed, two layers with two directions, checkpointed, prepacked, with heads. The limit of
+    state, packed, two layers with two directions, checkpointed, prepacked, with heads. Plain,
+    packed, checkpointed and prepacked layers also reset states between steps. The limit of
     error, relative to the largest element, is four times the loop's error in the same dtype, at
     least 32 eps of the dtype (float64: 1e-11). Second derivatives are compared in float64, if
     PyTorch has them and the function does not define its own gradient.
@@ -127,6 +135,7 @@ def check_cell(
 
 _FORMS = ("plain", "no state", "packed", "two directions", "checkpointed", "prepacked", "heads")
 _AS_PLAIN = ("checkpointed", "prepacked")  # the loop computes the same as for "plain"
+_Problem = tuple[CustomLayer, Any, Any, Tensor | None]  # a layer, input, state and resets
 _Loops = dict[tuple[str, int], dict[str, Tensor]]  # results in float64, by form and seed
 
 
@@ -153,7 +162,7 @@ def _worst(
 
 def _problem(
     cell: Cell, form: str, shape: Sequence[int], dtype: torch.dtype, scale: float, seed: int
-) -> tuple[CustomLayer, Any, Any]:
+) -> _Problem:
     steps, batch, inputs, hidden = shape
     header = cell.Layer._HEADER
     from_input = len(header.gates_input)
@@ -177,7 +186,10 @@ def _problem(
     if form == "packed":
         lengths = torch.tensor([1 + (7 * k + 3) % steps for k in range(batch)])
         x = pack_padded_sequence(x, lengths, enforce_sorted=False)
-    return layer, x, None if form == "no state" else state
+    leading = (x.data if form == "packed" else x).shape[:-1]
+    reset = torch.rand(leading, generator=generator) < 0.2
+    with_resets = form in ("plain", "packed", *_AS_PLAIN)
+    return layer, x, None if form == "no state" else state, reset if with_resets else None
 
 
 def _largest(
@@ -190,31 +202,35 @@ def _largest(
         key = "plain" if form in _AS_PLAIN else form, seed
         if key not in loops:
             loops[key] = _in_float64(cell, *problem)
-        error, name, limit = _largest_of(cell, form, *problem, loops[key])
+        error, name, limit = _largest_of(cell, form, problem, loops[key])
         if error <= limit:
             return error, name, limit
         found.append((error, name, limit))
     return min(found, key=lambda entry: entry[0] / entry[2])
 
 
-def _in_float64(cell: Cell, layer: CustomLayer, input: Any, hx: Any) -> dict[str, Tensor]:
+def _in_float64(
+    cell: Cell, layer: CustomLayer, input: Any, hx: Any, reset: Tensor | None
+) -> dict[str, Tensor]:
     wide = copy.deepcopy(layer).double()
-    return _results(wide, partial(loop, cell, wide), _double(input), _double(hx), True)
+    run = partial(loop, cell, wide, reset=reset)
+    return _results(wide, run, _double(input), _double(hx), True)
 
 
 def _largest_of(
-    cell: Cell, form: str, layer: CustomLayer, input: Any, hx: Any, exact: dict[str, Tensor]
+    cell: Cell, form: str, problem: _Problem, exact: dict[str, Tensor]
 ) -> tuple[float, str, float]:
+    layer, input, hx, reset = problem
     module: Callable[..., Any] = layer.prepack() if form == "prepacked" else layer
     derive = form != "prepacked"
-    ours = _results(layer, module, input, hx, derive)
+    ours = _results(layer, partial(module, reset=reset), input, hx, derive)
     dtype = next(layer.parameters()).dtype
     floor = 1e-11 if dtype == torch.float64 else 32 * torch.finfo(dtype).eps
 
     @cache  # most results need no higher limit
     def limits() -> dict[str, float]:
         with _Rounding() if dtype == torch.float64 else contextlib.nullcontext() as rounding:
-            by_loop = _results(layer, partial(loop, cell, layer), input, hx, derive)
+            by_loop = _results(layer, partial(loop, cell, layer, reset=reset), input, hx, derive)
         least = max(floor, rounding.limit) if rounding else floor
         return {name: max(4 * _error(y, exact[name]), least) for name, y in by_loop.items()}
 
@@ -325,7 +341,7 @@ def _double(value: Any) -> Any:
 
 def _check_second(cell: Cell, scale: float) -> None:
     """Compares second derivatives of the layer and the function in float64."""
-    layer, x, hx = _problem(cell, "plain", (3, 2, 3, 4), torch.float64, scale, seed=0)
+    layer, x, hx, _ = _problem(cell, "plain", (3, 2, 3, 4), torch.float64, scale, seed=0)
 
     def second(run: Callable[..., Any]) -> list[Tensor]:
         leaves = [x.clone().requires_grad_(), *layer.parameters()]
