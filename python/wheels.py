@@ -39,7 +39,7 @@ BUILD_TOOLS = ["scikit-build-core>=1.1", "pybind11>=3.0", "nlohmann_json>=3.11",
 EXCLUDED = ["libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp*.so*"]
 # Python tests that need neither a compiler nor the larger packages of the test extra.
 TESTS = ["test_functional", "test_layer", "test_errors", "test_low_level_pair"]
-TESTS += ["test_prepacked", "test_streaming", "test_layer_operators", "test_native"]
+TESTS += ["test_prepacked", "test_memory", "test_layer_operators", "test_native"]
 TESTS += ["test_cuda_build"]
 
 

@@ -262,3 +262,18 @@ def test_the_map_of_architecture_links_every_source_file() -> None:
     stems = {stem(path) for path in linked}
     missing = {name(path) for path in files if stem(path) not in stems}
     assert {path for path in missing if not path.endswith("__init__.py")} == set()
+
+
+# From the bottom. The CPU and CUDA do not include each other.
+LAYERS = (("cell",), ("common",), ("aten",), ("cpu", "cuda"), ("realtime",), ("op",), ("api",))
+
+
+def test_no_folder_of_sources_includes_a_higher_one() -> None:
+    level = {folder: n for n, folders in enumerate(LAYERS) for folder in folders}
+    found, folders = set(), ROOT / "cpp" / "src"
+    for file in [*folders.rglob("*.h"), *folders.rglob("*.cpp")]:
+        folder = file.relative_to(folders).parts[0]
+        for included in re.findall(r'^#include "(\w+)/', file.read_text(encoding="utf-8"), re.M):
+            found.add(included)
+            assert included == folder or level[included] < level[folder], (file, included)
+    assert found == set(level)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import support
 import torch
+from test_docs import FORECAST, run_commands, texts
 
 import lltm
 
@@ -76,3 +79,32 @@ def test_the_just_in_time_build_runs_and_agrees_with_the_reference() -> None:
     run = support.run_python(str(EXAMPLES / "jit" / "build.py"))
     assert "values and gradients agree with the PyTorch reference" in run.stdout
     assert f"CPU kernels in use: {support.BASELINE}" in run.stdout, run.stdout
+
+
+@pytest.mark.slow  # compiles against PyTorch, half a minute
+def test_the_forecast_trains_saves_loads_and_predicts(tmp_path: Path) -> None:
+    """In C++, run as in its page. The build is kept for the next run."""
+    folder = support.ROOT / "build" / "examples" / f"forecast-torch-{torch.__version__}"
+    shutil.copytree(FORECAST.parent, folder, dirs_exist_ok=True)
+    run_commands("\n".join(texts(FORECAST, "sh")), folder, OMP_NUM_THREADS="1")
+
+    def run(*command: str) -> str:
+        # One thread is fastest for a small layer.
+        return support.run(["env", "OMP_NUM_THREADS=1", *command], cwd=folder).stdout
+
+    files = "load.csv", str(tmp_path / "model.safetensors")
+    trained = run("build/forecast", "train", *files)
+    losses = re.findall(r"(?:value:|loss) (\d\S*)$", trained, re.MULTILINE)
+    naive, *validation = map(float, losses)
+    assert len(validation) == 20
+    assert validation[-1] < 0.4 * naive
+
+    predicted = run("build/forecast", "predict", *files, "24")
+    steps, values = zip(*(line.split(",") for line in predicted.splitlines()), strict=True)
+    assert steps == tuple(map(str, range(1, 25)))
+    for t, value in enumerate(values, start=2000):  # noise with mean 3 and width 6
+        assert abs(float(value) - (103 + 0.02 * t + 20 * math.sin(0.2617994 * t))) < 6
+
+    support.run_python("-c", "\n".join(texts(FORECAST, "python")), cwd=folder)
+    linked = run("ldd", "build/forecast")
+    assert re.findall(r"^\t(liblltm|lib\w*python)", linked, re.MULTILINE) == ["liblltm"]
