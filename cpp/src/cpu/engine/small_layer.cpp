@@ -64,7 +64,8 @@ SequenceResult small_layer_forward(const SequenceArgs& args) {
       input.const_data_ptr<float>() + first * x_step,
       output.mutable_data_ptr<float>() + first * y_step,
       steps);
-  if (!cell.has_c()) return {output, h_n, Tensor(), Tensor()};  // discarded (backend_call.h)
+  // The caller discards the c of a cell without c (backend_call.h), unless int8 falls back.
+  if (!cell.has_c() && args.prepacked()) return {output, h_n, Tensor(), Tensor()};
   const Tensor c_n = new_tensor({batch, hidden}, options);
   copy_rows(as_const(c), write<float>(c_n), batch, hidden);
   return {output, h_n, c_n, Tensor()};
