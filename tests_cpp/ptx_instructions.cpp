@@ -173,6 +173,12 @@ T canonical(T x) {
   return x == x ? x : from_bits<T>(kNaN);
 }
 
+// Ignores a NaN; -0 is less than 0.
+f32 largest(f32 a, f32 b) {
+  if (a == b) return std::signbit(a) ? b : a;
+  return canonical(std::fmax(a, b));
+}
+
 template <typename T>
 void add_float(Table& table, const std::string& type) {
   for (const std::string rounding : {".", ".rn."}) {
@@ -266,8 +272,9 @@ template <typename T, Space kSpace, Kind kKind>
 void add_access(Table& table, const std::string& prefix, const std::string& type) {
   const auto add_vector = [&]<int kCount>(std::integral_constant<int, kCount>) {
     constexpr bool kLoads = is_load(kKind);
-    constexpr bool kIsScalar = kSpace == Space::kParameter || kKind >= Kind::kPublish;
-    if constexpr (kCount * sizeof(T) <= 16 && !(kIsScalar && kCount > 1)) {
+    constexpr bool kIsScalar = kKind >= Kind::kPublish;
+    constexpr int kMost = kSpace == Space::kParameter ? 8 : 16;  // alignment
+    if constexpr (kCount * sizeof(T) <= kMost && !(kIsScalar && kCount > 1)) {
       const std::string vector = kCount == 1 ? "." : ".v" + std::to_string(kCount) + ".";
       const std::string name = (kLoads ? "ld." : "st.") + prefix + vector + type;
       // Registers may be wider than the memory.
@@ -417,6 +424,7 @@ Table make_table() {
   add<shift_left<u32>>(table, "shl.b32");
   add<shift_left<u64>>(table, "shl.b64");
   add<permute>(table, "prmt.b32");
+  add<[](u32 a, u32 b) { return std::max(a, b); }>(table, "max.u32");
 
   add_bits<bool>(table, "pred");
   add_bits<u16>(table, "b16");
@@ -442,6 +450,8 @@ Table make_table() {
   add_float<f32>(table, "f32");
   add_float<f64>(table, "f64");
   add<[](f32 a) { return canonical(flush(1 / flush(a))); }>(table, "rcp.approx.ftz.f32");
+  add<[](f32 a) { return canonical(1 / a); }>(table, "rcp.rn.f32");
+  add<largest>(table, "max.f32");
 
   add<[](f16 a) { return canonical(static_cast<f32>(a)); }>(table, "cvt.f32.f16");
   add<[](f32 a) { return canonical(static_cast<f16>(a)); }>(table, "cvt.rn.f16.f32");

@@ -104,7 +104,7 @@ class Parser {
     }
   }
 
-  // `.reg .b32 %r<10>`
+  // `.reg .b32 %r<10>` or `.reg .b32 name`
   void add_registers(std::string_view statement) {
     take(statement, " \t");
     const auto type = take(statement, " \t").substr(1);
@@ -114,6 +114,7 @@ class Parser {
         });
     if (width == std::end(kWidths)) throw Error("unknown type of register " + std::string(type));
     const std::string name(take(statement, "<"));
+    if (statement.empty()) registers_[name] = {kernel_.registers++, width->second};
     const int count = std::atoi(std::string(statement).c_str());
     for (int n = 0; n < count; ++n) {
       registers_[name + std::to_string(n)] = {kernel_.registers++, width->second};
