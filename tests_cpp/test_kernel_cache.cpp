@@ -124,6 +124,9 @@ TEST_F(KernelCache, OnlyCostsCompilationsIfTheFolderIsNotUsed) {
     set("LLTM_CACHE_DIR", path);
     expect_none(path.string() + ": Not a directory");
   }
+  set("LLTM_CACHE_DIR", "relative/folder");
+  expect_none("relative/folder: not an absolute path");
+  EXPECT_FALSE(fs::exists("relative"));
   set("LLTM_CACHE_DIR", "");
   expect_none("LLTM_CACHE_DIR is empty, or there is no HOME");
 }

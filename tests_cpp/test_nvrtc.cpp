@@ -302,11 +302,23 @@ TEST(Nvrtc, KernelsOfTheLibraryAreNotCompiled) {
   cached(kernel_key(print_kernel(form), 86), [] { return "compiled before"; });
   ::setenv("LLTM_CACHE_DIR", "", /*overwrite=*/1);
   EXPECT_TRUE(fs::equivalent(embedded_folder(), folder));
-  for (const int capability : {86, 89}) EXPECT_EQ(kernel_code(form, capability), "compiled before");
-  const auto expect_compiled = [&](int capability) {
-    EXPECT_EQ(kernel_code(form, capability).substr(1, 3), "ELF") << capability;
+  const auto code_of = [&](int capability, int failures = 0) {
+    std::string code;
+    const auto load = [&](const std::string&) { return failures-- > 0 ? 200 : 0; };
+    EXPECT_EQ(load_kernel(form, capability, code, load), 0);
+    return code;
   };
-  expect_compiled(80);
+  for (const int capability : {86, 89}) EXPECT_EQ(code_of(capability), "compiled before");
+  const auto expect_compiled = [&](int capability, int failures = 0) {
+    EXPECT_EQ(code_of(capability, failures).substr(1, 3), "ELF") << capability;
+  };
+  expect_compiled(86, /*failures=*/1);
+  // A file whose code the driver rejects is replaced.
+  ::setenv("LLTM_CACHE_DIR", (folder / "cache").c_str(), /*overwrite=*/1);
+  cached(compilation_key(print_kernel(form), 80), [] { return "rejected"; });
+  EXPECT_EQ(code_of(80), "rejected");
+  for (const int failures : {1, 0}) expect_compiled(80, failures);
+  ::setenv("LLTM_CACHE_DIR", "", /*overwrite=*/1);
   expect_compiled(90);
   form.width = 8;
   expect_compiled(86);

@@ -14,9 +14,15 @@
 namespace lltm::cuda {
 namespace {
 
-std::string compiled(const KernelForm& form, int capability) {
+// Loads the kernel into the current device's context. `code` is compiled if it is empty.
+void* loaded(const KernelForm& form, std::string& code, std::int64_t shared_bytes) {
+  const int capability = compute_capability();
+  const OutsideOfCapture outside;
+  void *module = nullptr, *function = nullptr;
   try {
-    return kernel_code(form, capability);
+    check_driver(load_kernel(form, capability, code, [&](const std::string& image) {
+      return functions().cuModuleLoadData(&module, image.data());
+    }));
   } catch (const std::runtime_error& error) {
     TORCH_CHECK(
         false,
@@ -29,13 +35,6 @@ std::string compiled(const KernelForm& form, int capability) {
         ": ",
         error.what());
   }
-}
-
-// Loads the code into the current device's context.
-void* loaded(const std::string& code, const KernelForm& form, std::int64_t shared_bytes) {
-  const OutsideOfCapture outside;
-  void *module = nullptr, *function = nullptr;
-  check_driver(functions().cuModuleLoadData(&module, code.data()));
   check_driver(functions().cuModuleGetFunction(&function, module, kernel_name(form)));
   // More than 48 KiB must be requested.
   check_driver(
@@ -55,10 +54,7 @@ struct CompiledKernel {
     const std::lock_guard<std::mutex> lock(mutex);
     void*& function = functions[current_device()];
     if (function == nullptr) {
-      const int capability = compute_capability();
-      std::string& code = codes[capability];
-      if (code.empty()) code = compiled(form, capability);
-      function = loaded(code, form, shared_bytes);
+      function = loaded(form, codes[compute_capability()], shared_bytes);
     }
     return function;
   }

@@ -64,13 +64,15 @@ int open_folder(const std::string& path) {
 // The path may contain symbolic links: the check and all accesses use the opened folder.
 struct Folder {
   const std::string path = find_folder();
-  const Descriptor opened{open_folder(path)};
+  const Descriptor opened{path.starts_with('/') ? open_folder(path) : -1};
   std::string why_not;
 
   Folder() {
     struct stat status = {};
     if (path.empty()) {
       why_not = "LLTM_CACHE_DIR is empty, or there is no HOME";
+    } else if (path[0] != '/') {
+      why_not = path + ": not an absolute path";
     } else if (opened.number < 0 || ::fstat(opened.number, &status) != 0) {
       why_not = path + ": " + std::generic_category().message(errno);
     } else if (
@@ -121,11 +123,12 @@ void store(int folder, const std::string& name, Digest key, const std::string& c
 
 }  // namespace
 
-std::string cached(const std::string& key, const std::function<std::string()>& compile) {
+std::string cached(
+    const std::string& key, const std::function<std::string()>& compile, bool replace) {
   const Folder folder;
   if (!folder.why_not.empty()) return compile();
   const Digest digest = extended(kDigestOfNothing, key);
-  std::string code = load(folder.opened.number, name_of(digest), digest);
+  std::string code = replace ? "" : load(folder.opened.number, name_of(digest), digest);
   if (code.empty()) {
     code = compile();
     store(folder.opened.number, name_of(digest), digest, code);

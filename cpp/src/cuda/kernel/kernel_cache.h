@@ -1,5 +1,6 @@
-// Compiled kernels in files. The folder is $LLTM_CACHE_DIR (empty: no cache), $XDG_CACHE_HOME/lltm
-// or ~/.cache/lltm. Kernels that were compiled with the library are in `lltm-kernels` next to it.
+// Compiled kernels in files. The folder is $LLTM_CACHE_DIR (an absolute path; empty: no cache),
+// $XDG_CACHE_HOME/lltm or ~/.cache/lltm. Kernels that were compiled with the library are in
+// `lltm-kernels` next to it.
 //
 // Any number of threads and processes may share the folder. Each failure, such as a full disk, only
 // costs a compilation. Nothing is removed. No torch or CUDA header.
@@ -11,8 +12,10 @@
 namespace lltm::cuda {
 
 // Returns the code of a key from its file, otherwise from `compile`, and writes the file. The key
-// contains everything that determines the code. Throws only errors of `compile`.
-std::string cached(const std::string& key, const std::function<std::string()>& compile);
+// contains everything that determines the code. `replace` does not read the file. Throws only
+// errors of `compile`.
+std::string cached(
+    const std::string& key, const std::function<std::string()>& compile, bool replace = false);
 
 // Returns the folder, which it creates, or "none" with the reason.
 std::string describe_kernel_cache();

@@ -182,14 +182,27 @@ std::string compile(const std::string& source, int capability, std::string* log)
   return to_ptx ? compilation.ptx() : compilation.machine_code();
 }
 
-std::string kernel_code(const KernelForm& form, int capability) {
+int load_kernel(
+    const KernelForm& form,
+    int capability,
+    std::string& code,
+    const std::function<int(const std::string&)>& load) {
   const std::string source = print_kernel(form);
+  const auto compiled = [&](bool replace) {
+    return cached(
+        compilation_key(source, capability), [&] { return compile(source, capability); }, replace);
+  };
   // A GPU also runs code for earlier minor versions.
-  for (int known = capability; known >= capability / 10 * 10; --known) {
-    std::string code = embedded(kernel_key(source, known));
-    if (!code.empty()) return code;
+  for (int known = capability; code.empty() && known >= capability / 10 * 10; --known) {
+    code = embedded(kernel_key(source, known));
   }
-  return cached(compilation_key(source, capability), [&] { return compile(source, capability); });
+  if (code.empty()) code = compiled(/*replace=*/false);
+  int result = load(code);
+  if (result != 0 && why_no_nvrtc() == nullptr) {
+    code = compiled(/*replace=*/true);
+    result = load(code);
+  }
+  return result;
 }
 
 }  // namespace lltm::cuda

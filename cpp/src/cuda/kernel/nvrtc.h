@@ -4,6 +4,7 @@
 
 #include "cuda/kernel/program_source.h"
 
+#include <functional>
 #include <string>
 
 namespace lltm::cuda {
@@ -25,7 +26,13 @@ std::string kernel_key(const std::string& source, int capability);
 // With NVRTC's options and version.
 std::string compilation_key(const std::string& source, int capability);
 
-// The code of a kernel from the library or the cache (kernel_cache.h), otherwise compiled.
-std::string kernel_code(const KernelForm& form, int capability);
+// Calls load(code), which returns a CUresult, with the kernel's `code`. If it is empty, sets it
+// from the library or the cache (kernel_cache.h), otherwise compiles. If `load` fails, compiles
+// again, replaces the cached code and calls it once more. Returns the last result.
+int load_kernel(
+    const KernelForm& form,
+    int capability,
+    std::string& code,
+    const std::function<int(const std::string&)>& load);
 
 }  // namespace lltm::cuda
