@@ -294,7 +294,7 @@ const bool kLoaded = [] {
 
 // With another number of polls than persistent_gpu.h, a register is compared with another number.
 void replace_polls(std::string& ptx) {
-  const std::string polls = ", " + std::to_string(1 << 21) + ";";
+  const std::string polls = ", " + std::to_string(1 << 22) + ";";
   const std::string replaced = ", " + std::to_string(lltm_test::most_polls) + ";";
   int count = 0;
   for (size_t at = ptx.find(polls); at != ptx.npos; at = ptx.find(polls, at), ++count) {
@@ -314,7 +314,7 @@ const ptx::Kernel& kernel_of(const KernelForm& form) {
     ::setenv("LLTM_CACHE_DIR", LLTM_PTX_FOLDER, /*overwrite=*/1);
     std::string text =
         cached(compilation_key(source, unknown), [&] { return compile(source, unknown); });
-    if (form.is_persistent() && lltm_test::most_polls != 1 << 21) replace_polls(text);
+    if (form.is_persistent() && lltm_test::most_polls != 1 << 22) replace_polls(text);
     found->second = ptx::parse(text);
   }
   return found->second;

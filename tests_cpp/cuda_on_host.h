@@ -51,7 +51,7 @@ inline std::vector<std::pair<int64_t, int64_t>> filled;
 inline int64_t launches_left = std::numeric_limits<int64_t>::max();
 
 // Polls of a word before a lane counts, as in persistent_gpu.h.
-inline int most_polls = 1 << 21;
+inline int most_polls = 1 << 22;
 // The last thread block begins after this many rounds of all warps.
 inline int late_rounds = 0;
 // Kernels may access memory that no tensor has allocated, without checks.

@@ -297,7 +297,7 @@ TEST_P(PersistentEngine, BlocksMayStartLate) {
   const Arguments a = dense({4, 9, 3, 40})(1);
   const Evaluation expected = evaluated(a);
   const Temporarily late(late_rounds, 900);
-  const Temporarily few(most_polls, 50);
+  const Temporarily few(most_polls, 1000);  // more than until the late block's first word
   EXPECT_TRUE(identical(evaluated(a), expected));
   EXPECT_FALSE(lltm::cuda::take_failure(lltm::cuda::current_stream()));
 }

@@ -206,9 +206,11 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
   const int outputs = outputs_of<Args>(cell);
   if (outputs > 8 && type.type == KernelType::kFloat) return;  // the engine falls back
   const std::int64_t piece = kWarps * kWarpUnits<typename Args::Element>;
+  const auto hidden_of = [&](std::int64_t units) {
+    return units * piece / (Args::kIsForward ? 1 : cell.h.count());
+  };
   const auto kernel_of = [&](std::int64_t units, int tiles) {
-    const std::int64_t hidden = units * piece / (Args::kIsForward ? 1 : cell.h.count());
-    return persistent_kernel<Args>(cell, hidden, tiles, type.tf32);
+    return persistent_kernel<Args>(cell, hidden_of(units), tiles, type.tf32);
   };
   int most = 1;
   while (kernel_of(most + 1, 1).shared_units == 0) ++most;
@@ -237,6 +239,8 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
         form.heads = 1;
         expect_no_spills(form, {{"Args", sizeof(Args)}});
       }
+      constexpr std::int64_t kMostMultiprocessors = 188;  // of a GPU, for both directions
+      if (tiles != 1 && 2 * slices_of(hidden_of(units)) > kMostMultiprocessors) continue;
       if (tiles != 1) {
         form.directions = 2;
         form.tiles = std::min(tiles, most_tiles<typename Args::Element>(2));
@@ -248,10 +252,12 @@ void check_persistent(const CellInfo& cell, const PersistentType& type) {
       for (const char* instruction : {mma, "ld.relaxed.gpu.global.v4", "st.relaxed.gpu.global"}) {
         EXPECT_NE(ptx.find(instruction), std::string::npos) << instruction;
       }
-      // Each wait reports its timeout; more would wait for words one after another.
+      // Each wait reports its timeout; more would wait for words one after another, as only the
+      // exact GEMM of 3xTF32 does, for infinities in its two rows.
       const int waits = count(ptx, "st.relaxed.sys.global");
       EXPECT_GE(waits, 1);
-      EXPECT_LE(waits, kernel.shared_units > 0 ? 3 : 2);
+      const int exact = type.type == KernelType::kFloat && !type.tf32 ? 2 : 0;
+      EXPECT_LE(waits, (kernel.shared_units > 0 ? 3 : 1) + exact);
     }
   }
 }

@@ -35,6 +35,11 @@ namespace {
 
 using at::Tensor;
 
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();  // of all steps
+int32_t narrow(int64_t rows_or_columns) {
+  return static_cast<int32_t>(rows_or_columns);
+}
+
 // Why the per-step engine is faster, or null. Microseconds per step on an H100, in float16
 // (benchmarks/results), persistent and per-step:
 //
@@ -53,16 +58,15 @@ const char* why_slower(int64_t steps, bool training, int64_t hidden, int64_t row
 // for the second, which launches the kernels of both.
 struct Pair {
   std::function<void()> second;  // null once called
-  void* waiting = nullptr;       // Launches<Args> of the first call
+  Pair*& current;
+  Pair* const outer = std::exchange(current, this);  // of a call that checks its kernels
+  void* waiting = nullptr;                           // Launches<Args> of the first call
   const std::type_info* args = nullptr;
   bool launched = false;
 
-  ~Pair();
+  ~Pair() { current = outer; }
 };
 thread_local Pair* pair = nullptr;  // of the current call, or null
-Pair::~Pair() {
-  pair = nullptr;
-}
 
 template <typename Body>
 decltype(auto) visit_kernel_dtype(at::ScalarType dtype, const Body& body) {
@@ -97,7 +101,9 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   if (dtype == at::kFloat && cuda_float32() == "ieee") {
     return {"lltm.backends.cuda.float32 is 'ieee'"};
   }
-  if (flat_size(args.input) == 0 || hidden == 0) return {"nothing to compute"};
+  const int64_t rows = flat_size(args.input);
+  if (rows == 0 || hidden == 0) return {"nothing to compute"};
+  if (rows > kMostRows) return {"input has too many rows"};
   if (hidden % kHiddenMultiple != 0) return {"H is not a multiple of 8"};
   const PersistentLimits limits = persistent_limits();
   if (limits.why_not != nullptr) return {limits.why_not};
@@ -152,21 +158,20 @@ std::nullopt_t rejected() {
   return std::nullopt;
 }
 
-constexpr int32_t kMostSteps = std::numeric_limits<int32_t>::max();  // per run
-
 // Adds as many steps, in kernel order, as fit in one launch. Returns the first remaining.
 size_t take_steps(
     const std::vector<Step>& order, size_t first, size_t last, bool ascending, LaunchSteps& to) {
   to.ascending = ascending;
-  to.edge = order[first].offset + (ascending ? 0 : order[first].rows);
-  to.time = static_cast<int64_t>(ascending ? first : order.size() - 1 - first);
-  to.previous_offset = first == 0 ? 0 : order[first - 1].offset;
-  to.previous_rows = first == 0 ? 0 : order[first - 1].rows;
+  const Step previous = first == 0 ? Step{} : order[first - 1];
+  to.edge = narrow(order[first].offset + (ascending ? 0 : order[first].rows));
+  to.time = narrow(static_cast<int64_t>(ascending ? first : order.size() - 1 - first));
+  to.previous_offset = narrow(previous.offset);
+  to.previous_rows = narrow(previous.rows);
   to.runs = 0;
   for (size_t k = first; k < last; ++k) {
-    const auto rows = static_cast<int32_t>(order[k].rows);
+    const int32_t rows = narrow(order[k].rows);
     const StepRun* const run = to.runs == 0 ? nullptr : &to.run[to.runs - 1];
-    if (run == nullptr || run->rows != rows || run->count == kMostSteps) {
+    if (run == nullptr || run->rows != rows) {
       if (to.runs == kMostRuns) return k;
       to.run[to.runs++] = {0, rows};
     }
@@ -213,7 +218,7 @@ bool launch_all(
       const int64_t groups =
           std::min(plan.groups, at::ceil_div<int64_t>(batch - row, plan.kernel.tiles * kTileRows));
       for (int n = 0; n < launch.count; ++n) {
-        next[n]->first_row = row;
+        next[n]->first_row = narrow(row);
         next[n]->words.blocks += static_cast<uint32_t>(groups * slices);
         launch.of[n] = *next[n];
       }
@@ -310,9 +315,9 @@ bool launch_forward_steps(
   const Stream stream = current_stream();
 
   PersistentForwardArgs<T> a;
-  a.hidden = hidden;
-  a.head_units = plan.head_units;
-  a.batch = args.h_0->size(0);
+  a.hidden = narrow(hidden);
+  a.head_units = narrow(plan.head_units);
+  a.batch = narrow(args.h_0->size(0));
   a.weights = data<T>(weights_h);
   a.bias_ih = read_row<T>(args.bias_ih);
   a.bias_hh = read_row<T>(args.bias_hh);
@@ -329,8 +334,8 @@ bool launch_forward_steps(
   a.activations = mutable_data<T>(results.activations);
   a.reset = data<bool>(reset);
   a.checkpoints = mutable_data<T>(results.checkpoints);
-  a.checkpoint_steps = results.every;
-  a.last_time = static_cast<int64_t>(steps.size()) - 1;
+  a.checkpoint_steps = narrow(std::min(results.every, kMostRows));
+  a.last_time = narrow(static_cast<int64_t>(steps.size()) - 1);
   a.words.begun = mutable_data<uint32_t>(begun);
   a.words.failure = plan.failure != nullptr ? plan.failure : failure_word(stream);
   const auto begin_chunk = [&](const Chunk& chunk) {
@@ -340,19 +345,25 @@ bool launch_forward_steps(
         result_rows(gates, 0, chunk.rows),
         /*accumulate=*/false);
     mark_rows_absent(exchanged, chunk, chunk.first == 0 ? a.words.begun : nullptr, stream);
-    a.gates_offset = chunk.begin;
+    a.gates_offset = narrow(chunk.begin);
   };
   return launch<PersistentForwardArgs<T>>(
       {a, steps, chunks, !args.reverse, /*ends_without_rows=*/false, begin_chunk}, plan, stream);
 }
 
+Tensor with_narrow_strides(const Tensor& tensor) {
+  const bool fits = !tensor.defined() || std::ranges::all_of(tensor.strides(), [](int64_t stride) {
+    return stride <= kMostRows;
+  });
+  return fits ? tensor : tensor.contiguous();
+}
+
 template <typename T>
 StepMatrix<const T> step_matrix(const Tensor& tensor) {
   if (!tensor.defined()) return {};
-  if (tensor.dim() == 2) {
-    return {data<T>(tensor), 0, tensor.stride(0), tensor.stride(0), tensor.stride(1)};
-  }
-  return {data<T>(tensor), tensor.stride(0), 0, tensor.stride(1), tensor.stride(2)};
+  const auto stride = [&](int64_t dimension) { return narrow(tensor.stride(dimension)); };
+  if (tensor.dim() == 2) return {data<T>(tensor), 0, stride(0), stride(0), stride(1)};
+  return {data<T>(tensor), stride(0), 0, stride(1), stride(2)};
 }
 
 template <typename T>
@@ -368,20 +379,21 @@ bool launch_backward_steps(
   const Tensor activations = aligned(args.saved), reset = reset_rows(args);
   const Tensor dh_before = carried_gradient(args.grad_h_n);
   const Tensor dc_before = carried_gradient(args.grad_c_n), mask = mask_rows(args);
+  const Tensor grad_output = with_narrow_strides(args.grad_output);
   const Stream stream = current_stream();
   const std::vector<Chunk> chunks =
       plan_chunks(order, workspace_bytes / (tensors.dz.size(1) * static_cast<int64_t>(sizeof(T))));
 
   PersistentBackwardArgs<T> a;
-  a.hidden = args.h_0->size(1);
-  a.head_units = plan.head_units;
-  a.batch = args.h_0->size(0);
+  a.hidden = narrow(args.h_0->size(1));
+  a.head_units = narrow(plan.head_units);
+  a.batch = narrow(args.h_0->size(0));
   a.weights = data<T>(weights);
   a.activations = data<T>(activations);
   a.parameters = read_row<T>(args.bias_ih).from(0, cell.x.count() * a.hidden);
   a.reset = data<bool>(reset);
   a.recurrent_mask = data<T>(mask);
-  a.grad_output = step_matrix<T>(args.grad_output);
+  a.grad_output = step_matrix<T>(grad_output);
   a.dz = mutable_data<T>(tensors.dz);
   a.dh_before = data<float>(dh_before);
   a.dc_before = data<float>(dc_before);
@@ -400,8 +412,7 @@ bool launch_backward_steps(
 }  // namespace
 
 void run_both_directions(const std::function<void(size_t)>& run) {
-  Pair both = {[&run] { run(1); }};
-  pair = &both;
+  Pair both = {[&run] { run(1); }, pair};
   run(0);
   if (both.second != nullptr) std::exchange(both.second, nullptr)();
 }

@@ -90,7 +90,8 @@ PersistentKernel persistent_kernel(
   if (units <= most_register_units(outputs, /*shares=*/false, tf32))
     return {&cell, tiles, tf32, units, 0};
   const int most = most_register_units(outputs, /*shares=*/true, tf32);
-  return {&cell, tiles, tf32, most, (units - most + chunk - 1) / chunk * chunk};
+  const int shared = (units - most + chunk - 1) / chunk * chunk;
+  return {&cell, tiles, tf32, units > shared ? units - shared : 1, shared};
 }
 
 // Shared memory of a thread block.
@@ -111,19 +112,20 @@ constexpr int kMostRuns = 128;
 struct LaunchSteps {
   // A step's rows (steps.h) follow the previous step's, otherwise precede them.
   bool ascending;
-  std::int64_t edge;  // start of the first step's rows, or their end if descending
-  std::int64_t time;  // the first step's time step
+  std::int32_t edge;  // start of the first step's rows, or their end if descending
+  std::int32_t time;  // the first step's time step
   // In an earlier launch; 0 rows if none.
-  std::int64_t previous_offset, previous_rows;
+  std::int32_t previous_offset, previous_rows;
   int runs;
   StepRun run[kMostRuns + 1];  // backward adds a step without rows
 };
 
-// (T, B, H) or packed (N, H) with any strides, or null. time_stride or offset_stride is zero.
+// (T, B, H) or packed (N, H) with any 32-bit strides, or null. time_stride or offset_stride is
+// zero.
 template <typename T>
 struct StepMatrix {
   T* data = nullptr;
-  std::int64_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
+  std::int32_t time_stride = 0, offset_stride = 0, row_stride = 0, col_stride = 0;
 };
 
 // Thread blocks increment `begun`, up to `blocks`, across launches. All bits are set before the
@@ -134,24 +136,25 @@ struct LaunchWords {
   std::uint32_t* failure = nullptr;  // failure_word(stream)
 };
 
-// N, B: rows over all steps and in the state. S pre-activations: Sx depend on x, Sh on h. G: blocks
-// in a bias. K states, P parameters, A saved values (cell.h). Matrices without strides are
-// contiguous. Alignment: 16 bytes if marked (16), else 8. A launch computes rows [first_row,
-// first_row + groups * tiles * kTileRows) in the state.
+// N, B: rows over all steps and in the state, 32-bit, as a GPU multiplies 64 bits in four
+// instructions. S pre-activations: Sx depend on x, Sh on h. G: blocks in a bias. K states, P
+// parameters, A saved values (cell.h). Matrices without strides are contiguous. Alignment: 16 bytes
+// if marked (16), else 8. A launch computes rows [first_row, first_row + groups * tiles *
+// kTileRows) in the state.
 template <typename T>
 struct PersistentForwardArgs {
   using Element = T;
   static constexpr bool kIsForward = true;
-  std::int64_t hidden = 0;
-  std::int64_t head_units = 0;  // U: H, or H / heads, a multiple of kSliceUnits
-  std::int64_t batch = 0;
-  std::int64_t first_row = 0;
+  std::int32_t hidden = 0;
+  std::int32_t head_units = 0;  // U: H, or H / heads, a multiple of kSliceUnits
+  std::int32_t batch = 0;
+  std::int32_t first_row = 0;
   const T* weights = nullptr;         // (heads, Sh * U, U), in pre-activation order (16)
   Matrix<const T> bias_ih;            // (G * H), row stride 0; or null
   Matrix<const T> bias_hh;            // (G * H), row stride 0; or null
   Matrix<const T> parameters;         // (P * H), row stride 0; or null
   const float* gates = nullptr;       // (rows in the launch's steps, Sx * H): x W_x^T
-  std::int64_t gates_offset = 0;      // the sequence's row at which `gates` begins
+  std::int32_t gates_offset = 0;      // the sequence's row at which `gates` begins
   const T* h_0 = nullptr;             // (B, H), with the mask (16)
   const T* h_before = nullptr;        // (B, H), before the launch; may be h
   const T* c_before = nullptr;        // (B, K * H), before the launch; may be c
@@ -166,7 +169,7 @@ struct PersistentForwardArgs {
   const bool* reset = nullptr;  // (N): true before steps from initial states; or null
   // (ceil(T / checkpoint_steps), B, K * H): c before every checkpoint_steps-th step; or null.
   T* checkpoints = nullptr;
-  std::int64_t checkpoint_steps = 0, last_time = 0;
+  std::int32_t checkpoint_steps = 0, last_time = 0;
   LaunchWords words;
   LaunchSteps steps;
 
@@ -181,10 +184,10 @@ template <typename T>
 struct PersistentBackwardArgs {
   using Element = T;
   static constexpr bool kIsForward = false;
-  std::int64_t hidden = 0;
-  std::int64_t head_units = 0;  // as in forward
-  std::int64_t batch = 0;
-  std::int64_t first_row = 0;
+  std::int32_t hidden = 0;
+  std::int32_t head_units = 0;  // as in forward
+  std::int32_t batch = 0;
+  std::int32_t first_row = 0;
   const T* weights = nullptr;      // (heads, U, Sh * U), forward's weights, transposed (16)
   const T* activations = nullptr;  // (N, A * H)
   Matrix<const T> parameters;      // as in forward
@@ -217,9 +220,9 @@ struct DirectionArgs {
 static_assert(sizeof(DirectionArgs<PersistentForwardArgs<float>>) <= 4096);
 static_assert(sizeof(DirectionArgs<PersistentBackwardArgs<float>>) <= 4096);
 
-// Kernels on the stream of the current device set this word on a timeout. Such a kernel ends about
-// a second after all blocks have begun; missing words become NaN. A graph replays on any stream:
-// during capture, the word is that of the default stream.
+// Kernels on the stream of the current device set this word on a timeout. Such a kernel ends two to
+// four seconds after all blocks have begun; missing words become NaN. A graph replays on any
+// stream: during capture, the word is that of the default stream.
 std::uint32_t* failure_word(Stream stream);
 // Since the last call for this stream. Does not wait.
 bool take_failure(Stream stream);

@@ -20,8 +20,8 @@ extern __shared__ Words shared_memory[];
 // Words are exchanged with relaxed, device-scope accesses, which use the L2 cache. Each word is its
 // own flag: no other ordering is needed.
 struct Gpu {
-  // About a second, at half a microsecond per poll; far longer than any word needs.
-  static constexpr int kMostPolls = 1 << 21;
+  // About two seconds, at half a microsecond per poll; far longer than any word needs.
+  static constexpr int kMostPolls = 1 << 22;
 
   const LaunchWords& words;
   PollLimit poll_limit = {};
@@ -66,6 +66,12 @@ struct Gpu {
     return false;
   }
 
+  template <typename T, bool kTf32>
+  __device__ static Words weights(const Words& a) {
+    if constexpr (!kIsWord<T> || !kTf32) return a;
+    return {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}};
+  }
+
   // Of two words, for the mma of all outputs.
   template <typename T, bool kTf32>
   __device__ static Operand operand(std::uint32_t w0, std::uint32_t w1) {
@@ -83,7 +89,7 @@ struct Gpu {
   __device__ void mma(float (&d)[4], const Words& a, const Operand& b) const {
     const auto [b0, b1] = b.big;
     if constexpr (kIsWord<T> && kTf32) {
-      mma_tf32(d, {{to_tf32(a.w[0]), to_tf32(a.w[1]), to_tf32(a.w[2]), to_tf32(a.w[3])}}, b0, b1);
+      mma_tf32(d, a, b0, b1);
     } else if constexpr (kIsWord<T>) {
       // Three of the four products of two parts, each of 11 bits; the smallest sums first.
       Words big, small;
@@ -123,14 +129,16 @@ struct Gpu {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(math::bit_cast<float>(x)));
     return rounded;
   }
-  // To nearest, and the remainder, which the instruction truncates to 11 bits after half a unit was
-  // added: without bias. NaN may become a number (multiply_exactly). Volatile: both parts of all
-  // weights would not fit into the registers.
+  // The first 11 bits, and the remainder. mma ignores the last 13 bits of its operands, here of
+  // `big` and `small`, on all GPUs whose arithmetic was published; PTX leaves it open, and the
+  // self-check asks the GPU. Volatile: the remainders of all weights would not fit into the
+  // registers.
   __device__ static void split(std::uint32_t x, std::uint32_t& big, std::uint32_t& small) {
+    big = x;
     asm volatile(
-        "add.u32 %0, %2, 0x1000;\n\tand.b32 %0, %0, 0xFFFFE000;\n\t"
-        "sub.rn.f32 %1, %2, %0;\n\tadd.u32 %1, %1, 0x1000;"
-        : "=&r"(big), "=&r"(small)
+        "{\n\t.reg .b32 first;\n\tand.b32 first, %1, 0xFFFFE000;\n\t"
+        "sub.rn.f32 %0, %1, first;\n\t}"
+        : "=r"(small)
         : "r"(x));
   }
 };

@@ -11,6 +11,7 @@
 //     bool all_have_begun()                      all blocks in the launch
 //     bool wait(int& polls)                      after a poll without success, which it counts;
 //                                                false if the lane times out (PollLimit)
+//     Words weights<T, kTf32>(const Words&)      words of A, prepared for all steps
 //     Operand operand<T, kTf32>(std::uint32_t, std::uint32_t)
 //                                                a lane's words of B, prepared for several mma
 //     void mma<T, kTf32>(float (&d)[4], const Words& a, const Operand& b)
@@ -58,8 +59,10 @@ struct Operand {
   std::uint32_t big[2], small[2];
 };
 
-LLTM_CELL_INLINE bool is_there(const Words& x) {
-  return x.w[0] != kAbsent && x.w[1] != kAbsent && x.w[2] != kAbsent && x.w[3] != kAbsent;
+// Without branches: a step checks all words of a lane.
+LLTM_CELL_INLINE bool is_absent(const Words& x) {
+  const std::uint32_t a = x.w[0] > x.w[1] ? x.w[0] : x.w[1], b = x.w[2] > x.w[3] ? x.w[2] : x.w[3];
+  return (a > b ? a : b) == kAbsent;
 }
 
 // The only stored NaN. Two units never form an absent word.
@@ -89,8 +92,8 @@ LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
 
 struct StepCursor {
   bool ascending;
-  std::int64_t edge, time;  // as in LaunchSteps, for the next step
-  std::int64_t offset, rows, previous_offset, previous_rows;
+  int edge, time;  // as in LaunchSteps, for the next step
+  int offset, rows, previous_offset, previous_rows;
 
   LLTM_CELL_INLINE explicit StepCursor(const LaunchSteps& steps)
       : ascending(steps.ascending),
@@ -101,7 +104,7 @@ struct StepCursor {
         previous_offset(0),
         previous_rows(0) {}
 
-  LLTM_CELL_INLINE void advance(std::int64_t next_rows) {
+  LLTM_CELL_INLINE void advance(int next_rows) {
     previous_offset = offset;
     previous_rows = rows;
     rows = next_rows;
@@ -116,7 +119,7 @@ LLTM_CELL_INLINE void for_each_step(const LaunchSteps& steps, const Body& body) 
   StepCursor cursor(steps);
   for (int n = 0; n < steps.runs; ++n) {
     const StepRun run = steps.run[n];
-    for (std::int64_t k = 0; k < run.count; ++k) {
+    for (int k = 0; k < run.count; ++k) {
       cursor.advance(run.rows);
       body(cursor);
     }
@@ -141,11 +144,10 @@ constexpr int kRowsOfThread = (kTiles + kTilesAtOnce - 1) / kTilesAtOnce;
 struct ThreadPosition {
   bool takes_part, is_unit;  // takes_part is uniform within a warp
   int tile, sums, odd;       // odd: the unit's index in `sums`
-  std::int64_t warp_row, first_row, unit;
+  int warp_row, first_row, unit;
 
   template <int kTiles, typename Machine>
-  static LLTM_CELL_INLINE ThreadPosition
-  of(const Machine& m, std::int64_t first_row, std::int64_t hidden) {
+  static LLTM_CELL_INLINE ThreadPosition of(const Machine& m, int first_row, int hidden) {
     const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
     const int pair_of_rows = 2 * (warp % kTileWarps), row = pair_of_rows + lane / kSliceUnits;
     const int unit = lane % kSliceUnits;
@@ -156,19 +158,15 @@ struct ThreadPosition {
     p.odd = unit % 2;
     p.warp_row = first_row + p.tile * kTileRows + pair_of_rows;
     p.first_row = first_row + p.tile * kTileRows + row;
-    p.unit = std::int64_t{m.slice()} * kSliceUnits + unit;
+    p.unit = m.slice() * kSliceUnits + unit;
     p.is_unit = p.takes_part && p.unit < hidden;
     return p;
   }
 
-  LLTM_CELL_INLINE std::int64_t row(int n) const {
-    return first_row + n * kTilesAtOnce * kTileRows;
-  }
+  LLTM_CELL_INLINE int row(int n) const { return first_row + n * kTilesAtOnce * kTileRows; }
   // This row (is_in) or any of the warp's rows (warp_is_in).
-  LLTM_CELL_INLINE bool is_in(std::int64_t rows, int n) const { return is_unit && row(n) < rows; }
-  LLTM_CELL_INLINE bool warp_is_in(std::int64_t rows) const {
-    return takes_part && warp_row < rows;
-  }
+  LLTM_CELL_INLINE bool is_in(int rows, int n) const { return is_unit && row(n) < rows; }
+  LLTM_CELL_INLINE bool warp_is_in(int rows) const { return takes_part && warp_row < rows; }
   template <typename T>
   LLTM_CELL_INLINE bool has_word() const {
     return kIsWord<T> || odd == 0;
@@ -176,74 +174,67 @@ struct ThreadPosition {
 };
 
 template <int kTiles, typename Machine>
-LLTM_CELL_INLINE std::int64_t first_row_of(const Machine& m, std::int64_t first_row) {
-  return first_row + std::int64_t{m.group()} * kTiles * kTileRows;
+LLTM_CELL_INLINE int first_row_of(const Machine& m, int first_row) {
+  return first_row + m.group() * kTiles * kTileRows;
+}
+
+// The first element of a row.
+LLTM_CELL_INLINE std::int64_t offset_of(int row, int columns) {
+  return std::int64_t{row} * columns;
 }
 
 // Limits a lane's wait for a word, so that a lost word ends the kernel. Counts polls, because a
 // clock continues while another process or a debugger interrupts the kernel. Blocks may begin
-// arbitrarily late if another stream occupies multiprocessors: a lane stops only if its polls run
-// out after all blocks had begun.
+// arbitrarily late if other kernels occupy multiprocessors: a lane stops only if its polls run out
+// after all blocks had begun.
 struct PollLimit {
-  static constexpr int kMostCounts = 60;  // about a minute; longer waits have other causes
-  int counts = kMostCounts;               // negative after a timeout
+  enum { kBlocksMayBegin, kAllHaveBegun, kTimedOut } state = kBlocksMayBegin;
 
   // `polls`: of a word, zero before the first; only this function changes it.
   template <typename Machine>
   LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
-    if (counts < 0) return false;
+    if (state == kTimedOut) return false;
     if (++polls <= most_polls) return true;
-    if (counts == 0) {
-      counts = -1;
-      return false;
-    }
     polls = 0;
-    counts = m.all_have_begun() ? 0 : counts - 1;
-    return true;
+    if (state == kAllHaveBegun) {
+      state = kTimedOut;
+    } else if (m.all_have_begun()) {
+      state = kAllHaveBegun;
+    }
+    return state != kTimedOut;
   }
 };
 
 // Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
 // B: lane % 4 has 16 adjacent bytes in a row of B, operands for two mma.
 template <typename T>
-LLTM_CELL_INLINE std::int64_t k_of(int warp, int lane, int j) {
-  return std::int64_t{kWarpUnits<T>} * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
-}
-
-// Of a float, also after rounding to 11 bits.
-LLTM_CELL_INLINE bool is_finite(std::uint32_t word) {
-  return (word & 0x7FFFFFFFu) < 0x7F7FF000u;
-}
-LLTM_CELL_INLINE bool is_finite(const Words& x) {
-  return is_finite(x.w[0]) && is_finite(x.w[1]) && is_finite(x.w[2]) && is_finite(x.w[3]);
+LLTM_CELL_INLINE int k_of(int warp, int lane, int j) {
+  return kWarpUnits<T> * (warp + kWarps * j) + kLaneUnits<T> * (lane % 4);
 }
 
 // A (kSliceUnits, K), hidden units as rows; zero outside (units, k_size).
 template <typename T>
 struct WeightRows {
   const T* rows;
-  std::int64_t units, k_size;
+  int units, k_size;
 
-  LLTM_CELL_INLINE Words read(int unit, std::int64_t k) const {
+  LLTM_CELL_INLINE Words read(int unit, int k) const {
     if (k >= k_size || unit >= units) return {};
     return math::bit_cast<Words>(*reinterpret_cast<const Access<T>*>(rows + unit * k_size + k));
   }
 
   // Row r in a fragment is unit 2r, row r + 8 unit 2r + 1: a lane gets two adjacent units of the
-  // result. Returns whether all words are finite.
-  LLTM_CELL_INLINE bool load(Words (&fragments)[2], int j, int warp, int lane) const {
-    bool finite = true;
+  // result.
+  LLTM_CELL_INLINE void load(Words (&fragments)[2], int j, int warp, int lane) const {
     LLTM_UNROLL
     for (int odd = 0; odd < 2; ++odd) {
       const Words x = read(2 * (lane / 4) + odd, k_of<T>(warp, lane, j));
-      finite = finite && is_finite(x);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         fragments[part].w[odd] = x.w[2 * part];
         fragments[part].w[2 + odd] = x.w[2 * part + 1];
       }
     }
-    return finite;
   }
 };
 
@@ -251,20 +242,25 @@ struct WeightRows {
 template <int kUnitsK, int kSharedK, int kOutputs>
 struct WeightFragments {
   Words a[kOutputs][kUnitsK][2];
-  bool finite = true;
 
   // rows(n) has the weights of an output.
-  template <typename T, typename Rows>
-  LLTM_CELL_INLINE void load(const Rows& rows, Words* shared, int warp, int lane) {
+  template <typename T, bool kTf32, typename Machine, typename Rows>
+  LLTM_CELL_INLINE void load(
+      const Machine& m, const Rows& rows, Words* shared, int warp, int lane) {
+    const auto load_unit = [&](const WeightRows<T>& of, Words(&fragments)[2], int j) {
+      of.load(fragments, j, warp, lane);
+      LLTM_UNROLL
+      for (Words& words : fragments) words = m.template weights<T, kTf32>(words);
+    };
     LLTM_UNROLL
     for (int n = 0; n < kOutputs; ++n) {
       const WeightRows<T> of = rows(n);
       LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) finite &= of.load(a[n][j], j, warp, lane);
+      for (int j = 0; j < kUnitsK; ++j) load_unit(of, a[n][j], j);
       LLTM_UNROLL_BY(1)
       for (int j = 0; j < kSharedK; ++j) {
         Words fragments[2];
-        finite &= of.load(fragments, kUnitsK + j, warp, lane);
+        load_unit(of, fragments, kUnitsK + j);
         LLTM_UNROLL
         for (int part = 0; part < 2; ++part)
           shared[place(n, j, part, warp, lane)] = fragments[part];
@@ -277,18 +273,27 @@ struct WeightFragments {
   }
 };
 
-// `polled`: other thread blocks may still be writing the row. Null is a row of zeros. A head's K
-// has parts of `units` elements, one per gate, with `skipped` elements of other heads between them.
+// `polled`: other thread blocks may still be writing the row. Null is a row of zeros.
 template <typename T>
 struct StateRow {
-  const T* row;
-  bool polled;
-  std::uint32_t per_unit = 0;  // 2^32 / units, rounded up; 0 for a single part
-  std::int64_t skipped = 0;
+  const T* row = nullptr;
+  bool polled = false;
 
-  LLTM_CELL_INLINE const T* at(std::int64_t k) const {
+  // k is the lane's first, to which constants are added: they become parts of instructions.
+  LLTM_CELL_INLINE const T* at(int k, int more) const { return row + k + more; }
+};
+
+// Of a head, in backward: K has parts of `units` elements, one per gate, with `skipped` elements of
+// other heads between them.
+template <typename T>
+struct HeadRow : StateRow<T> {
+  std::uint32_t per_unit = 0;  // 2^32 / units, rounded up
+  int skipped = 0;
+
+  LLTM_CELL_INLINE const T* at(int first, int more) const {
+    const int k = first + more;
     const std::uint64_t part = std::uint64_t{static_cast<std::uint32_t>(k)} * per_unit >> 32;
-    return row + k + static_cast<std::int64_t>(part) * skipped;
+    return this->row + k + static_cast<int>(part) * skipped;
   }
 };
 
@@ -297,40 +302,42 @@ template <typename T, int kUnitsK>
 struct States {
   Words x[kUnitsK];
 
-  template <typename Machine>
+  template <typename Machine, typename Row>
   LLTM_CELL_INLINE void load(
-      Machine& m, const StateRow<T>& from, std::int64_t k_size, int warp, int lane, int first) {
+      Machine& m, const Row& from, int k_size, int warp, int lane, int first) {
+    const int k = k_of<T>(warp, lane, first);
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      const std::int64_t k = k_of<T>(warp, lane, first + j);
-      x[j] = from.row != nullptr && k < k_size ? m.read(from.at(k)) : Words{};
+      const int more = k_of<T>(0, 0, j);
+      x[j] = from.row != nullptr && k < k_size - more ? m.read(from.at(k, more)) : Words{};
     }
   }
 };
 
 // Polls until all words are present. Absent words are read again together, to share a round trip.
-// After a timeout, missing words become NaN and the lane continues, so that the grid ends. from(n)
+// After a timeout, missing words become NaN and the lane continues, so that the grid ends. rows[n]
 // is the row of states[n].
-template <int kCount, int kUnitsK, typename T, typename Machine, typename From>
+template <int kCount, int kUnitsK, typename T, typename Machine, typename Row>
 LLTM_CELL_INLINE void poll(
-    Machine& m, States<T, kUnitsK>* states, const From& from, int warp, int lane, int first = 0) {
+    Machine& m, States<T, kUnitsK>* states, const Row* rows, int warp, int lane, int first = 0) {
   for (int polls = 0;;) {
-    bool absent[kCount][kUnitsK], any = false;
+    bool any = false;
     LLTM_UNROLL
     for (int n = 0; n < kCount; ++n) {
+      bool absent = false;
       LLTM_UNROLL
-      for (int j = 0; j < kUnitsK; ++j) {
-        any |= absent[n][j] = from(n).polled && !is_there(states[n].x[j]);
-      }
+      for (int j = 0; j < kUnitsK; ++j) absent |= is_absent(states[n].x[j]);
+      any = any || (rows[n].polled && absent);
     }
-    if (!any) return;
+    if (__builtin_expect(!any, 1)) return;
     const bool goes_on = m.wait(polls);
+    const int k = k_of<T>(warp, lane, first);
     LLTM_UNROLL
     for (int n = 0; n < kCount; ++n) {
       LLTM_UNROLL
       for (int j = 0; j < kUnitsK; ++j) {
-        if (!absent[n][j]) continue;
-        states[n].x[j] = goes_on ? m.read(from(n).at(k_of<T>(warp, lane, first + j))) : kNaNWords;
+        if (!rows[n].polled || !is_absent(states[n].x[j])) continue;
+        states[n].x[j] = goes_on ? m.read(rows[n].at(k, k_of<T>(0, 0, j))) : kNaNWords;
       }
     }
   }
@@ -354,33 +361,39 @@ constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
                         : kUnitsK < 10               ? 4
                                                      : 2;
 
-// A tile's sums in float32 arithmetic, for operands that are not finite: infinity times the second
-// part of the other factor, zero or of any sign, would be NaN.
+// A tile's sums in float32 arithmetic, if 3xTF32 made one that is not finite: the second part of
+// infinity is NaN. Polls each word: relaxed reads of
+// other lanes order nothing for this lane.
 template <int kUnits, int kOutputs, typename T, typename Machine, typename Weights, typename Rows>
 LLTM_CELL_INLINE void multiply_exactly(
     Machine& m, const Weights& weights, const Rows& source, int tile, float (&d)[kOutputs][4]) {
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
-  LLTM_UNROLL_BY(1)
+  LLTM_UNROLL
   for (int row = 0; row < 2; ++row) {
-    const StateRow<T> state = source(tile, 2 * (lane % 4) + row);
-    LLTM_UNROLL
-    for (int n = 0; n < kOutputs; ++n) {
+    const auto state = source(tile, 2 * (lane % 4) + row);
+    float sum[kOutputs][2] = {};
+    LLTM_UNROLL_BY(1)
+    for (int j = 0; j < 4 * kUnits; ++j) {
+      States<T, 1> h;
+      h.load(m, state, weights(0).k_size, warp, j % 4, j / 4);
+      poll<1>(m, &h, &state, warp, j % 4, j / 4);
       LLTM_UNROLL
-      for (int odd = 0; odd < 2; ++odd) {
-        const WeightRows<T> of = weights(n);
-        float sum = 0;
-        LLTM_UNROLL_BY(1)
-        for (int j = 0; j < 4 * kUnits; ++j) {
-          const std::int64_t k = k_of<T>(warp, j % 4, j / 4);
-          const Words h = state.row == nullptr || k >= of.k_size ? Words{} : m.read(state.at(k));
-          const Words a = of.read(2 * (lane / 4) + odd, k);
+      for (int n = 0; n < kOutputs; ++n) {
+        LLTM_UNROLL
+        for (int odd = 0; odd < 2; ++odd) {
+          const Words a = weights(n).read(2 * (lane / 4) + odd, k_of<T>(warp, j % 4, j / 4));
           LLTM_UNROLL
           for (int e = 0; e < 4; ++e) {
-            sum = __builtin_fmaf(math::bit_cast<float>(a.w[e]), math::bit_cast<float>(h.w[e]), sum);
+            const float factor = math::bit_cast<float>(h.x[0].w[e]);
+            sum[n][odd] = __builtin_fmaf(math::bit_cast<float>(a.w[e]), factor, sum[n][odd]);
           }
         }
-        (row == 0 ? d[n][2 * odd] : d[n][2 * odd + 1]) = sum;
       }
+    }
+    LLTM_UNROLL
+    for (int n = 0; n < kOutputs; ++n) {
+      d[n][row] = sum[n][0];
+      d[n][2 + row] = sum[n][1];
     }
   }
 }
@@ -401,7 +414,7 @@ LLTM_CELL_INLINE void multiply(
     Machine& m,
     const WeightFragments<kUnitsK, kSharedK, kOutputs>& fragments,
     const Weights& weights,
-    std::int64_t tiles,
+    int tiles,
     const Rows& source,
     Sums* sums) {
   constexpr bool kSplits = kIsWord<T> && !kTf32;
@@ -409,15 +422,15 @@ LLTM_CELL_INLINE void multiply(
   constexpr int kInFlight = kAhead ? 2 : 1, kParts = kChains<kUnitsK, kOutputs>;
   constexpr int kChunk = shared_chunk(kOutputs);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
-  const std::int64_t k_size = weights(0).k_size;
+  const int k_size = weights(0).k_size;
   const Words* const shared = shared_weights<kTiles, kOutputs>(m);
   States<T, kUnitsK> states[kInFlight];
-  const auto row_of = [&](int tile) {
-    const bool exists = tile < kTiles && tile < tiles;
-    return exists ? source(tile, lane / 4) : StateRow<T>{nullptr, false};
-  };
+  using Row = decltype(source(0, 0));
+  Row rows[kInFlight];
   const auto load = [&](int tile) {
-    states[tile % kInFlight].load(m, row_of(tile), k_size, warp, lane, 0);
+    Row& row = rows[tile % kInFlight];
+    row = tile < kTiles && tile < tiles ? source(tile, lane / 4) : Row{};
+    states[tile % kInFlight].load(m, row, k_size, warp, lane, 0);
   };
   LLTM_UNROLL
   for (int tile = 0; tile < kInFlight; ++tile) load(tile);
@@ -425,17 +438,15 @@ LLTM_CELL_INLINE void multiply(
   for (int tile = 0; tile < kTiles; ++tile) {
     if (tile >= tiles) continue;
     States<T, kUnitsK>& now = states[tile % kInFlight];
-    const auto from = [&](int n) { return row_of(tile + n); };
-    if (tile == 0) poll<kInFlight>(m, states, from, warp, lane);
-    if (tile >= kInFlight) poll<1>(m, &now, from, warp, lane);
+    const Row& row = rows[tile % kInFlight];
+    if (tile == 0) poll<kInFlight>(m, states, rows, warp, lane);
+    if (tile >= kInFlight) poll<1>(m, &now, &row, warp, lane);
     [[maybe_unused]] States<T, kChunk> next;
-    if constexpr (kSharedK > 0) next.load(m, from(0), k_size, warp, lane, kUnitsK);
+    if constexpr (kSharedK > 0) next.load(m, row, k_size, warp, lane, kUnitsK);
     m.sync_warp();
     float d[kOutputs][kParts][4] = {};
-    [[maybe_unused]] bool finite = true;
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
-      if (kSplits) finite = finite && is_finite(now.x[j]);
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         const auto& words = now.x[j].w;
@@ -447,17 +458,16 @@ LLTM_CELL_INLINE void multiply(
       }
     }
     if constexpr (kSharedK > 0) {
-      LLTM_UNROLL_BY(1)
+      LLTM_UNROLL_BY(kIsWord<T> ? 2 : 1)  // two need no copies; 16 bits lack the registers
       for (int first = 0; first < kSharedK; first += kChunk) {
-        poll<1>(m, &next, from, warp, lane, kUnitsK + first);
+        poll<1>(m, &next, &row, warp, lane, kUnitsK + first);
         const States<T, kChunk> chunk = next;
         if (first + kChunk < kSharedK) {
-          next.load(m, from(0), k_size, warp, lane, kUnitsK + first + kChunk);
+          next.load(m, row, k_size, warp, lane, kUnitsK + first + kChunk);
         }
         m.sync_warp();
         LLTM_UNROLL
         for (int j = 0; j < kChunk; ++j) {
-          if (kSplits) finite = finite && is_finite(chunk.x[j]);
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
             const auto& words = chunk.x[j].w;
@@ -483,7 +493,13 @@ LLTM_CELL_INLINE void multiply(
       }
     }
     if constexpr (kSplits) {
-      if (m.any(!finite || !fragments.finite)) {
+      float zero = 0;  // NaN if a sum is not finite
+      LLTM_UNROLL
+      for (int n = 0; n < kOutputs; ++n) {
+        LLTM_UNROLL
+        for (int k = 0; k < 4; ++k) zero = __builtin_fmaf(sum[n][k], 0.0F, zero);
+      }
+      if (m.any(zero != 0)) {
         multiply_exactly<kUnitsK + kSharedK, kOutputs, T>(m, weights, source, tile, sum);
       }
     }
@@ -509,7 +525,7 @@ LLTM_CELL_INLINE void add_sums(
   }
 }
 
-LLTM_CELL_INLINE std::int64_t tiles_of(std::int64_t rows, std::int64_t first_row) {
+LLTM_CELL_INLINE int tiles_of(int rows, int first_row) {
   return (rows - first_row + kTileRows - 1) / kTileRows;
 }
 
@@ -524,13 +540,13 @@ LLTM_CELL_INLINE void for_each_index(const Body& body) {
 
 // Of a bias or parameter; zero if null.
 template <typename T>
-LLTM_CELL_INLINE float value_at(const Matrix<const T>& row, std::int64_t column) {
+LLTM_CELL_INLINE float value_at(const Matrix<const T>& row, int column) {
   return row.data == nullptr ? 0 : static_cast<float>(row.data[column * row.col_stride]);
 }
 
 template <typename Cell, typename T>
 LLTM_CELL_INLINE void load_bias(
-    const PersistentForwardArgs<T>& a, std::int64_t unit, float (&bias)[Cell::kCell.slots]) {
+    const PersistentForwardArgs<T>& a, int unit, float (&bias)[Cell::kCell.slots]) {
   for_each_index<Cell::kCell.slots>([&](auto slot) {
     constexpr int k = slot, of_x = Cell::kCell.x_blocks[k], of_h = Cell::kCell.h_blocks[k];
     if constexpr (Cell::kCell.x.contains(k)) bias[k] += value_at(a.bias_ih, of_x * a.hidden + unit);
@@ -545,7 +561,7 @@ struct Parameters {
   float values[kCount > 0 ? kCount : 1] = {};
 
   template <typename Args>
-  LLTM_CELL_INLINE void load_unit(const Args& a, std::int64_t unit) {
+  LLTM_CELL_INLINE void load_unit(const Args& a, int unit) {
     for_each_index<kCount>(
         [&](auto k) { values[k] = value_at(a.parameters, k * a.hidden + unit); });
   }
@@ -559,26 +575,24 @@ struct UnitStates {
 
   // (B, K * H)
   template <typename T>
-  LLTM_CELL_INLINE void load_rows(
-      const T* from, std::int64_t batch, std::int64_t hidden, const ThreadPosition& p) {
+  LLTM_CELL_INLINE void load_rows(const T* from, int batch, int hidden, const ThreadPosition& p) {
     LLTM_UNROLL
     for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
       if (from == nullptr || !p.is_in(batch, n)) continue;
       LLTM_UNROLL
       for (int k = 0; k < kCount; ++k) {
-        c[n][k] = static_cast<float>(from[(p.row(n) * kCount + k) * hidden + p.unit]);
+        c[n][k] = static_cast<float>(from[offset_of(p.row(n) * kCount + k, hidden) + p.unit]);
       }
     }
   }
   template <typename T>
-  LLTM_CELL_INLINE void store_rows(
-      T* to, std::int64_t batch, std::int64_t hidden, const ThreadPosition& p) const {
+  LLTM_CELL_INLINE void store_rows(T* to, int batch, int hidden, const ThreadPosition& p) const {
     LLTM_UNROLL
     for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
       if (!p.is_in(batch, n)) continue;
       LLTM_UNROLL
       for (int k = 0; k < kCount; ++k) {
-        to[(p.row(n) * kCount + k) * hidden + p.unit] = static_cast<T>(c[n][k]);
+        to[offset_of(p.row(n) * kCount + k, hidden) + p.unit] = static_cast<T>(c[n][k]);
       }
     }
   }
@@ -588,19 +602,19 @@ struct UnitStates {
 template <int kTiles, typename T>
 LLTM_CELL_INLINE void load_mask(
     const T* mask,
-    std::int64_t batch,
-    std::int64_t hidden,
+    int batch,
+    int hidden,
     const ThreadPosition& p,
     float (&to)[kRowsOfThread<kTiles>]) {
   LLTM_UNROLL
   for (int n = 0; n < kRowsOfThread<kTiles>; ++n) {
     const bool given = mask != nullptr && p.is_in(batch, n);
-    to[n] = given ? static_cast<float>(mask[p.row(n) * hidden + p.unit]) : 1.0F;
+    to[n] = given ? static_cast<float>(mask[offset_of(p.row(n), hidden) + p.unit]) : 1.0F;
   }
 }
 
 // Before the step, h is zero and c initial.
-LLTM_CELL_INLINE bool is_reset(const bool* reset, std::int64_t row) {
+LLTM_CELL_INLINE bool is_reset(const bool* reset, int row) {
   return reset != nullptr && reset[row];
 }
 
@@ -611,9 +625,9 @@ LLTM_CELL_INLINE void save_checkpoint(
     const StepCursor& step,
     const UnitStates<Cell, kTiles>& states) {
   if (a.checkpoints == nullptr) return;
-  const std::int64_t k = step.ascending ? step.time : a.last_time - step.time;
+  const int k = step.ascending ? step.time : a.last_time - step.time;
   if (k % a.checkpoint_steps != 0) return;
-  const std::int64_t size = a.batch * UnitStates<Cell, kTiles>::kCount * a.hidden;
+  const std::int64_t size = offset_of(a.batch * UnitStates<Cell, kTiles>::kCount, a.hidden);
   states.store_rows(a.checkpoints + k / a.checkpoint_steps * size, a.batch, a.hidden, p);
 }
 
@@ -658,9 +672,10 @@ LLTM_CELL_INLINE void finish_forward(
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (!p.is_in(step.rows, n)) continue;
-    const std::int64_t row = step.offset + p.row(n);
-    if (p.has_word<T>()) m.publish(a.operand + row * a.hidden + p.unit, words[n]);
-    if (a.operand != a.output) a.output[row * a.hidden + p.unit] = narrow<T>(out[n][0]);
+    const int row = step.offset + p.row(n);
+    const std::int64_t at = offset_of(row, a.hidden) + p.unit;
+    if (p.has_word<T>()) m.publish(a.operand + at, words[n]);
+    if (a.operand != a.output) a.output[at] = narrow<T>(out[n][0]);
     h[n] = out[n][0];
     // Rounded as at a launch's end: results do not depend on the chunks.
     LLTM_UNROLL
@@ -669,7 +684,7 @@ LLTM_CELL_INLINE void finish_forward(
       states.c[n][k] = static_cast<float>(static_cast<T>(next));
     }
     if (a.activations != nullptr) {
-      T* const activations = a.activations + row * kSaved * a.hidden + p.unit;
+      T* const activations = a.activations + offset_of(row, kSaved * a.hidden) + p.unit;
       LLTM_UNROLL
       for (int k = 0; k < kSaved; ++k) {
         activations[k * a.hidden] = static_cast<T>(out[n][1 + Cell::kCell.states + k]);
@@ -690,20 +705,20 @@ template <
 LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   constexpr int kSlots = Cell::kCell.slots, kOutputs = kRecurrent<Cell>;
   constexpr int kRows = kRowsOfThread<kTiles>;
-  const std::int64_t hidden = a.hidden;
-  const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
+  const int hidden = a.hidden;
+  const int first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   m.begin();
 
-  const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
-  const std::int64_t units = kHeads ? a.head_units : a.hidden;
-  const std::int64_t head = kHeads ? slice / units * units : 0;  // its first unit
+  const int slice = m.slice() * kSliceUnits;
+  const int units = kHeads ? a.head_units : a.hidden;
+  const int head = kHeads ? slice / units * units : 0;  // its first unit
   const auto weights = [&](int n) -> WeightRows<T> {
-    const std::int64_t row = (kOutputs - 1) * head + n * units + slice;
-    return {a.weights + row * units, head + units - slice, units};
+    const int row = (kOutputs - 1) * head + n * units + slice;
+    return {a.weights + offset_of(row, units), head + units - slice, units};
   };
   WeightFragments<kUnitsK, kSharedK, kOutputs> fragments;
-  fragments.template load<T>(weights, shared_weights<kTiles, kOutputs>(m), warp, lane);
+  fragments.template load<T, kTf32>(m, weights, shared_weights<kTiles, kOutputs>(m), warp, lane);
 
   const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
   float bias[kSlots] = {}, mask[kRows], h[kRows] = {};
@@ -713,7 +728,8 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   states.load_rows(a.c_before, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (p.is_in(a.batch, n)) h[n] = static_cast<float>(a.h_before[p.row(n) * hidden + p.unit]);
+    if (p.is_in(a.batch, n))
+      h[n] = static_cast<float>(a.h_before[offset_of(p.row(n), hidden) + p.unit]);
   }
   if (p.is_unit) {
     load_bias<Cell>(a, p.unit, bias);
@@ -735,18 +751,20 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
         });
       }
       constexpr int kOfX = Cell::kCell.x.end;
-      const float* const gates =
-          a.gates + (step.offset + p.row(n) - a.gates_offset) * kOfX * hidden + p.unit;
+      const int row = step.offset + p.row(n) - a.gates_offset;
+      const float* const gates = a.gates + offset_of(row, kOfX * hidden) + p.unit;
       LLTM_UNROLL
       for (int k = 0; k < kOfX; ++k) in[n][k] = gates[k * hidden];
     }
 
     // The previous step's row, h_0 if the row is new, or zeros.
     const auto source = [&](int tile, int row_in_tile) -> StateRow<T> {
-      const std::int64_t row = first_row + tile * kTileRows + row_in_tile;
-      if (row >= step.rows || is_reset(a.reset, step.offset + row)) return {nullptr, false};
-      if (row >= step.previous_rows) return {a.h_0 + row * hidden + head, /*polled=*/false};
-      return {a.operand + (step.previous_offset + row) * hidden + head, /*polled=*/true};
+      const int row = first_row + tile * kTileRows + row_in_tile;
+      if (row >= step.rows || is_reset(a.reset, step.offset + row)) return {};
+      if (row >= step.previous_rows)
+        return {a.h_0 + offset_of(row, hidden) + head, /*polled=*/false};
+      const int previous = step.previous_offset + row;
+      return {a.operand + offset_of(previous, hidden) + head, /*polled=*/true};
     };
     Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, kOutputs) / 2);
     multiply<kTiles, kTf32, kUnitsK, kSharedK, kOutputs, T>(
@@ -763,7 +781,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
   states.store_rows(a.c, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (p.is_in(a.batch, n)) a.h[p.row(n) * hidden + p.unit] = narrow<T>(h[n]);
+    if (p.is_in(a.batch, n)) a.h[offset_of(p.row(n), hidden) + p.unit] = narrow<T>(h[n]);
   }
 }
 
@@ -775,18 +793,17 @@ struct StepInputs {
   T saved[kSaved > 0 ? kSaved : 1] = {}, grad_output = {};
 
   LLTM_CELL_INLINE void load_row(
-      const PersistentBackwardArgs<T>& a,
-      const StepCursor& step,
-      std::int64_t row,
-      std::int64_t unit) {
-    const T* const activations = a.activations + (step.offset + row) * kSaved * a.hidden + unit;
+      const PersistentBackwardArgs<T>& a, const StepCursor& step, int row, int unit) {
+    const T* const activations =
+        a.activations + offset_of(step.offset + row, kSaved * a.hidden) + unit;
     LLTM_UNROLL
     for (int k = 0; k < kSaved; ++k) saved[k] = activations[k * a.hidden];
     const StepMatrix<const T>& g = a.grad_output;
     if (g.data == nullptr) return;
-    grad_output = g.data
-                      [step.time * g.time_stride + step.offset * g.offset_stride +
-                       row * g.row_stride + unit * g.col_stride];
+    grad_output =
+        g.data
+            [offset_of(step.time, g.time_stride) + offset_of(step.offset, g.offset_stride) +
+             offset_of(row, g.row_stride) + offset_of(unit, g.col_stride)];
   }
 };
 
@@ -832,7 +849,7 @@ LLTM_CELL_INLINE void finish_backward(
     LLTM_UNROLL
     for (int k = 0; k < kStates; ++k) gradients.c[n][k] = reset ? 0 : before[n][k];
     if (!p.has_word<T>()) continue;
-    T* const dz = a.dz + (step.offset + p.row(n)) * kGradients * a.hidden + p.unit;
+    T* const dz = a.dz + offset_of(step.offset + p.row(n), kGradients * a.hidden) + p.unit;
     LLTM_UNROLL
     for (int k = 0; k < kGradients; ++k) m.publish(dz + k * a.hidden, words[n][k]);
   }
@@ -849,21 +866,20 @@ template <
     typename Machine>
 LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
   constexpr int kRows = kRowsOfThread<kTiles>;
-  const std::int64_t hidden = a.hidden;
-  const std::int64_t first_row = first_row_of<kTiles>(m, a.first_row);
+  const int hidden = a.hidden;
+  const int first_row = first_row_of<kTiles>(m, a.first_row);
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   m.begin();
 
-  const std::int64_t slice = std::int64_t{m.slice()} * kSliceUnits;
-  const std::int64_t units = kHeads ? a.head_units : a.hidden;
-  const std::int64_t head = kHeads ? slice / units * units : 0;  // its first unit
-  const std::uint32_t per_unit = kHeads ? static_cast<std::uint32_t>(0xFFFFFFFF / units + 1) : 0;
+  const int slice = m.slice() * kSliceUnits;
+  const int units = kHeads ? a.head_units : a.hidden;
+  const int head = kHeads ? slice / units * units : 0;  // its first unit
   const auto weights = [&](int) -> WeightRows<T> {
-    const std::int64_t k_size = kRecurrent<Cell> * units;
-    return {a.weights + slice * k_size, a.hidden - slice, k_size};
+    const int k_size = kRecurrent<Cell> * units;
+    return {a.weights + offset_of(slice, k_size), a.hidden - slice, k_size};
   };
   WeightFragments<kUnitsK, kSharedK, 1> fragments;
-  fragments.template load<T>(weights, shared_weights<kTiles, 1>(m), warp, lane);
+  fragments.template load<T, kTf32>(m, weights, shared_weights<kTiles, 1>(m), warp, lane);
 
   const ThreadPosition p = ThreadPosition::of<kTiles>(m, first_row, hidden);
   float mask[kRows], dh[kRows] = {};
@@ -874,7 +890,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
     if (a.dh_before != nullptr && p.is_in(a.batch, n)) {
-      dh[n] = a.dh_before[p.row(n) * hidden + p.unit];
+      dh[n] = a.dh_before[offset_of(p.row(n), hidden) + p.unit];
     }
   }
   if (p.is_unit) parameters.load_unit(a, p.unit);
@@ -891,13 +907,20 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
 
     // The gradient through h for the rows in the step that backward processed before.
     if (step.previous_rows > first_row) {
-      const auto source = [&](int tile, int row_in_tile) -> StateRow<T> {
-        const std::int64_t row = first_row + tile * kTileRows + row_in_tile;
-        const std::int64_t previous = step.previous_offset + row;
-        if (row >= step.previous_rows || is_reset(a.reset, previous)) return {nullptr, false};
+      using Row = std::conditional_t<kHeads, HeadRow<T>, StateRow<T>>;
+      const auto source = [&](int tile, int row_in_tile) -> Row {
+        const int row = first_row + tile * kTileRows + row_in_tile;
+        const int previous = step.previous_offset + row;
+        if (row >= step.previous_rows || is_reset(a.reset, previous)) return {};
         constexpr CellInfo kCell = Cell::kCell;
-        const T* const dz = a.dz + (previous * kCell.grad_columns() + kCell.h.begin) * hidden;
-        return {dz + head, /*polled=*/true, per_unit, hidden - units};
+        const T* const dz =
+            a.dz + offset_of(previous, kCell.grad_columns() * hidden) + kCell.h.begin * hidden;
+        const StateRow<T> of_head = {dz + head, /*polled=*/true};
+        if constexpr (kHeads) {
+          return {of_head, static_cast<std::uint32_t>(0xFFFFFFFF / units + 1), hidden - units};
+        } else {
+          return of_head;
+        }
       };
       Sums* const sums = m.shared() + buffer * (shared_sums(kTiles, 1) / 2);
       multiply<kTiles, kTf32, kUnitsK, kSharedK, 1, T>(
@@ -921,7 +944,7 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   gradients.store_rows(a.dc, a.batch, hidden, p);
   LLTM_UNROLL
   for (int n = 0; n < kRows; ++n) {
-    if (p.is_in(a.batch, n)) a.dh[p.row(n) * hidden + p.unit] = dh[n];
+    if (p.is_in(a.batch, n)) a.dh[offset_of(p.row(n), hidden) + p.unit] = dh[n];
   }
 }
 
