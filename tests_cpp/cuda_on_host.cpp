@@ -245,6 +245,18 @@ Functions functions_on_host() {
     *value = static_cast<int>(values.at(static_cast<DeviceAttribute>(which)));
     return 0;
   };
+  f.cuEventCreate = [](void** event, unsigned) {
+    *event = new void*(nullptr);
+    return 0;
+  };
+  f.cuEventRecord = [](void* event, void* stream) {
+    *static_cast<void**>(event) = stream;
+    return 0;
+  };
+  f.cuStreamWaitEvent = [](void* stream, void* event, unsigned) {
+    if (*static_cast<void**>(event) != stream) ++lltm_test::event_waits;
+    return 0;
+  };
   f.cuGetErrorString = [](int, const char** text) {
     *text = "invalid value";
     return 0;
@@ -343,8 +355,19 @@ bool launch_persistent_on_host(KernelForm form, Grid grid, const DirectionArgs<A
   using namespace lltm_test;
   TORCH_CHECK(grid.z * grid.y * grid.x <= multiprocessors, "a launch that would never end");
   TORCH_CHECK(grid.shared_bytes <= lltm_test::shared_bytes, "more shared memory than the GPU has");
-  const bool is_faulty = faulty_tiles == 0 || faulty_tiles == form.tiles;
-  const Fault fault = is_faulty ? persistent_fault : Fault::none;
+  const auto kind_of = [&](int n) {
+    const Args& a = args.of[n];
+    LaunchKind kind = {form.tiles, args.count, form.backward != 0, n == 1};
+    kind.mask = a.recurrent_mask != nullptr;
+    if constexpr (Args::kIsForward) kind.checkpoints = a.checkpoints != nullptr;
+    kind.ascending = a.steps.ascending;
+    kind.later = a.steps.previous_rows > 0;
+    kind.later_rows = a.first_row > 0;
+    return kind;
+  };
+  int faulty = 0;  // direction
+  while (faulty < args.count && has_fault && !has_fault(kind_of(faulty))) ++faulty;
+  const Fault fault = faulty < args.count ? persistent_fault : Fault::none;
   TORCH_CHECK(fault != Fault::fails, "an illegal instruction");
   if (fault == Fault::tf32) form.tf32 = 1;
   if (prefers_shared && form.units > 1) {
@@ -363,10 +386,14 @@ bool launch_persistent_on_host(KernelForm form, Grid grid, const DirectionArgs<A
     TORCH_CHECK(*words.begun == words.blocks, "blocks are expected that never begin");
   }
   if (fault == Fault::wrong) {  // as after a timeout
-    *args.of[0].words.failure = 1;
-    const Args& first = args.of[0];
-    if constexpr (Args::kIsForward) first.h[first.hidden - 1] = 2.0F;
-    if constexpr (!Args::kIsForward) first.dh[first.hidden - 1] += 2.0F;
+    const Args& a = args.of[faulty];
+    *a.words.failure = 1;
+    if constexpr (Args::kIsForward) {
+      const LaunchSteps& steps = a.steps;
+      const int64_t row = steps.ascending ? steps.edge : steps.edge - steps.run[0].rows;
+      a.h[a.hidden - 1] = a.output[row * a.hidden + a.hidden - 1] = 2.0F;
+    }
+    if constexpr (!Args::kIsForward) a.dh[a.hidden - 1] += 2.0F;
   }
   return true;
 }

@@ -24,7 +24,15 @@ enum class Fault { none, wrong, fails, tf32 };
 // Of element-wise kernels.
 inline int64_t step_launches = 0;
 inline Fault fault = Fault::none, persistent_fault = Fault::none;
-inline int faulty_tiles = 0;  // limits persistent_fault, unless 0
+// Limits persistent_fault to launches of which this is true.
+struct LaunchKind {
+  int tiles, directions;
+  bool backward = false, second = false, mask = false, checkpoints = false, ascending = false,
+       later = false, later_rows = false;
+};
+inline std::function<bool(const LaunchKind&)> has_fault;
+// Events of other streams that launches waited for.
+inline int64_t event_waits = 0;
 // torch.backends.cuda.matmul.allow_tf32.
 inline bool allow_tf32 = false;
 inline int last_math_mode = lltm::cuda::kDefaultMath;

@@ -6,11 +6,13 @@
 #include "cuda/engine/engine.h"
 #include "cuda/engine/self_check.h"
 #include "cuda_on_host.h"
+#include "op/bidirectional.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <functional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -25,7 +27,7 @@ class CudaSelfChecks : public testing::Test {
   CudaSelfChecks() { lltm_test::capturing = false; }
   ~CudaSelfChecks() override {
     fault = persistent_fault = Fault::none;
-    faulty_tiles = 0;
+    has_fault = nullptr;
     multiprocessors = multiprocessors_;
     allow_tf32 = false;
     lltm_test::capturing = true;
@@ -97,11 +99,11 @@ TEST_P(CudaSelfCheck, ThePerStepEngineReplacesTheFailingPersistentKernel) {
   };
   Warnings warnings;
   persistent_fault = GetParam();
-  faulty_tiles = 4;
+  has_fault = [](const LaunchKind& kind) { return kind.tiles == 4; };
   run();
   persistent_fault = Fault::none;
   EXPECT_EQ(launches(run), 0);
-  EXPECT_EQ(launches([&] { sequence(one_tile); }), 2) << "with the check";
+  EXPECT_EQ(launches([&] { sequence(one_tile); }), 1 + 1 + 4) << "with the check";
   ASSERT_EQ(warnings.texts.size(), 2);
   for (const auto& [k, direction] : {std::pair(0, "forward"), std::pair(1, "backward")}) {
     const std::string text = std::string("lltm: the persistent ") + direction +
@@ -110,15 +112,77 @@ TEST_P(CudaSelfCheck, ThePerStepEngineReplacesTheFailingPersistentKernel) {
   }
 }
 
+// In one kind of launch only; the usual call of the test has none of them.
+struct PartlyFaulty {
+  const char* name;
+  std::function<bool(const LaunchKind&)> has_fault;
+  int directions = 1, faults = 2;  // forward and backward
+};
+class CudaSelfCheckOfLaunches : public CudaSelfChecks,
+                                public testing::WithParamInterface<PartlyFaulty> {};
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    CudaSelfCheckOfLaunches,
+    testing::Values(
+        PartlyFaulty{"usual", [](const LaunchKind& k) { return !k.mask; }},
+        PartlyFaulty{"mask", [](const LaunchKind& k) { return k.mask; }},
+        PartlyFaulty{
+            "reverse", [](const LaunchKind& k) { return k.mask && k.ascending == k.backward; }},
+        PartlyFaulty{"checkpoints", [](const LaunchKind& k) { return k.checkpoints; }, 1, 1},
+        PartlyFaulty{"later_steps", [](const LaunchKind& k) { return k.later; }},
+        PartlyFaulty{"later_rows", [](const LaunchKind& k) { return k.later_rows; }},
+        PartlyFaulty{"second_direction", [](const LaunchKind& k) { return k.second; }, 2},
+        PartlyFaulty{"first_of_two", [](const LaunchKind& k) { return k.directions == 2; }, 2}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(CudaSelfCheckOfLaunches, FindsTheFault) {
+  const PersistentSetting persistent(true);
+  Arguments a = requiring_grad(sequence_problem({3, 3, 4, 16}, at::kHalf, 1));
+  persistent_fault = Fault::wrong;
+  has_fault = GetParam().has_fault;
+  Warnings warnings;
+  if (GetParam().directions == 1) {
+    evaluate(sequence, a, random_gradients(a));
+  } else {
+    const lltm::SequenceArgs args = {engine_inputs(a), /*save=*/true};
+    const auto [first, second] = lltm::sequences_side_by_side(args, args);
+  }
+  EXPECT_EQ(warnings.texts.size(), GetParam().directions == 1 ? GetParam().faults : 1);
+}
+
+// Another process may have occupied the GPU.
+TEST_F(CudaSelfChecks, ARejectedLaunchIsTriedAgainLater) {
+  const at::NoGradGuard no_grad;
+  const PersistentSetting persistent(true);
+  const Arguments a = sequence_problem({3, 3, 4, 16}, at::kHalf, 1);
+  {
+    const Temporarily rejects(launches_left, int64_t{0});
+    EXPECT_EQ(launches([&] { sequence(a); }), 0);
+  }
+  EXPECT_EQ(
+      launches([&] {
+        for (int call = 0; call < 100; ++call) sequence(a);
+      }),
+      0);
+  EXPECT_GT(launches([&] { sequence(a); }), 1) << "with the check";
+  EXPECT_EQ(launches([&] { sequence(a); }), 1);
+}
+
 TEST_F(CudaSelfChecks, EachPersistentKernelIsCheckedAtItsFirstUse) {
   const at::NoGradGuard no_grad;
   const PersistentSetting persistent(true);
   Warnings warnings;
-  for (const auto& [rows, hidden, expected] :
-       {std::tuple{3, 16, 2}, {3, 24, 1}, {3, 264, 2}, {5, 272, 1}, {65, 264, 2}, {67, 272, 1}}) {
+  for (const auto& [rows, hidden, is_checked] :
+       {std::tuple{3, 16, true},
+        {3, 24, false},
+        {3, 264, true},
+        {5, 272, false},
+        {65, 264, true},
+        {67, 272, false}}) {
     for (const at::ScalarType dtype : {at::kHalf, at::kFloat}) {
       const Arguments a = sequence_problem({2, rows, 4, hidden}, dtype, 1);
-      EXPECT_EQ(launches([&] { sequence(a); }), expected) << rows << " rows, H = " << hidden;
+      const int64_t launched = launches([&] { sequence(a); });
+      EXPECT_EQ(launched > 1, is_checked) << rows << " rows, H = " << hidden;
     }
   }
   EXPECT_TRUE(warnings.texts.empty());
@@ -207,8 +271,9 @@ TEST_F(CudaSelfChecks, ChecksKernelsForHeads) {
   Warnings warnings;
   a = requiring_grad(a);
   // The second call checks nothing.
-  for (const int64_t expected : {4, 2}) {
-    EXPECT_EQ(launches([&] { evaluate(sequence, a, random_gradients(a)); }), expected);
+  for (const bool is_checked : {true, false}) {
+    const int64_t launched = launches([&] { evaluate(sequence, a, random_gradients(a)); });
+    EXPECT_EQ(launched > 2, is_checked);
   }
   EXPECT_TRUE(warnings.texts.empty()) << warnings.texts[0];
 }

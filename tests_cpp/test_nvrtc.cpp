@@ -38,6 +38,8 @@ static_assert(kLaunchOutOfResources == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
 static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(kLocalBytes == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
 static_assert(kMaxDynamicSharedBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+static_assert(kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
+static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kHostAllocPortable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(kHostAllocDeviceMap == CU_MEMHOSTALLOC_DEVICEMAP);
 constexpr bool equals(DeviceAttribute ours, CUdevice_attribute theirs) {

@@ -3,13 +3,18 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <string>
+
 namespace lltm::cuda {
 
 void check_driver(int result) {
   if (result == 0) return;
   const char* text = nullptr;
   functions().cuGetErrorString(result, &text);
-  TORCH_CHECK(false, "CUDA driver error: ", text == nullptr ? "unknown" : text);
+  const std::string message =
+      std::string("CUDA driver error: ") + (text == nullptr ? "unknown" : text);
+  TORCH_CHECK_WITH(OutOfMemoryError, result != kOutOfMemory, message);
+  TORCH_CHECK(false, message);
 }
 
 void check_cublas(int status) {

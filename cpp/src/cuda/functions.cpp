@@ -25,6 +25,8 @@ struct Found {
     LLTM_FIND(driver, cuCtxSetCurrent);
     LLTM_FIND(driver, cuDeviceGetAttribute);
     LLTM_FIND(driver, cuDevicePrimaryCtxRetain);
+    LLTM_FIND(driver, cuEventCreate);
+    LLTM_FIND(driver, cuEventRecord);
     LLTM_FIND(driver, cuFuncGetAttribute);
     LLTM_FIND(driver, cuFuncSetAttribute);
     LLTM_FIND(driver, cuGetErrorString);
@@ -38,6 +40,7 @@ struct Found {
     LLTM_FIND(driver, cuModuleLoadData);
     LLTM_FIND(driver, cuStreamIsCapturing);
     LLTM_FIND(driver, cuStreamSynchronize);
+    LLTM_FIND(driver, cuStreamWaitEvent);
     LLTM_FIND(driver, cuThreadExchangeStreamCaptureMode);
     LLTM_FIND(torch, cublasGemmEx_64);
     LLTM_FIND(torch, cublasGetMathMode);

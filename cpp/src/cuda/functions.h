@@ -19,6 +19,8 @@ struct Functions {
   int (*cuCtxSetCurrent)(void* context);
   int (*cuDeviceGetAttribute)(int* value, int attribute, int device);
   int (*cuDevicePrimaryCtxRetain)(void** context, int device);
+  int (*cuEventCreate)(void** event, unsigned flags);
+  int (*cuEventRecord)(void* event, void* stream);
   int (*cuFuncGetAttribute)(int* value, int attribute, void* function);
   int (*cuFuncSetAttribute)(void* function, int attribute, int value);
   int (*cuGetErrorString)(int result, const char** text);
@@ -59,6 +61,7 @@ struct Functions {
   int (*cuModuleLoadData)(void** module, const void* image);
   int (*cuStreamIsCapturing)(void* stream, int* status);
   int (*cuStreamSynchronize)(void* stream);
+  int (*cuStreamWaitEvent)(void* stream, void* event, unsigned flags);
   int (*cuThreadExchangeStreamCaptureMode)(int* mode);
 
   int (*cublasGemmEx_64)(
@@ -89,10 +92,12 @@ struct Functions {
   int (*torch_get_current_cuda_blas_handle)(void** handle);
 };
 
-constexpr int kCooperativeLaunchTooLarge = 720, kLaunchOutOfResources = 701;  // CUresult
-constexpr int kCaptureModeRelaxed = 2;                                        // CUstreamCaptureMode
+// CUresult.
+constexpr int kOutOfMemory = 2, kCooperativeLaunchTooLarge = 720, kLaunchOutOfResources = 701;
+constexpr int kCaptureModeRelaxed = 2;                      // CUstreamCaptureMode
 constexpr int kLocalBytes = 3, kMaxDynamicSharedBytes = 8;  // CUfunction_attribute
 constexpr unsigned kHostAllocPortable = 1, kHostAllocDeviceMap = 2;
+constexpr unsigned kEventDisableTiming = 2;
 
 enum class DeviceAttribute : int {  // CUdevice_attribute
   kMultiprocessorCount = 16,

@@ -10,6 +10,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
@@ -51,18 +52,25 @@ struct KernelId {
 };
 
 // Maximum error relative to the largest value, and the dtype of the reference. Correct kernels have
-// at most a quarter of this error, in float32 and float64 a hundredth; TF32 products have seven
-// times the limit of float32. In 16 bits, and TF32 by PyTorch's settings, the ATen fallback rounds
-// like the kernels, so that a threshold in a custom cell has the same result.
+// at most half of this error. TF32 products have seven times the limit of float32, and 3xTF32 would
+// have a hundred times its limit if mma did not ignore the last bits of its operands
+// (persistent_gpu.h). In 16 bits, and TF32 by PyTorch's settings, the ATen fallback rounds like the
+// kernels, so that a threshold in a custom cell has the same result.
 struct Criterion {
   double most_error;
   at::ScalarType reference;
 };
 Criterion criterion_of(const KernelId& kernels) {
+  const bool is_persistent = kernels.tiles > 0;
   if (kernels.dtype == at::kDouble) return {0x1p-38, at::kDouble};
-  if (kernels.dtype == at::kFloat && !kernels.tf32) return {0x1p-15, at::kDouble};
-  return {kernels.dtype == at::kBFloat16 ? 0x1p-5 : 0x1p-8, kernels.dtype};
+  if (kernels.dtype == at::kFloat && !kernels.tf32) {
+    return {is_persistent ? 0x1p-20 : 0x1p-15, at::kDouble};
+  }
+  return {kernels.dtype == at::kBFloat16 ? 0x1p-6 : 0x1p-8, kernels.dtype};
 }
+
+// The usual call, and a call with everything else: packed, reversed, with resets and a mask.
+enum Call { kUsual, kOther };
 
 // The same problem in the kernels' dtype and in the reference's.
 struct Problem {
@@ -72,8 +80,7 @@ struct Problem {
   const int64_t batch, hidden, head_units;
   const int64_t of_x = cell.x.count() * hidden, of_h = cell.h.count() * hidden;
   const double scale = 1 / std::sqrt(static_cast<double>(hidden));
-  const Tensor input = values({kSteps, batch, kInput + cell.given * hidden}, 1);
-  const Tensor first_input = input[0];
+  const Tensor input = values({kSteps * batch, kInput + cell.given * hidden}, 1);
   const Tensor h = values({batch, hidden}, 1);
   const Tensor c = values({batch, cell.state_columns() * hidden}, 0.5);
   const Tensor weight_ih = values({of_x, kInput}, 0.2);
@@ -83,11 +90,11 @@ struct Problem {
           : values({hidden / head_units, cell.h.count() * head_units, head_units}, scale);
   const Tensor bias_ih = values({of_x + cell.parameters * hidden}, 0.2);
   const Tensor bias_hh = values({of_h}, 0.2);
-  const Tensor grad_output = is_step ? Tensor() : values({kSteps, batch, hidden}, 1);
-  const Tensor grad_states =
-      is_step || cell.outputs == 0 ? Tensor() : values({kSteps, batch, cell.outputs * hidden}, 1);
-  const Tensor reset = is_step ? Tensor() : values({kSteps, batch}, 1).gt(0.8);
-  const Tensor mask = is_step ? Tensor() : values({batch, hidden}, 1.5);
+  const Tensor grad_output = values({kSteps * batch, hidden}, 1);
+  const Tensor grad_states = values({kSteps * batch, cell.outputs * hidden}, 1);
+  const Tensor reset = values({kSteps * batch}, 1).gt(0.8);
+  const Tensor mask = values({batch, hidden}, 1.5);
+  const Tensor batch_sizes = at::tensor({batch, batch, batch - 1, int64_t{1}}, at::kLong);
   const OutputMask all = {true, true, true, true, true, true, true};
 
   // Deterministic, without the user's random generator.
@@ -100,18 +107,29 @@ struct Problem {
   Tensor rounded(const Tensor& tensor) const {
     return tensor.defined() ? tensor.to(kernels_options).to(options) : tensor;
   }
-
-  SequenceInputs inputs() const {
-    const Tensor& x = is_step ? first_input : input;
-    return {cell, x, h, c, weight_ih, weight_hh, bias_ih, bias_hh, {}, false, reset, 0, mask};
+  // Rows of all steps, as the call has them.
+  Tensor steps(const Tensor& rows, Call call) const {
+    if (is_step) return rows.narrow(0, 0, batch);
+    return call == kOther ? rows.narrow(0, 0, 3 * batch) : rows.view({kSteps, batch, rows.size(1)});
   }
-  SequenceArgs forward() const { return {inputs(), /*save=*/true}; }
+
+  SequenceInputs inputs(Call call) const {
+    SequenceInputs args = {cell, steps(input, call), h, c, weight_ih, weight_hh, bias_ih, bias_hh};
+    if (call == kUsual) return args;
+    args.batch_sizes = batch_sizes;
+    args.reverse = true;
+    args.reset = reset.narrow(0, 0, 3 * batch);
+    args.recurrent_mask = mask;
+    return args;
+  }
+  SequenceArgs forward(Call call) const { return {inputs(call), /*save=*/true}; }
   // Of the forward pass with these results.
-  SequenceBackwardArgs backward(const SequenceResult& results) const {
+  SequenceBackwardArgs backward(Call call, const SequenceResult& results) const {
     const auto& [output, h_n, c_n, saved] = results;
-    const Tensor of_h = is_step ? h : output.narrow(2, 0, hidden);
-    SequenceBackwardArgs args = {inputs(), rounded(of_h), rounded(saved), grad_output, h, c, all};
-    args.grad_states = grad_states;
+    const Tensor of_h = is_step ? h : output.narrow(-1, 0, hidden);
+    const Tensor gradient = is_step ? Tensor() : steps(grad_output, call);
+    SequenceBackwardArgs args = {inputs(call), rounded(of_h), rounded(saved), gradient, h, c, all};
+    if (!is_step && cell.outputs > 0) args.grad_states = steps(grad_states, call);
     return args;
   }
 };
@@ -130,6 +148,11 @@ double read(const Tensor& scalar) {
   return value;
 }
 
+// Another process may have occupied the GPU: the next calls use the per-step engine, and a later
+// call checks again.
+constexpr const char* kRejected = "the GPU rejected a launch";
+constexpr int kCallsUntilNextCheck = 100;
+
 // Empty if no error is too large. Allows errors that PyTorch's results `theirs`, computed on
 // demand, have too: thresholds and cancellation may cause them. Compares finite values.
 template <typename Results>
@@ -138,7 +161,7 @@ std::string error_of(
     const Results& expected,
     double most_error,
     const std::function<Results()>& compute_theirs) {
-  if (!results.has_value()) return "the GPU rejected a launch";
+  if (!results.has_value()) return kRejected;
   const auto list = [](const auto&... tensors) { return std::vector<Tensor>{tensors...}; };
   const char* const name = std::is_same_v<Results, Gradients> ? "gradient " : "result ";
   const std::vector<Tensor> ours = std::apply(list, *results), exact = std::apply(list, expected);
@@ -161,10 +184,11 @@ std::string error_of(
 }
 
 // Empty if the results match. A persistent kernel gets a full group of rows and a part of another,
-// if both run concurrently.
+// if both run concurrently; a kernel for two directions gets both calls in the same launches. The
+// other call has a launch per step and checkpoints, and without a second direction further launches
+// for the rows after the first group.
 std::string what_is_wrong(
     const KernelId& kernels, const at::TensorOptions& options, PersistentPlan plan) {
-  plan.directions = 1;  // the kernel for two directions, with one call
   // A timeout makes the check fail; it is no error of the next call.
   const Tensor failure = at::empty({1}, options.dtype(at::kInt));
   plan.failure = static_cast<std::uint32_t*>(failure.mutable_data_ptr());
@@ -178,23 +202,53 @@ std::string what_is_wrong(
   const Problem problem{*kernels.cell, options, options, is_step, batch, hidden, head_units};
   const Problem exact{
       *kernels.cell, options, options.dtype(dtype), is_step, batch, hidden, head_units};
-  const SequenceResult expected = aten_fallback::sequence_forward(exact.forward());
+  std::vector<Call> calls = {kUsual};
+  if (!is_step) calls.push_back(kOther);
+  PersistentPlan plans[] = {plan, plan};
+  if (plan.directions == 1) plans[kOther].groups = 1;
+  const auto run = [&](const std::function<void(size_t)>& run_call) {
+    if (plan.directions == 2) return run_both_directions(run_call);
+    for (const Call call : calls) run_call(call);
+  };
+
   std::string wrong;
+  const auto check = [&](const auto& args_of, const auto& by_kernels, const auto& by_aten) {
+    using Results = decltype(by_aten(args_of(exact, kUsual)));
+    std::optional<Results> ours[2];
+    run([&](size_t call) { ours[call] = by_kernels(args_of(problem, Call(call)), Call(call)); });
+    for (const Call call : calls) {
+      if (!wrong.empty()) return;
+      wrong = error_of<Results>(ours[call], by_aten(args_of(exact, call)), most_error, [&] {
+        return by_aten(args_of(problem, call));
+      });
+    }
+  };
+  const auto workspace = [](Call call) { return call == kUsual ? workspace_of_cache() : 0; };
   if (engine != Engine::persistent_backward) {
-    const SequenceArgs args = problem.forward();
-    wrong = error_of<SequenceResult>(
-        is_persistent ? persistent_forward(args, plan) : per_step_forward(args),
-        expected,
-        most_error,
-        [&] { return aten_fallback::sequence_forward(args); });
+    check(
+        [&](const Problem& of, Call call) {
+          SequenceArgs args = of.forward(call);
+          if (is_persistent && call == kOther) args.checkpoint_steps = 2;
+          return args;
+        },
+        [&](const SequenceArgs& args, Call call) -> std::optional<SequenceResult> {
+          if (!is_persistent) return per_step_forward(args);
+          return persistent_forward(args, plans[call], workspace(call));
+        },
+        aten_fallback::sequence_forward);
   }
   if (engine != Engine::persistent_forward && wrong.empty()) {
-    const SequenceBackwardArgs args = problem.backward(expected);
-    wrong = error_of<Gradients>(
-        is_persistent ? persistent_backward(args, plan) : per_step_backward(args),
-        aten_fallback::sequence_backward(exact.backward(expected)),
-        most_error,
-        [&] { return aten_fallback::sequence_backward(args); });
+    SequenceResult results[2];
+    for (const Call call : calls) {
+      results[call] = aten_fallback::sequence_forward(exact.forward(call));
+    }
+    check(
+        [&](const Problem& of, Call call) { return of.backward(call, results[call]); },
+        [&](const SequenceBackwardArgs& args, Call call) -> std::optional<Gradients> {
+          if (!is_persistent) return per_step_backward(args);
+          return persistent_backward(args, plans[call], workspace(call));
+        },
+        aten_fallback::sequence_backward);
   }
   return wrong;
 }
@@ -208,6 +262,7 @@ struct Apart {
 // One error per check, with a stable address.
 std::mutex mutex;
 std::map<KernelId, std::string>& checked = *new std::map<KernelId, std::string>;
+std::map<KernelId, int>& calls_until_check = *new std::map<KernelId, int>;
 
 constexpr const char* kTitles[] = {
     // in the order of Engine
@@ -225,6 +280,10 @@ const char* why_not(const KernelId& kernels, at::Device device, const Check& che
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = checked.find(kernels);
     if (found != checked.end()) return answer(found->second);
+    if (int& calls = calls_until_check[kernels]; calls > 0) {
+      --calls;
+      return kRejected;
+    }
   }
   if (is_capturing(current_stream())) return nullptr;
   // Not under the lock: a waiting thread may hold the GIL, which a warning needs. Concurrent checks
@@ -239,6 +298,11 @@ const char* why_not(const KernelId& kernels, at::Device device, const Check& che
       return error.what();
     }
   }();
+  if (wrong == kRejected) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    calls_until_check[kernels] = kCallsUntilNextCheck;
+    return kRejected;
+  }
   const auto [place, is_first] = [&] {
     const std::lock_guard<std::mutex> lock(mutex);
     return checked.emplace(kernels, wrong);
@@ -285,6 +349,7 @@ const char* why_not_kernels(
 void forget_self_checks() {
   const std::lock_guard<std::mutex> lock(mutex);
   checked.clear();
+  calls_until_check.clear();
 }
 
 }  // namespace lltm::cuda

@@ -237,8 +237,10 @@ struct PersistentLimits {
 PersistentLimits persistent_limits();
 
 // Queues the kernel, after its compilation at the first use. A grid larger than the limits would
-// never end and is rejected. Returns false if too few multiprocessors are available, perhaps fewer
-// than the device reports.
+// never end and is rejected. Waits for the device's earlier launch in another stream: two launches
+// that each occupy a part of the multiprocessors would wait for each other. Launches of graphs and
+// of other processes do not wait. Returns false if too few multiprocessors are available, perhaps
+// fewer than the device reports.
 template <typename Args>
 bool launch_persistent(
     const PersistentKernel& kernel,

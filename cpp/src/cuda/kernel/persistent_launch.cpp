@@ -64,6 +64,27 @@ bool spills_registers(const PersistentKernel& kernel) {
   return local_bytes(form_of<Args>(kernel), shared_bytes<Args>(kernel)) > kMostBytes;
 }
 
+// After the device's earlier launch in another stream.
+template <typename Launch>
+bool launch_in_turn(Stream stream, const Launch& launch) {
+  struct Last {
+    void *event = nullptr, *stream = nullptr;
+  };
+  static std::mutex& mutex = *new std::mutex;
+  static auto& launches = *new std::map<c10::DeviceIndex, Last>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Last& last = launches[current_device()];
+  if (last.event == nullptr) {
+    check_driver(functions().cuEventCreate(&last.event, kEventDisableTiming));
+  } else if (last.stream != stream.handle) {
+    check_driver(functions().cuStreamWaitEvent(stream.handle, last.event, 0));
+  }
+  const bool launched = launch();
+  check_driver(functions().cuEventRecord(last.event, stream.handle));
+  last.stream = stream.handle;
+  return launched;
+}
+
 template <typename Args>
 bool launch_persistent(
     const PersistentKernel& kernel,
@@ -79,7 +100,10 @@ bool launch_persistent(
       kBlockThreads,
       shared_bytes<Args>(kernel),
       /*cooperative=*/true};
-  return launch_compiled(form_of<Args>(kernel), grid, parameters, stream);
+  const auto launch = [&] {
+    return launch_compiled(form_of<Args>(kernel), grid, parameters, stream);
+  };
+  return is_capturing(stream) ? launch() : launch_in_turn(stream, launch);
 }
 
 #define LLTM_PERSISTENT_OF(Args)                                 \
