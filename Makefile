@@ -215,6 +215,8 @@ bench-check bench-baseline: .venv/.test
 
 # The torch for check-cuda-build.
 CUDA_TORCH ?= torch==2.14.1
+# Disassembles kernels for benchmarks/sass.py.
+NVDISASM := nvidia-cuda-nvdisasm==13.5.37
 
 # The CUDA backend on the CPU, tests whose code differs in a CUDA build, and one part of the GPU tests,
 # to check that they start.
@@ -235,6 +237,7 @@ check-cuda-build: build/cuda-venv/.tools
 	cmake --build --preset cuda --target $(GPU_TARGETS) lltm_kernels lltm_cuda_host_tests \
 	  lltm_nvrtc_tests lltm_ptx_tests lltm_realtime lltm_realtime_static
 	ctest --preset cuda --parallel $(JOBS) --tests-regex '$(NATIVE_WITHOUT_GPU)'
+	python benchmarks/sass.py build/cuda/tests_cpp/lltm_nvrtc_tests || [ $$? = 77 ]
 	cmake --install build/cuda --component python --prefix build/cuda/site/lltm
 	PYTHONPATH=$(CURDIR)/build/cuda/site python -m lltm
 	LLTM_TEST_PROGRAMS=$(CURDIR)/build/cuda/tests_cpp PYTHONPATH=$(CURDIR)/build/cuda/site \
@@ -417,7 +420,7 @@ build/cmake-minimum:
 	pip install --quiet --target $@ cmake==3.25.0
 
 # Interpreter and packages of each environment. It is created again if they change.
-cuda_venv := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS) pytest pytest-xdist hypothesis numpy expecttest
+cuda_venv := $(BASE_PYTHON) $(CUDA_TORCH) $(BUILD_TOOLS) $(NVDISASM) pytest pytest-xdist hypothesis numpy expecttest
 kit_venv := $(KIT_PYTHON) $(KIT_TORCH) $(BUILD_TOOLS)
 venvs_to_make := $(foreach name,cuda kit,\
   $(if $(findstring $(strip $($(name)_venv)),$(shell cat build/$(name)-venv/.tools 2> /dev/null)),,$(name)))

@@ -96,21 +96,25 @@ def counts_of(text: str, names: tuple[str, ...]) -> tuple[str, Counts]:
     return case, counts
 
 
-def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
+def read(path: Path) -> Run:
+    return Run(**json.loads(path.read_bytes()))
+
+
+def compare(baseline: Run, now: Run, file: str) -> tuple[int, list[str]]:
     """An exit status and the lines to print."""
-    other = [name for name in TOOLS if baseline.tools.get(name) != now.tools[name]]
+    other = [name for name in now.tools if baseline.tools.get(name) != now.tools[name]]
     if other:
-        lines = [f"Instructions not compared with those of {BASELINE.name}:"]
+        lines = [f"Instructions not compared with those of {file}:"]
         for name in other:
             there, here = baseline.tools.get(name), now.tools[name]
             lines.append(f"  {name}: {there!r} there, {here!r} here")
-        return NOT_COMPARABLE, [*lines, "To compare here, `make bench-baseline` before the change."]
+        return NOT_COMPARABLE, [*lines, "To compare here, write the file before the change."]
 
     lines = []
     status = 0
     for case in sorted(baseline.instructions.keys() ^ now.instructions.keys()):
         status = FAILED
-        where = BASELINE.name if case in baseline.instructions else "this run"
+        where = file if case in baseline.instructions else "this run"
         lines.append(f"FAILED  {case}: in {where} only")
     largest = -1.0
     for case in sorted(baseline.instructions.keys() & now.instructions.keys()):
@@ -124,8 +128,8 @@ def compare(baseline: Run, now: Run) -> tuple[int, list[str]]:
                 verdict = "FAILED" if more else "fewer "
                 lines.append(f"{verdict}  {case}: {what} {before:,} -> {after:,} ({change:+.1%})")
     if lines:
-        lines.append("If these counts are intended, run `make bench-baseline`.")
-    limit = f"most above {BASELINE.name}: {largest:+.2%}, limit {TOLERANCE:+.0%}"
+        lines.append(f"If these counts are intended, write {file}.")
+    limit = f"most above {file}: {largest:+.2%}, limit {TOLERANCE:+.0%}"
     return status, [*lines, f"Instructions of {len(now.instructions)} cases; {limit}"]
 
 
@@ -151,7 +155,7 @@ def main() -> int:
         BASELINE.write_text(as_json(now), encoding="utf-8")
         print(f"{len(now.instructions)} cases: {BASELINE}")
         return 0
-    status, lines = compare(Run(**json.loads(BASELINE.read_bytes())), now)
+    status, lines = compare(read(BASELINE), now, BASELINE.name)
     print("\n".join(lines))
     return status
 

@@ -23,6 +23,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iostream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -272,6 +274,37 @@ TEST_P(PersistentKernels, CompileForEachGpuWithoutSpills) {
   } else {
     backward ? check_persistent<PersistentBackwardArgs<c10::Half>>(*cell, type)
              : check_persistent<PersistentForwardArgs<c10::Half>>(*cell, type);
+  }
+}
+
+// For benchmarks/sass.py, which counts their instructions: H = 768, and B = 16 on an H100.
+template <typename Args>
+void write_kernel(const char* cell_name, const char* type_name) {
+  const CellInfo& cell = *find_cell(cell_name);
+  constexpr bool kFloat = sizeof(typename Args::Element) == sizeof(float);
+  constexpr KernelType kType = kFloat ? KernelType::kFloat : KernelType::kHalf;
+  const PersistentKernel kernel = persistent_kernel<Args>(cell, 768, /*tiles=*/1);
+  KernelForm form = {&cell, !Args::kIsForward, kType, kType};
+  form.units = kernel.units;
+  form.shared_units = kernel.shared_units;
+  form.tiles = kernel.tiles;
+  std::string log;
+  const std::string code = compile(print_kernel(form), 90, &log);
+  const std::string direction = Args::kIsForward ? "forward" : "backward";
+  const std::string name = std::string(cell_name) + "-" + type_name + "-" + direction;
+  std::ofstream(std::getenv("LLTM_WRITE_KERNELS") + ("/" + name + ".cubin")) << code;
+  const int products = kFloat ? 3 : 1;  // 3xTF32
+  const int mma = 2 * (kernel.units + kernel.shared_units) * outputs_of<Args>(cell) * products;
+  std::cout << "\nkernel " << name << " NVRTC " << nvrtc_version() << " mma " << mma << ' ' << log;
+}
+
+TEST(Nvrtc, WritesKernels) {
+  if (std::getenv("LLTM_WRITE_KERNELS") == nullptr) GTEST_SKIP();
+  for (const char* const cell : {"lstm", "gru"}) {
+    write_kernel<PersistentForwardArgs<float>>(cell, "float32");
+    write_kernel<PersistentBackwardArgs<float>>(cell, "float32");
+    write_kernel<PersistentForwardArgs<c10::Half>>(cell, "float16");
+    write_kernel<PersistentBackwardArgs<c10::Half>>(cell, "float16");
   }
 }
 
