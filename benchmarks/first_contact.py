@@ -49,6 +49,19 @@ SHAPES = ("--shapes", "1024,16,768,768", "100,64,512,512", "100,16,256,256")
 DEVICE = f"""command -v nvidia-smi || {{ echo no GPU found; exit 1; }}
 nproc; nvidia-smi --query --display=CLOCK,POWER
 {PYTHON} -c 'import torch; print(torch.__version__, torch.cuda.get_device_properties(0))'"""
+# No GPU has run any kernel of this version. Each kernel is checked at its first use.
+SELF_CHECKS = """
+import itertools, json, sys, warnings, torch, lltm
+warnings.simplefilter("always")
+layers, dtypes = (lltm.LSTM, lltm.GRU, lltm.LLTM), (torch.float32, torch.float16, torch.bfloat16)
+with warnings.catch_warnings(record=True) as said:
+    for new, dtype, H, both in itertools.product(layers, dtypes, (256, 768, 1024), (False, True)):
+        layer = new(H, H, bidirectional=both).to(sys.argv[-1], dtype)
+        layer(torch.randn(8, 16, H, device=sys.argv[-1], dtype=dtype))[0].sum().backward()
+failed = sorted({str(each.message) for each in said if "lltm" in str(each.message)})
+print(json.dumps({"failed self-checks": failed}))
+sys.exit(bool(failed))
+"""
 # In shards, so that a hang or a GPU error affects only its shard.
 RUN_SHARDS = """seq 0 47 | xargs -P 8 -I % env GTEST_TOTAL_SHARDS=48 GTEST_SHARD_INDEX=% \
 timeout 90 build/gpu/tests_cpp/lltm_cuda_tests "$@\""""
@@ -88,6 +101,7 @@ def stages(results: Path) -> list[Stage]:
     return [
         Stage("device", ("sh", "-c", DEVICE), 60),
         Stage("build", ("make", "--no-print-directory", "build-gpu"), 420),
+        Stage("self-checks", (PYTHON, "-c", SELF_CHECKS, "cuda"), 90, {}, ("cpu",)),
         Stage("native-float32", (*NATIVE, FLOAT32), 180, TESTING, ("--gtest_list_tests",)),
         Stage("pytest-new", (*PYTEST, "-k", NEW), 180, TESTING, ("--collect-only",)),
         bench("float32", *SHAPES, "--dtype=float32"),

@@ -37,9 +37,9 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # With these names, a subclass changes or computes torch.nn's forward itself.
 _INTERNALS = {"_VF", "_flat_weights", "_flat_weights_names", "_update_flat_weights"}
 _INTERNALS |= {"_init_flat_weights", "check_forward_args", "permute_hidden"}
-# H of the one-layer modules in 16 bits that are replaced on a GPU. Their stored results
-# (benchmarks/results/*/gpu.json) are at most 5 % slower than cuDNN in any case and faster in the
-# median: tests_py/test_replace_on_gpu.py.
+# H of the one-layer modules in 16 bits that are replaced on a GPU. In the results of an earlier
+# version (benchmarks/results/*/gpu.json), they are at most 5 % slower than cuDNN in any case and
+# faster in the median: tests_py/test_replace_on_gpu.py. The next results replace this table.
 _FAST_ON_GPU = {"LSTM": range(256, 769, 8), "GRU": range(128, 1025, 8)}
 
 
@@ -78,7 +78,7 @@ def replace_(model: nn.Module, *, keep_class: bool = False, subclasses: bool = F
 
     Returns:
         Names of the replaced modules, and of the modules left with the reason. It leaves modules on
-        a GPU unless lltm was measured to be fast there (in 16 bits), classes made by
+        a GPU unless an earlier version was measured to be fast there (in 16 bits), classes made by
         parametrizations, fully_shard and PyTorch's quantization, and other subclasses unless
         ``subclasses`` is True.
 
