@@ -1,7 +1,7 @@
-// The persistent kernels on a GPU, compiled by NVRTC.
+// The GPU's functions for persistent kernels.
 #pragma once
 
-#include "cuda/kernel/persistent_kernels.h"
+#include "cuda/kernel/persistent.h"
 #include "cuda/kernel/program_gpu.h"
 
 #define LLTM_MMA(form, d, a, b0, b1)                                              \
@@ -13,9 +13,24 @@
 namespace lltm::cuda {
 namespace {
 
+// An absent word; a word holds two adjacent units, or one in float32.
+constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
+template <typename T>
+constexpr bool kIsWord = sizeof(T) == sizeof(std::uint32_t);
+
+struct alignas(16) Words {
+  std::uint32_t w[4];
+};
+
+// Only 3xTF32 has `small`.
+struct Operand {
+  std::uint32_t big[2], small[2];
+};
+
 extern __shared__ Words shared_memory[];
 
-// The `Machine` of persistent_kernels.h.
+// mma, any, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block:
+// conditions around their calls are uniform.
 //
 // Words are exchanged with relaxed, device-scope accesses, which use the L2 cache. Each word is its
 // own flag: no other ordering is needed.
@@ -24,7 +39,7 @@ struct Gpu {
   static constexpr int kMostPolls = 1 << 22;
 
   const LaunchWords& words;
-  PollLimit poll_limit = {};
+  enum { kBlocksMayBegin, kAllHaveBegun, kTimedOut } limit = kBlocksMayBegin;
 
   __device__ int slice() const { return static_cast<int>(blockIdx.x); }
   __device__ int group() const { return static_cast<int>(blockIdx.y); }
@@ -59,9 +74,13 @@ struct Gpu {
     return begun == words.blocks;
   }
 
-  // The failure word is in host memory: no context is lost, and the host does not wait.
+  // After a poll without success; `polls` of a word are zero before the first. False if the lane
+  // times out, so that a lost word ends the kernel. Counts polls, because a clock continues while
+  // another process or a debugger interrupts the kernel. Blocks may begin arbitrarily late if other
+  // kernels occupy multiprocessors: a lane stops only if its polls run out after all blocks had
+  // begun. The failure word is in host memory: no context is lost, and the host does not wait.
   __device__ bool wait(int& polls) {
-    if (poll_limit.wait(*this, polls, kMostPolls)) return true;
+    if (goes_on(polls)) return true;
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(words.failure), "r"(1) : "memory");
     return false;
   }
@@ -111,6 +130,17 @@ struct Gpu {
   }
 
  private:
+  __device__ bool goes_on(int& polls) {
+    if (limit == kTimedOut) return false;
+    if (++polls <= kMostPolls) return true;
+    polls = 0;
+    if (limit == kAllHaveBegun) {
+      limit = kTimedOut;
+    } else if (all_have_begun()) {
+      limit = kAllHaveBegun;
+    }
+    return limit != kTimedOut;
+  }
   // Half of m16n8k16, which compute capability 7.5 lacks.
   __device__ static void mma_f16(
       float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
@@ -143,29 +173,5 @@ struct Gpu {
   }
 };
 
-template <typename Args, typename Run>
-__device__ void visit_direction(const Args& args, const Run& run) {
-  run(args);
-}
-// Without an index, which needs registers.
-template <typename Args, typename Run>
-__device__ void visit_direction(const DirectionArgs<Args>& args, const Run& run) {
-  if (blockIdx.z == 0) {
-    run(args.of[0]);
-  } else {
-    run(args.of[1]);
-  }
-}
-
 }  // namespace
 }  // namespace lltm::cuda
-
-// Of Definition, in this namespace.
-#define LLTM_PERSISTENT_KERNEL(name, kUnitsK, kSharedK, kTiles, kTf32, kHeads)    \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)                  \
-      name(const __grid_constant__ Args all) {                                    \
-    visit_direction(all, [](const auto& args) {                                   \
-      Gpu gpu{args.words};                                                        \
-      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32, kHeads>(args, gpu); \
-    });                                                                           \
-  }

@@ -1,35 +1,10 @@
-// One thread's code in a persistent kernel, for host and device. `Machine` provides GPU functions:
-//
-//     int slice() const, group() const, thread() const
-//     Sums* shared() const                       shared_sums() elements
-//     void sync_warp(), sync_block()
-//     bool any(bool)                             true in a lane of the warp
-//     std::uint32_t neighbor(std::uint32_t)      argument of lane ^ 1
-//     Words read(const void*)                    16 bytes that may be written concurrently
-//     void publish(void*, std::uint32_t)         4 bytes that may be read concurrently
-//     void begin()                               counts the block
-//     bool all_have_begun()                      all blocks in the launch
-//     bool wait(int& polls)                      after a poll without success, which it counts;
-//                                                false if the lane times out (PollLimit)
-//     Words weights<T, kTf32>(const Words&)      words of A, prepared for all steps
-//     Operand operand<T, kTf32>(std::uint32_t, std::uint32_t)
-//                                                a lane's words of B, prepared for several mma
-//     void mma<T, kTf32>(float (&d)[4], const Words& a, const Operand& b)
-//                                                d += a b (mma.m16n8k16; float: m16n8k8 in TF32 or
-//                                                3xTF32, which makes NaN of infinity)
-//
-// mma, any, sync_warp and neighbor require all lanes in a warp, sync_block all threads in a block:
-// conditions around their calls are uniform.
+// One thread's code in a persistent kernel.
 #pragma once
 
-#include "cell/cell.h"
-#include "cell/math.h"
-#include "cuda/kernel/elementwise_kernels.h"
-#include "cuda/kernel/persistent.h"
+#include "cuda/kernel/persistent_gpu.h"
 
-#include <cstdint>
-#include <type_traits>
-#include <utility>
+#define LLTM_PRAGMA(text) _Pragma(#text)
+#define LLTM_UNROLL_BY(n) LLTM_PRAGMA(unroll(n))
 
 namespace lltm::cuda {
 namespace {
@@ -37,27 +12,6 @@ namespace {
 // Pre-activations that depend on h: outputs of forward's recurrent GEMM, blocks in backward's K.
 template <typename Cell>
 constexpr int kRecurrent = Cell::kCell.h.count();
-
-// An absent word; a word holds two adjacent units, or one in float32.
-constexpr std::uint32_t kAbsent = 0xFFFFFFFF;
-template <typename T>
-constexpr bool kIsWord = sizeof(T) == sizeof(std::uint32_t);
-
-#if defined(__CUDACC__)
-#define LLTM_PRAGMA(text) _Pragma(#text)
-#define LLTM_UNROLL_BY(n) LLTM_PRAGMA(unroll(n))
-#else
-#define LLTM_UNROLL_BY(n)
-#endif
-
-struct alignas(16) Words {
-  std::uint32_t w[4];
-};
-
-// Only 3xTF32 has `small`.
-struct Operand {
-  std::uint32_t big[2], small[2];
-};
 
 // Without branches: a step checks all words of a lane.
 LLTM_CELL_INLINE bool is_absent(const Words& x) {
@@ -80,8 +34,8 @@ LLTM_CELL_INLINE T narrow(float x) {
 
 // This lane's unit, in 16 bits with the next lane's; valid in lanes that have a word. Called by
 // full warps.
-template <typename T, typename Machine>
-LLTM_CELL_INLINE std::uint32_t word_of(Machine& m, float value) {
+template <typename T>
+LLTM_CELL_INLINE std::uint32_t word_of(Gpu& m, float value) {
   const std::uint32_t bits = math::bit_cast<Bits<T>>(narrow<T>(value));
   if constexpr (kIsWord<T>) {
     return bits;
@@ -146,8 +100,8 @@ struct ThreadPosition {
   int tile, sums, odd;       // odd: the unit's index in `sums`
   int warp_row, first_row, unit;
 
-  template <int kTiles, typename Machine>
-  static LLTM_CELL_INLINE ThreadPosition of(const Machine& m, int first_row, int hidden) {
+  template <int kTiles>
+  static LLTM_CELL_INLINE ThreadPosition of(const Gpu& m, int first_row, int hidden) {
     const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
     const int pair_of_rows = 2 * (warp % kTileWarps), row = pair_of_rows + lane / kSliceUnits;
     const int unit = lane % kSliceUnits;
@@ -173,8 +127,8 @@ struct ThreadPosition {
   }
 };
 
-template <int kTiles, typename Machine>
-LLTM_CELL_INLINE int first_row_of(const Machine& m, int first_row) {
+template <int kTiles>
+LLTM_CELL_INLINE int first_row_of(const Gpu& m, int first_row) {
   return first_row + m.group() * kTiles * kTileRows;
 }
 
@@ -182,28 +136,6 @@ LLTM_CELL_INLINE int first_row_of(const Machine& m, int first_row) {
 LLTM_CELL_INLINE std::int64_t offset_of(int row, int columns) {
   return std::int64_t{row} * columns;
 }
-
-// Limits a lane's wait for a word, so that a lost word ends the kernel. Counts polls, because a
-// clock continues while another process or a debugger interrupts the kernel. Blocks may begin
-// arbitrarily late if other kernels occupy multiprocessors: a lane stops only if its polls run out
-// after all blocks had begun.
-struct PollLimit {
-  enum { kBlocksMayBegin, kAllHaveBegun, kTimedOut } state = kBlocksMayBegin;
-
-  // `polls`: of a word, zero before the first; only this function changes it.
-  template <typename Machine>
-  LLTM_CELL_INLINE bool wait(Machine& m, int& polls, int most_polls) {
-    if (state == kTimedOut) return false;
-    if (++polls <= most_polls) return true;
-    polls = 0;
-    if (state == kAllHaveBegun) {
-      state = kTimedOut;
-    } else if (m.all_have_begun()) {
-      state = kAllHaveBegun;
-    }
-    return state != kTimedOut;
-  }
-};
 
 // Warps get units of kWarpUnits elements of K, round-robin. Within a unit, K is permuted for A and
 // B: lane % 4 has 16 adjacent bytes in a row of B, operands for two mma.
@@ -244,13 +176,12 @@ struct WeightFragments {
   Words a[kOutputs][kUnitsK][2];
 
   // rows(n) has the weights of an output.
-  template <typename T, bool kTf32, typename Machine, typename Rows>
-  LLTM_CELL_INLINE void load(
-      const Machine& m, const Rows& rows, Words* shared, int warp, int lane) {
+  template <typename T, bool kTf32, typename Rows>
+  LLTM_CELL_INLINE void load(const Gpu& m, const Rows& rows, Words* shared, int warp, int lane) {
     const auto load_unit = [&](const WeightRows<T>& of, Words(&fragments)[2], int j) {
       of.load(fragments, j, warp, lane);
       LLTM_UNROLL
-      for (Words& words : fragments) words = m.template weights<T, kTf32>(words);
+      for (Words& words : fragments) words = Gpu::weights<T, kTf32>(words);
     };
     LLTM_UNROLL
     for (int n = 0; n < kOutputs; ++n) {
@@ -302,9 +233,8 @@ template <typename T, int kUnitsK>
 struct States {
   Words x[kUnitsK];
 
-  template <typename Machine, typename Row>
-  LLTM_CELL_INLINE void load(
-      Machine& m, const Row& from, int k_size, int warp, int lane, int first) {
+  template <typename Row>
+  LLTM_CELL_INLINE void load(Gpu& m, const Row& from, int k_size, int warp, int lane, int first) {
     const int k = k_of<T>(warp, lane, first);
     LLTM_UNROLL
     for (int j = 0; j < kUnitsK; ++j) {
@@ -317,9 +247,9 @@ struct States {
 // Polls until all words are present. Absent words are read again together, to share a round trip.
 // After a timeout, missing words become NaN and the lane continues, so that the grid ends. rows[n]
 // is the row of states[n].
-template <int kCount, int kUnitsK, typename T, typename Machine, typename Row>
+template <int kCount, int kUnitsK, typename T, typename Row>
 LLTM_CELL_INLINE void poll(
-    Machine& m, States<T, kUnitsK>* states, const Row* rows, int warp, int lane, int first = 0) {
+    Gpu& m, States<T, kUnitsK>* states, const Row* rows, int warp, int lane, int first = 0) {
   for (int polls = 0;;) {
     bool any = false;
     LLTM_UNROLL
@@ -344,8 +274,8 @@ LLTM_CELL_INLINE void poll(
 }
 
 // The thread block's, after the sums.
-template <int kTiles, int kOutputs, typename Machine>
-LLTM_CELL_INLINE Words* shared_weights(Machine& m) {
+template <int kTiles, int kOutputs>
+LLTM_CELL_INLINE Words* shared_weights(Gpu& m) {
   return reinterpret_cast<Words*>(m.shared() + shared_sums(kTiles, kOutputs));
 }
 
@@ -364,9 +294,9 @@ constexpr int kChains = kOutputs > 1 || kUnitsK == 1 ? 1
 // A tile's sums in float32 arithmetic, if 3xTF32 made one that is not finite: the second part of
 // infinity is NaN. Polls each word: relaxed reads of
 // other lanes order nothing for this lane.
-template <int kUnits, int kOutputs, typename T, typename Machine, typename Weights, typename Rows>
+template <int kUnits, int kOutputs, typename T, typename Weights, typename Rows>
 LLTM_CELL_INLINE void multiply_exactly(
-    Machine& m, const Weights& weights, const Rows& source, int tile, float (&d)[kOutputs][4]) {
+    Gpu& m, const Weights& weights, const Rows& source, int tile, float (&d)[kOutputs][4]) {
   const int warp = m.thread() / kWarpLanes, lane = m.thread() % kWarpLanes;
   LLTM_UNROLL
   for (int row = 0; row < 2; ++row) {
@@ -407,11 +337,10 @@ template <
     int kSharedK,
     int kOutputs,
     typename T,
-    typename Machine,
     typename Weights,
     typename Rows>
 LLTM_CELL_INLINE void multiply(
-    Machine& m,
+    Gpu& m,
     const WeightFragments<kUnitsK, kSharedK, kOutputs>& fragments,
     const Weights& weights,
     int tiles,
@@ -450,10 +379,10 @@ LLTM_CELL_INLINE void multiply(
       LLTM_UNROLL
       for (int part = 0; part < 2; ++part) {
         const auto& words = now.x[j].w;
-        const Operand b = m.template operand<T, kTf32>(words[2 * part], words[2 * part + 1]);
+        const Operand b = Gpu::operand<T, kTf32>(words[2 * part], words[2 * part + 1]);
         LLTM_UNROLL
         for (int n = 0; n < kOutputs; ++n) {
-          m.template mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b);
+          m.mma<T, kTf32>(d[n][(2 * j + part) % kParts], fragments.a[n][j][part], b);
         }
       }
     }
@@ -471,11 +400,11 @@ LLTM_CELL_INLINE void multiply(
           LLTM_UNROLL
           for (int part = 0; part < 2; ++part) {
             const auto& words = chunk.x[j].w;
-            const Operand b = m.template operand<T, kTf32>(words[2 * part], words[2 * part + 1]);
+            const Operand b = Gpu::operand<T, kTf32>(words[2 * part], words[2 * part + 1]);
             LLTM_UNROLL
             for (int n = 0; n < kOutputs; ++n) {
               const Words a = shared[fragments.place(n, first + j, part, warp, lane)];
-              m.template mma<T, kTf32>(d[n][part % kParts], a, b);
+              m.mma<T, kTf32>(d[n][part % kParts], a, b);
             }
           }
         }
@@ -631,10 +560,10 @@ LLTM_CELL_INLINE void save_checkpoint(
   states.store_rows(a.checkpoints + k / a.checkpoint_steps * size, a.batch, a.hidden, p);
 }
 
-template <typename Cell, int kTiles, typename T, typename Machine>
+template <typename Cell, int kTiles, typename T>
 LLTM_CELL_INLINE void finish_forward(
     const PersistentForwardArgs<T>& a,
-    Machine& m,
+    Gpu& m,
     const ThreadPosition& p,
     const StepCursor& step,
     const Sums* sums,
@@ -693,16 +622,8 @@ LLTM_CELL_INLINE void finish_forward(
   }
 }
 
-template <
-    typename Cell,
-    int kUnitsK,
-    int kSharedK,
-    int kTiles,
-    bool kTf32,
-    bool kHeads,
-    typename T,
-    typename Machine>
-LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Machine& m) {
+template <typename Cell, int kUnitsK, int kSharedK, int kTiles, bool kTf32, bool kHeads, typename T>
+LLTM_CELL_INLINE void run_steps(const PersistentForwardArgs<T>& a, Gpu& m) {
   constexpr int kSlots = Cell::kCell.slots, kOutputs = kRecurrent<Cell>;
   constexpr int kRows = kRowsOfThread<kTiles>;
   const int hidden = a.hidden;
@@ -808,10 +729,10 @@ struct StepInputs {
 };
 
 // dz, and the previous time step's gradients of the states, from dh.
-template <typename Cell, int kTiles, typename T, typename Machine>
+template <typename Cell, int kTiles, typename T>
 LLTM_CELL_INLINE void finish_backward(
     const PersistentBackwardArgs<T>& a,
-    Machine& m,
+    Gpu& m,
     const ThreadPosition& p,
     const StepCursor& step,
     const StepInputs<Cell, T> (&inputs)[kRowsOfThread<kTiles>],
@@ -855,16 +776,8 @@ LLTM_CELL_INLINE void finish_backward(
   }
 }
 
-template <
-    typename Cell,
-    int kUnitsK,
-    int kSharedK,
-    int kTiles,
-    bool kTf32,
-    bool kHeads,
-    typename T,
-    typename Machine>
-LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) {
+template <typename Cell, int kUnitsK, int kSharedK, int kTiles, bool kTf32, bool kHeads, typename T>
+LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Gpu& m) {
   constexpr int kRows = kRowsOfThread<kTiles>;
   const int hidden = a.hidden;
   const int first_row = first_row_of<kTiles>(m, a.first_row);
@@ -948,5 +861,29 @@ LLTM_CELL_INLINE void run_steps(const PersistentBackwardArgs<T>& a, Machine& m) 
   }
 }
 
+template <typename Args, typename Run>
+__device__ void visit_direction(const Args& args, const Run& run) {
+  run(args);
+}
+// Without an index, which needs registers.
+template <typename Args, typename Run>
+__device__ void visit_direction(const DirectionArgs<Args>& args, const Run& run) {
+  if (blockIdx.z == 0) {
+    run(args.of[0]);
+  } else {
+    run(args.of[1]);
+  }
+}
+
 }  // namespace
 }  // namespace lltm::cuda
+
+// Of Definition, in this namespace.
+#define LLTM_PERSISTENT_KERNEL(name, kUnitsK, kSharedK, kTiles, kTf32, kHeads)    \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)                  \
+      name(const __grid_constant__ Args all) {                                    \
+    visit_direction(all, [](const auto& args) {                                   \
+      Gpu gpu{args.words};                                                        \
+      run_steps<Definition, kUnitsK, kSharedK, kTiles, kTf32, kHeads>(args, gpu); \
+    });                                                                           \
+  }

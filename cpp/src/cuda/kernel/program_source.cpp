@@ -182,7 +182,7 @@ std::string print_kernel(const KernelForm& form) {
        << ">;\nLLTM_STAGE_KERNEL(" << kernel_name(form) << ", " << form.width << ")\n}\n";
     return to.str();
   }
-  to << "#include \"cuda/kernel/persistent_gpu.h\"\n\n"
+  to << "#include \"cuda/kernel/persistent_kernels.h\"\n\n"
      << print_definition(*form.cell, "Definition")
      << "\nnamespace lltm::cuda {\nusing Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
      << "Persistent" << (form.backward ? "Backward" : "Forward") << "Args<" << tensor
