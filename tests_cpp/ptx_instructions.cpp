@@ -1,6 +1,6 @@
 // The instructions that NVRTC generates for our kernels, by their names with all modifiers.
 // Registers hold the bits of their type, extended by zeros.
-#include "ptx_machine.h"
+#include "ptx.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "ptx_machine.h"
+#include "ptx.h"
 
 #include <algorithm>
 #include <bit>

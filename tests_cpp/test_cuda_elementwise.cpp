@@ -1,37 +1,12 @@
-// Runs on the CPU. Checks the index space, and which data is read in 16-byte accesses.
-// test_cuda_engine.cpp and test_cuda_custom_cells.cpp test the kernels.
+// The index space of large tensors, and which data is read in 16-byte accesses.
 #include "cuda/kernel/elementwise_kernels.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
-#include <limits>
-#include <vector>
-
 namespace lltm::cuda {
 namespace {
-
-TEST(CudaIndex, EveryPieceBelongsToOneThread) {
-  for (const int64_t count : {1, 2, 127, 128, 129, 1000, 4097}) {
-    std::vector<int> visits(static_cast<size_t>(count));
-    for (int64_t block = 0; block < blocks_for(count); ++block) {
-      for (int thread = 0; thread < kThreads; ++thread) {
-        const int64_t n = piece_of(block, thread);
-        if (n < count) ++visits[static_cast<size_t>(n)];
-      }
-    }
-    EXPECT_EQ(visits, std::vector<int>(visits.size(), 1)) << count;
-  }
-}
-
-TEST(CudaIndex, GridsAreWithinTheLimits) {
-  EXPECT_EQ(blocks_for(1), 1);
-  EXPECT_EQ(blocks_for(kThreads), 1);
-  EXPECT_EQ(blocks_for(kThreads + 1), 2);
-  // 256 GB of the smallest pieces.
-  EXPECT_LE(blocks_for(int64_t{1} << 37), std::numeric_limits<int32_t>::max());
-}
 
 TEST(CudaIndex, PositionsAreCorrectBeyond32Bits) {
   const int64_t limit = int64_t{1} << 32;
