@@ -1,5 +1,6 @@
 // The instructions that NVRTC generates for our kernels, by their names with all modifiers.
 // Registers hold the bits of their type, extended by zeros.
+#include "cpu/kernel/floats.h"
 #include "ptx.h"
 
 #include <algorithm>
@@ -19,9 +20,18 @@ using u64 = std::uint64_t;
 using s16 = std::int16_t;
 using s32 = std::int32_t;
 using s64 = std::int64_t;
-using f16 = _Float16;
 using f32 = float;
 using f64 = double;
+
+// Clang has _Float16 only for some targets.
+struct f16 {
+  u16 bits;
+
+  f16() = default;
+  explicit f16(f32 x) : bits(lltm::cpu::narrow<lltm::cpu::Half>(x).bits) {}
+  explicit operator f32() const { return lltm::cpu::widen(lltm::cpu::Half{bits}); }
+  bool operator==(f16 x) const { return static_cast<f32>(*this) == static_cast<f32>(x); }
+};
 using Table = std::map<std::string, Opcode>;
 
 template <int kBytes>
@@ -355,7 +365,7 @@ struct Tf32 {
   u32 bits;
 };
 f64 element(f16 x) {
-  return x;
+  return static_cast<f32>(x);
 }
 f64 element(Bf16 x) {
   return std::bit_cast<f32>(u32{x.bits} << 16);

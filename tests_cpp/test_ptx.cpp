@@ -1,4 +1,5 @@
 // The interpreter of PTX: each instruction against the PTX ISA's definition, and each error.
+#include "cpu/kernel/floats.h"
 #include "ptx.h"
 
 #include <gtest/gtest.h>
@@ -417,7 +418,7 @@ void check_mma(int k, const std::string& type, u64 (*encode)(int)) {
 
 TEST(PtxInstructions, Mma) {
   const auto half = [](int x) -> u64 {
-    return std::bit_cast<std::uint16_t>(static_cast<_Float16>(x));
+    return lltm::cpu::narrow<lltm::cpu::Half>(static_cast<float>(x)).bits;
   };
   check_mma(16, "f16", half);
   check_mma(8, "f16", half);
