@@ -212,7 +212,9 @@ std::string what_is_wrong(
   };
 
   std::string wrong;
-  const auto check = [&](const auto& args_of, const auto& by_kernels, const auto& by_aten) {
+  // Up to version 15, Clang captures structured bindings only by a name of their own.
+  const auto check = [&, most_error = most_error](
+                         const auto& args_of, const auto& by_kernels, const auto& by_aten) {
     using Results = decltype(by_aten(args_of(exact, kUsual)));
     std::optional<Results> ours[2];
     run([&](size_t call) { ours[call] = by_kernels(args_of(problem, Call(call)), Call(call)); });
