@@ -190,7 +190,6 @@ LayerView read_layer(
       parameters[p * padded + unit] = bias_ih[(x + p) * hidden + unit];
     }
   }
-  const Size registers = best_kernels().registers_bytes / sizeof(float);
   LayerView layer = {};
   layer.cell = &cell;
   layer.input = input;
@@ -208,9 +207,9 @@ LayerView read_layer(
   if (cell.native == 0) {
     layer.parameters = parameters;
     layer.z = arena.take({cell.slots, padded});
-    layer.registers = arena.take({registers});
+    layer.registers = arena.take<std::byte>({static_cast<Size>(best_kernels().registers_bytes)});
+    best_kernels().make_registers(layer);
   }
-  if (cell.native == 0) best_kernels().make_registers(layer);
   return layer;
 }
 

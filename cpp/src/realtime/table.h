@@ -15,6 +15,7 @@ constexpr int kGroup = 4;  // pre-activations that a program's layer multiplies 
 // A layer, on memory that realtime.cpp allocates. For programs: P parameters, the weights of each
 // group of pre-activations are together, and all blocks have kUnits units.
 struct LayerView : cpu::SmallLayer {
+  const CellInfo* cell;
   const float* parameters;  // (P, padded)
   float* z;                 // (S, padded)
   void* registers;

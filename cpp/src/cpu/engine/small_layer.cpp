@@ -46,7 +46,6 @@ SequenceResult small_layer_forward(const SequenceArgs& args) {
   const int64_t first = args.reverse ? steps - 1 : 0;
   const int64_t x_step = batch * input.size(-1), y_step = batch * hidden;
   const SmallLayer layer = {
-      .cell = &cell,
       .input = input.size(-1),
       .hidden = hidden,
       .padded = padded,

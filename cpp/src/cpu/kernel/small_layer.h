@@ -2,17 +2,14 @@
 // steps (small_layer_kernels.h). No PyTorch header.
 #pragma once
 
-#include "cell/cell.h"
-
 #include <cstdint>
 
 namespace lltm::cpu {
 
 constexpr std::int64_t kLayerUnits = 16;  // of the fastest blocks of weights
 
-// S pre-activations, P parameters. Rows of `padded` values are H, rounded up to complete blocks.
+// S pre-activations. Rows of `padded` values are H, rounded up to complete blocks.
 struct SmallLayer {
-  const CellInfo* cell;
   std::int64_t input, hidden, padded, batch;
   std::int64_t x_step, y_step;  // between steps of x (B, I) and y (B, H), which are contiguous
   // For each block of units, from begins[block] to begins[block + 1]: (I, ., units) for the
