@@ -175,6 +175,11 @@ constexpr int kWidthFor = [] {
   return width;
 }();
 
+struct RowOfStep {
+  const float *x, *h;
+  float *c, *h_next;
+};
+
 // Units from `unit` on in a step of a row: kWidth vectors, or `part` units. w: of these units, in
 // rows of `units`. Pre-activations stay in registers.
 template <typename Definition, int kWidth, std::int64_t kUnits = 0, bool kPart = false>
@@ -183,10 +188,7 @@ LLTM_CELL_INLINE void run_units(
     const float* w,
     std::int64_t width_of_row,
     std::int64_t unit,
-    const float* x,
-    const float* h,
-    float* c,
-    float* h_next,
+    const RowOfStep& row,
     std::int64_t part = 0) {
   constexpr CellInfo kCell = Definition::kCell;
   const std::int64_t units = kUnits > 0 ? kUnits : width_of_row;
@@ -199,22 +201,22 @@ LLTM_CELL_INLINE void run_units(
       z[s][v] = load_lanes(layer.bias + s * layer.padded + unit + v * kLanes);
     }
   }
-  multiply<kX, kPart>(w, units, part, x, layer.input, z + kCell.x.begin);
+  multiply<kX, kPart>(w, units, part, row.x, layer.input, z + kCell.x.begin);
   w += layer.input * kX * units;
-  multiply<kH, kPart>(w, units, part, h, layer.hidden, z + kCell.h.begin);
+  multiply<kH, kPart>(w, units, part, row.h, layer.hidden, z + kCell.h.begin);
   LLTM_UNROLL
   for (int v = 0; v < kWidth; ++v) {
     const std::int64_t first = unit + v * kLanes;
     Lanes z_v[kCell.slots];
     LLTM_UNROLL
     for (int s = 0; s < kCell.slots; ++s) z_v[s] = z[s][v];
-    const auto next = Definition::forward(z_v, Lanes(load_lanes(c + first)));
+    const auto next = Definition::forward(z_v, Lanes(load_lanes(row.c + first)));
     if constexpr (kPart) {
-      store_first(next.h.v, h_next + first, part);
+      store_first(next.h.v, row.h_next + first, part);
     } else {
-      store_lanes(next.h.v, h_next + first);
+      store_lanes(next.h.v, row.h_next + first);
     }
-    store_lanes(next.c.v, c + first);
+    store_lanes(next.c.v, row.c + first);
   }
 }
 
@@ -225,22 +227,18 @@ __attribute__((noinline)) void run_block(
     const float* w,
     std::int64_t unit,
     std::int64_t end,
-    const float* x,
-    const float* h,
-    float* c,
-    float* h_next) {
+    const RowOfStep& row) {
   constexpr int kWidth = kWidthFor<Definition::kCell.slots>, kN = kWidth * kLanes;
   const std::int64_t units = end - unit;
-  if (units == kLanes)
-    return run_units<Definition, 1, kLanes>(layer, w, units, unit, x, h, c, h_next);
+  if (units == kLanes) return run_units<Definition, 1, kLanes>(layer, w, units, unit, row);
   for (; end - unit >= kN; unit += kN, w += kN) {
-    run_units<Definition, kWidth>(layer, w, units, unit, x, h, c, h_next);
+    run_units<Definition, kWidth>(layer, w, units, unit, row);
   }
   for (; end - unit >= kLanes; unit += kLanes, w += kLanes) {
-    run_units<Definition, 1>(layer, w, units, unit, x, h, c, h_next);
+    run_units<Definition, 1>(layer, w, units, unit, row);
   }
   if (const std::int64_t part = end - unit; part > 0) {
-    run_units<Definition, 1, 0, true>(layer, w, units, unit, x, h, c, h_next, part);
+    run_units<Definition, 1, 0, true>(layer, w, units, unit, row, part);
   }
 }
 
@@ -254,21 +252,21 @@ void run_small_layer(const SmallLayer& layer, const float* x, float* y, std::int
   const float* h = layer.h;
   for (std::int64_t t = 0; t < steps; ++t) {
     for (std::int64_t r = 0; r < layer.batch; ++r) {
-      const float* const x_row = x + r * layer.input;
-      const float* const h_row = h + r * layer.hidden;
-      float* const c = layer.c + r * layer.padded;
-      float* const h_next = y + r * layer.hidden;
+      const RowOfStep row = {
+          x + r * layer.input,
+          h + r * layer.hidden,
+          layer.c + r * layer.padded,
+          y + r * layer.hidden};
       const float* w = layer.weights;
       for (std::int64_t block = 0; block < layer.blocks; ++block) {
         const std::int64_t unit = layer.begins[block], units = layer.begins[block + 1] - unit;
         if (units == kLayerUnits) {
           LLTM_UNROLL
           for (int j = 0; j < kLayerUnits; j += kWidth * kLanes) {
-            run_units<Definition, kWidth, kLayerUnits>(
-                layer, w + j, units, unit + j, x_row, h_row, c, h_next);
+            run_units<Definition, kWidth, kLayerUnits>(layer, w + j, units, unit + j, row);
           }
         } else {
-          run_block<Definition>(layer, w, unit, unit + units, x_row, h_row, c, h_next);
+          run_block<Definition>(layer, w, unit, unit + units, row);
         }
         w += weights_of_unit * units;
       }
