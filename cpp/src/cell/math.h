@@ -16,9 +16,7 @@
 
 #include <cstdint>
 
-#if defined(LLTM_FAST_COMPILE)  // in tests that check values, not speed
-#define LLTM_CELL_INLINE inline
-#elif defined(__CUDACC__)
+#if defined(__CUDACC__)
 #define LLTM_CELL_INLINE __host__ __device__ __forceinline__
 #else
 #define LLTM_CELL_INLINE inline __attribute__((always_inline))
@@ -32,9 +30,7 @@
 #endif
 
 // Constant indices keep arrays in registers.
-#if defined(LLTM_FAST_COMPILE)
-#define LLTM_UNROLL
-#elif defined(__CUDACC__)
+#if defined(__CUDACC__)
 #define LLTM_UNROLL _Pragma("unroll")
 #else
 #define LLTM_UNROLL _Pragma("GCC unroll 8")

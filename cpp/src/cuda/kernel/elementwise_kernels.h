@@ -1,5 +1,5 @@
 // One thread's code in an element-wise kernel, for host and device: a stage of a cell, from the
-// struct that print_stage prints (program_source.h).
+// struct that print_stage prints (program_source.cpp).
 //
 // A thread computes `kWidth` adjacent units in a row: a 16-byte access in the storage type (wide
 // form), or 1. An argument with strided elements or unaligned rows is read element by element,

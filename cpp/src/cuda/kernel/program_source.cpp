@@ -93,11 +93,10 @@ Source source_of(const CellInfo& cell, const Port& port, bool is_output) {
   }
 }
 
-}  // namespace
-
-std::string print_definition(const CellInfo& cell, const std::string& name) {
+// A cell definition for persistent_kernels.h.
+std::string print_definition(const CellInfo& cell) {
   std::ostringstream to = new_stream();
-  to << "namespace lltm {\nnamespace {\n\nstruct " << name << " {\n"
+  to << "namespace lltm {\nnamespace {\n\nstruct Definition {\n"
      << "  static constexpr CellInfo kCell = {\n"
      << "      .name = \"\",\n"
      << "      .slots = " << cell.slots << ",\n      .saved = " << cell.saved << ",\n";
@@ -124,14 +123,15 @@ std::string print_definition(const CellInfo& cell, const std::string& name) {
   return to.str();
 }
 
-std::string print_stage(const CellInfo& cell, const Stage& stage, const std::string& name) {
+// The same for a stage: run<kWidth>(args, n) computes the n-th piece of kWidth hidden units.
+std::string print_stage(const CellInfo& cell, const Stage& stage) {
   const int inputs = stage.program.inputs, outputs = stage.program.outputs;
   std::ostringstream to = new_stream();
   const auto move = [&](const char* function, const Source& source, const char* values, int k) {
     to << "    " << function << "(args." << source.matrix << ", at, " << source.block << ", "
        << values << "[" << k << "]);\n";
   };
-  to << "namespace lltm::cuda {\nnamespace {\n\nstruct " << name << " {\n";
+  to << "namespace lltm::cuda {\nnamespace {\n\nstruct Definition {\n";
   print_program(to, stage.program, "compute");
   to << "\n  template <int kWidth, typename Args>\n"
      << "  static LLTM_CELL_INLINE void run(const Args& args, std::int64_t n) {\n"
@@ -152,7 +152,7 @@ std::string print_stage(const CellInfo& cell, const Stage& stage, const std::str
     if (place == Place::kH) move("add", {"h_of_gemm", 0}, "in", k);
     if (place == Place::kH && cell.reads_h) move("add", {"states", 0}, "in", k);
   }
-  to << "    compute_each<" << name << ">(in, out);\n";
+  to << "    compute_each<Definition>(in, out);\n";
   for (int k = 0; k < outputs; ++k) {
     const Port& port = stage.ports[inputs + k];
     move("store", source_of(cell, port, true), "out", k);
@@ -162,6 +162,8 @@ std::string print_stage(const CellInfo& cell, const Stage& stage, const std::str
   to << "  }\n};\n\n}  // namespace\n}  // namespace lltm::cuda\n";
   return to.str();
 }
+
+}  // namespace
 
 const char* kernel_name(const KernelForm& form) {
   if (form.is_persistent()) {
@@ -176,14 +178,14 @@ std::string print_kernel(const KernelForm& form) {
   std::ostringstream to = new_stream();
   if (!form.is_persistent()) {
     to << "#include \"cuda/kernel/program_gpu.h\"\n\n"
-       << print_stage(*form.cell, *form.stage, "Definition")
+       << print_stage(*form.cell, *form.stage)
        << "\nnamespace lltm::cuda {\nusing Args = StageArgs<" << tensor << ", "
        << kTypes[static_cast<int>(form.state)] << ", " << (form.backward ? "true" : "false")
        << ">;\nLLTM_STAGE_KERNEL(" << kernel_name(form) << ", " << form.width << ")\n}\n";
     return to.str();
   }
   to << "#include \"cuda/kernel/persistent_kernels.h\"\n\n"
-     << print_definition(*form.cell, "Definition")
+     << print_definition(*form.cell)
      << "\nnamespace lltm::cuda {\nusing Args = " << (form.directions > 1 ? "DirectionArgs<" : "")
      << "Persistent" << (form.backward ? "Backward" : "Forward") << "Args<" << tensor
      << (form.directions > 1 ? ">" : "") << ">;\nLLTM_PERSISTENT_KERNEL(" << kernel_name(form)

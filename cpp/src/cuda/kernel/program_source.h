@@ -27,12 +27,6 @@ struct KernelForm {
   auto operator<=>(const KernelForm&) const = default;
 };
 
-// A cell definition for persistent_kernels.h: struct `name`, in C++ for host and device.
-std::string print_definition(const CellInfo& cell, const std::string& name);
-
-// The same for a stage: run<kWidth>(args, n) computes the n-th piece of kWidth hidden units.
-std::string print_stage(const CellInfo& cell, const Stage& stage, const std::string& name);
-
 const char* kernel_name(const KernelForm& form);
 std::string print_kernel(const KernelForm& form);
 
