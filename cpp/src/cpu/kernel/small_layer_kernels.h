@@ -26,27 +26,28 @@ constexpr int kMostSums = 8;
 // Products that are added in float32 in one chain.
 constexpr std::int64_t kLongestChain = 32;
 
-// The larger and smaller of two, or NaN if `x` is NaN.
 #if defined(__AVX512F__)
+// The larger of two, or NaN if `x` is NaN.
 LLTM_CELL_INLINE Floats larger(Floats bound, Floats x) {
   return _mm512_max_ps(bound, x);
 }
-LLTM_CELL_INLINE Floats smaller(Floats bound, Floats x) {
-  return _mm512_min_ps(bound, x);
+// y where x >= bound, otherwise z.
+LLTM_CELL_INLINE Floats select(Floats x, Floats bound, Floats y, Floats z) {
+  return _mm512_mask_mov_ps(z, _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), y);
 }
 #elif defined(__AVX__)
 LLTM_CELL_INLINE Floats larger(Floats bound, Floats x) {
   return _mm256_max_ps(bound, x);
 }
-LLTM_CELL_INLINE Floats smaller(Floats bound, Floats x) {
-  return _mm256_min_ps(bound, x);
+LLTM_CELL_INLINE Floats select(Floats x, Floats bound, Floats y, Floats z) {
+  return _mm256_blendv_ps(z, y, _mm256_cmp_ps(x, bound, _CMP_GE_OQ));
 }
 #else
 LLTM_CELL_INLINE Floats larger(Floats bound, Floats x) {
   return bound > x ? bound : x;
 }
-LLTM_CELL_INLINE Floats smaller(Floats bound, Floats x) {
-  return bound < x ? bound : x;
+LLTM_CELL_INLINE Floats select(Floats x, Floats bound, Floats y, Floats z) {
+  return x >= bound ? y : z;
 }
 #endif
 
@@ -64,13 +65,12 @@ struct Lanes {
 
 // tanh(x), or tanh(x / 2) / 2 if kHalf, as x P(x^2) / Q(x^2): a minimax approximation with an error
 // up to 3.2e-7, or 1.7e-7, and half the latency of cell/math.h, which is also exact relative to
-// small results.
+// small results. Never exceeds its limits, and reaches them: a gate must close for an infinite h.
 template <bool kHalf>
 LLTM_CELL_INLINE Floats scaled_tanh(Floats x) {
   constexpr float kScale = kHalf ? 0.5f : 1.0f;
-  constexpr float kLimit = 9.01f / kScale;  // tanh is 1 in float32
+  constexpr float kLimit = 8.0f / kScale;  // beyond it, rounding errors exceed the limits
   constexpr float k2 = kScale * kScale, k4 = k2 * k2, k6 = k4 * k2, k8 = k4 * k4, k10 = k8 * k2;
-  x = larger(broadcast(-kLimit), smaller(broadcast(kLimit), x));
   const Floats u = x * x;
   Floats p = broadcast(k10 * 4.575810308e-8f);
   p = p * u + broadcast(k8 * 3.004014070e-5f);
@@ -83,7 +83,8 @@ LLTM_CELL_INLINE Floats scaled_tanh(Floats x) {
   q = q * u + broadcast(k4 * 2.746433020e-2f);
   q = q * u + broadcast(k2 * 4.705911875e-1f);
   q = q * u + broadcast(1.0f);
-  return x * p / q;
+  const Floats limit = broadcast(kLimit), most = broadcast(kScale);
+  return select(x, limit, most, select(-x, limit, -most, x * p / q));
 }
 LLTM_CELL_INLINE Lanes tanh(Lanes x) {
   return scaled_tanh<false>(x.v);
