@@ -26,7 +26,13 @@ struct Named {
 
 // 16 threads.
 const Named kZen4 = {"Zen 4", {1 << 20, 16, /*f32=*/true, /*bf16=*/true, /*bf16x3=*/false}};
-const Named kCascadeLake = {"Cascade Lake", {1 << 20, 16, true, /*bf16=*/false, false}};
+const Named kHaswell = {"Haswell", {1 << 20, 16, true, /*bf16=*/false, false}};
+// A bfloat16 GEMM that is slower than float32's, as on Xeons without AMX.
+const Named kCascadeLake = {"Cascade Lake", [] {
+                              Machine machine = kZen4.machine;
+                              machine.slow_bf16 = true;
+                              return machine;
+                            }()};
 const Named kSapphireRapids = {
     "Sapphire Rapids", {2 << 20, 16, true, true, /*bf16x3=*/true, /*matrix_unit=*/true}};
 
@@ -52,6 +58,7 @@ TEST(Schedule, FormatsDependOnTheCpu) {
   using enum GemmFormat;
   EXPECT_EQ(formats(kZen4, 128, 512), (std::array{kF32, kF32, kF32}));
   EXPECT_EQ(formats(kZen4, 128, 512, true), (std::array{kBf16, kBf16, kBf16}));
+  EXPECT_EQ(formats(kHaswell, 128, 512, true), (std::array{kF32, kF32, kF32}));
   EXPECT_EQ(formats(kCascadeLake, 128, 512, true), (std::array{kF32, kF32, kF32}));
   EXPECT_EQ(formats(kSapphireRapids, 16, 128), (std::array{kF32, kF32, kBf16x3}));
   EXPECT_EQ(formats(kSapphireRapids, 512, 512), (std::array{kBf16x3, kBf16x3, kBf16x3}));
@@ -238,15 +245,17 @@ TEST(Schedule, OfTwoDirections) {
 }
 
 TEST(Schedule, OfFewSteps) {
-  const auto in_place = [](int64_t steps, int64_t batch, bool prepacked) {
-    return schedule_small_batch(kZen4.machine, shape(batch, 32, 128), steps, prepacked).in_place;
+  const auto in_place = [](int64_t steps, int64_t batch, bool prepacked, int64_t hidden = 128) {
+    return schedule_small_batch(kZen4.machine, shape(batch, 32, hidden), steps, prepacked).in_place;
   };
   EXPECT_TRUE(in_place(1, 1, false));
   EXPECT_TRUE(in_place(32, 1, false));
   EXPECT_TRUE(in_place(32, 4, false));
   EXPECT_FALSE(in_place(33, 1, false));
   EXPECT_FALSE(in_place(1, 1, true)) << "prepacked";
-  EXPECT_FALSE(in_place(1, 5, false)) << "rows of one step";
+  EXPECT_FALSE(in_place(1, 5, false)) << "few weights";
+  EXPECT_TRUE(in_place(4, 8, false, 256));
+  EXPECT_FALSE(in_place(5, 8, false, 256)) << "passes over the weights";
   EXPECT_TRUE(has(
       to_string(schedule_small_batch(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
       "weights in place"));
@@ -271,7 +280,7 @@ TEST(Schedule, OfOneStep) {
       "float32 kernel");
   EXPECT_EQ(
       of_one_step(16),
-      "cell: threads 16, blocks of up to 16 units, forward by the GEMM kernel, backward by the "
+      "cell: threads 16, blocks of up to 16 units, forward by the float32 kernel, backward by the "
       "float32 kernel");
 }
 
@@ -283,12 +292,15 @@ TEST(Schedule, OfOneStepByDtype) {
     EXPECT_TRUE(has(of_one_step(64, storage, 256, plain), "forward by ATen, backward by ATen"));
   }
   EXPECT_TRUE(has(of_one_step(1, Storage::kF64), "forward by ATen, backward by ATen"));
-  EXPECT_TRUE(has(of_one_step(16, Storage::kF16), "forward by ATen, backward by the float32"));
+  EXPECT_TRUE(has(
+      of_one_step(16, Storage::kF16), "forward by the float32 kernel, backward by the float32"));
   EXPECT_TRUE(
-      has(of_one_step(16, Storage::kBf16), "forward by the GEMM kernel, backward by the bf"));
+      has(of_one_step(16, Storage::kBf16), "forward by the bfloat16 kernel, backward by the bf"));
   EXPECT_TRUE(
-      has(of_one_step(16, Storage::kBf16, 256, kCascadeLake.machine), "backward by the fl"));
-  EXPECT_TRUE(has(of_one_step(16, Storage::kBf16, 255), "forward by ATen, backward by the bf"))
+      has(of_one_step(16, Storage::kBf16, 256, kCascadeLake.machine),
+          "forward by the float32 kernel, backward by the fl"));
+  EXPECT_TRUE(has(
+      of_one_step(16, Storage::kBf16, 255), "forward by the float32 kernel, backward by the bf"))
       << "pairs of elements do not begin at even columns";
 }
 
@@ -297,15 +309,16 @@ TEST(Schedule, OfOneStepByTheWeightsLayout) {
     return to_string(schedule_step(kZen4.machine, {16, 128, 256, storage, stride, kSlots}));
   };
   EXPECT_TRUE(has(by_stride(0), "forward by ATen, backward by ATen")) << "columns side by side";
-  EXPECT_TRUE(has(by_stride(400), "forward by the GEMM kernel, backward by the float32 kernel"));
+  EXPECT_TRUE(has(by_stride(400), "forward by the float32 kernel, backward by the float32 kernel"));
+  EXPECT_TRUE(has(
+      by_stride(400, Storage::kBf16), "forward by the bfloat16 kernel, backward by the bfloat16"));
   EXPECT_TRUE(
-      has(by_stride(400, Storage::kBf16), "forward by the GEMM kernel, backward by the bfloat16"));
-  EXPECT_TRUE(has(by_stride(401, Storage::kBf16), "forward by ATen, backward by the bfloat16"));
+      has(by_stride(401, Storage::kBf16), "forward by the float32 kernel, backward by the bf"));
   constexpr int64_t kWide = 1 << 21;
   EXPECT_TRUE(
       has(to_string(
               schedule_step(kZen4.machine, {16, kWide - 256, 256, Storage::kBf16, kWide, kSlots})),
-          "forward by the GEMM kernel"))
+          "forward by the bfloat16 kernel"))
       << "offsets are of 64 bits";
 }
 
@@ -317,9 +330,7 @@ Call call(int64_t batch, int64_t hidden = 128, int64_t steps = 100) {
       .shape = {batch, 32, hidden, steps * batch, /*bf16=*/false, kSlots},
       .steps = steps,
       .storage = Storage::kF32,
-      .weights = 3 * hidden * (32 + hidden),
-      .stride_ih = 32 + hidden,
-      .stride_hh = 32 + hidden};
+      .weights = 3 * hidden * (32 + hidden)};
 }
 
 template <typename Change>
@@ -374,17 +385,23 @@ TEST(ChooseEngine, PerStepForFloat64EmptySizesAndCpusWithoutKernels) {
   }
 }
 
-TEST(ChooseEngine, OneStepOf16Bits) {
+TEST(ChooseEngine, Of16Bits) {
   const auto bf16 = [](Call& c) {
     c.storage = Storage::kBf16;
     c.shape.bf16 = true;
   };
-  EXPECT_EQ(kind(with(call(16, 128, 1), bf16)), Engine::kOneStep);
-  EXPECT_EQ(kind(with(call(16, 127, 1), bf16)), Engine::kBlocked) << "odd stride";
-  const auto joined = [&](Call& c) { bf16(c), c.stride_ih = 33, c.stride_hh = 128; };
-  EXPECT_EQ(kind(with(call(16, 128, 1), joined)), Engine::kBlocked) << "one odd stride";
+  EXPECT_EQ(kind(with(call(16, 127, 1), bf16)), Engine::kOneStep);
+  const Call few = with(call(1), bf16);
+  EXPECT_EQ(kind(few), Engine::kBlocked) << "operands in bfloat16";
+  EXPECT_EQ(kind(few, kCascadeLake.machine), Engine::kSmallBatch);
   EXPECT_EQ(
-      kind(with(call(16, 127, 1), [&](Call& c) { bf16(c), c.backward = true; })), Engine::kOneStep);
+      kind(with(
+          few,
+          [](Call& c) {
+            c.storage = Storage::kF16;
+            c.shape.bf16 = false;
+          })),
+      Engine::kSmallBatch);
 }
 
 TEST(ChooseEngine, StagesGivenGatesAndHeads) {
@@ -437,8 +454,10 @@ TEST(ChooseEngine, OfPrepackedWeights) {
   EXPECT_EQ(kind(with(call(16), empty)), Engine::kPerStep);
   const Call bf16 = with(call(16), packed(kBf16, Storage::kBf16));
   EXPECT_FALSE(engine(bf16).unpack);
-  EXPECT_TRUE(engine(bf16, kCascadeLake.machine).unpack) << "no bfloat16 kernels";
-  EXPECT_EQ(kind(bf16, kCascadeLake.machine), Engine::kBlocked);
+  EXPECT_TRUE(engine(bf16, kHaswell.machine).unpack) << "no bfloat16 kernels";
+  EXPECT_EQ(kind(bf16, kHaswell.machine), Engine::kBlocked);
+  EXPECT_FALSE(engine(bf16, kCascadeLake.machine).unpack) << "slow, but without unpacking";
+  EXPECT_FALSE(engine(bf16, kCascadeLake.machine).machine.slow_bf16);
   EXPECT_FALSE(engine(with(call(16), packed(kF32)), kSapphireRapids.machine).machine.bf16x3);
   EXPECT_TRUE(engine(with(call(16), packed(kBf16x3)), kSapphireRapids.machine).machine.bf16x3);
 }

@@ -52,13 +52,6 @@ template <typename Args>
 Weights weights_of(const Args& args) {
   return weights_of(*args.cell, args.weight_ih, args.weight_hh);
 }
-// Converting a concatenated matrix is faster than its columns.
-template <typename Args>
-Weights weights_of(const Args& args, at::ScalarType dtype) {
-  const at::Tensor& hh = args.weight_hh;
-  return weights_of(*args.cell, args.weight_ih->to(dtype), hh.defined() ? hh.to(dtype) : hh);
-}
-
 // Raw matrices, for calls so short that views would be noticeable.
 template <typename T>
 struct WeightMatrices {

@@ -4,6 +4,7 @@
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
+#include "cpu/gemm/gemm.h"
 #include "cpu/kernel/elementwise.h"
 
 namespace lltm::cpu {
@@ -15,10 +16,8 @@ Tensor slot_bias(
   if (!bias_ih.defined() && !bias_hh.defined()) return {};
   const Tensor& any = bias_ih.defined() ? bias_ih : bias_hh;
   const at::ScalarType dtype = compute_dtype(any.scalar_type());
-  // Without the dispatcher, if possible.
   const auto contiguous = [&](const Tensor& bias) {
-    if (!bias.defined() || (bias.scalar_type() == dtype && bias.is_contiguous())) return bias;
-    return bias.to(dtype).contiguous();
+    return bias.defined() ? converted(bias, dtype).contiguous() : bias;
   };
   if (!bias_hh.defined() && cell.x.count() == cell.slots) {
     return contiguous(x_slots(biases_of(bias_ih, cell), cell));

@@ -30,7 +30,7 @@ bool prefers_small_batch(
   constexpr int64_t kShortCall = 64;
   const int64_t batch = call.shape.batch;
   const bool few_elements = has_few_elements(batch, call.shape.hidden);
-  if (!call.forgets) return few_elements;
+  if (!call.forgets && call.storage == Storage::kF32) return few_elements;
   const bool is_short =
       call.prepacked != 0 && call.shape.rows <= kShortCall && (few_elements || !machine.bf16x3);
   return batch == 1 || schedule.in_place ||
@@ -55,15 +55,6 @@ bool prefers_small_layer(
   return schedule.grid.workers() == 1 || part * time({}) <= time(schedule.grid);
 }
 
-// True if a kernel for a single step reads the weights in place, which 16-bit dtypes may lack.
-bool has_step_kernel(const Machine& machine, const Call& call) {
-  if (call.storage == Storage::kF32 || call.backward) return true;
-  const auto& [batch, input, hidden, rows, bf16, slots, heads] = call.shape;
-  const int64_t stride = weights_stride(call.stride_ih, call.stride_hh);
-  return schedule_step(machine, {batch, input, hidden, call.storage, stride, slots}).forward !=
-         StepGemm::kAten;
-}
-
 }  // namespace
 
 Engine choose_engine(const Machine& machine, Call call) {
@@ -77,17 +68,18 @@ Engine choose_engine(const Machine& machine, Call call) {
   if (call.prepacked != 0) {  // this CPU may have no kernel for the format
     engine.unpack = !blocks || has(GemmFormat::kInt8) || (has(GemmFormat::kBf16) && !machine.bf16);
     engine.machine.bf16 = has(GemmFormat::kBf16);
+    engine.machine.slow_bf16 = false;
     engine.machine.bf16x3 = machine.bf16x3 && has(GemmFormat::kBf16x3);
     if (engine.unpack) {
       engine.machine = machine;
       call.prepacked = 0;
-      call.stride_ih = call.shape.input;
-      call.stride_hh = call.shape.hidden;
     }
   }
   const bool per_step = !blocks || is_faster_in_place(call) || has_few_rows(call);
   if (!per_step) engine.kind = Engine::kBlocked;
-  if (!per_step && !call.stages && !call.backward && call.storage == Storage::kF32) {
+  const bool in_float32 =
+      call.storage == Storage::kF32 || !has_bf16_operands(engine.machine, call.shape);
+  if (!per_step && !call.stages && !call.backward && in_float32) {
     const bool prepacked = call.prepacked != 0;
     engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);
     if (prefers_small_batch(call, engine.machine, engine.small_batch)) {
@@ -103,13 +95,9 @@ Engine choose_engine(const Machine& machine, Call call) {
   if (engine.kind != Engine::kBlocked) return engine;
   // A product's operand may be out of range.
   if (call.stages) engine.machine.bf16x3 = false;
-  if (engine.dense) {
-    call.heads = false;
-    call.stride_hh = call.shape.hidden;
-  }
   const bool one_step = call.steps == 1 && call.prepacked == 0 && !call.wide_gradients;
-  const bool has_engine = !call.stages && !call.given && !call.heads;
-  if (one_step && has_engine && has_step_kernel(machine, call)) engine.kind = Engine::kOneStep;
+  const bool has_engine = !call.stages && !call.given && (!call.heads || engine.dense);
+  if (one_step && has_engine) engine.kind = Engine::kOneStep;
   return engine;
 }
 

@@ -26,9 +26,8 @@ struct Call {
   bool small_layer = false;     // cell and arguments suit kernel/small_layer.h
   // Weights with heads, and whether these are packed by head.
   bool heads = false, packs_heads = false;
-  unsigned prepacked = 0;                // formats of prepacked weights
-  int64_t weights = 0;                   // elements, if not prepacked
-  int64_t stride_ih = 0, stride_hh = 0;  // row strides; 0 if rows are not contiguous
+  unsigned prepacked = 0;  // formats of prepacked weights
+  int64_t weights = 0;     // elements, if not prepacked
 };
 
 struct Engine {

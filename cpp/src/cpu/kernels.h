@@ -10,13 +10,6 @@ namespace lltm::cpu {
 // this CPU's extensions. Selected once.
 const Kernels& kernels();
 
-// Otherwise the GEMM widens bfloat16.
-inline bool multiplies_bf16() {
-  const Kernels* const widening = kernels_avx512();
-  const GemmBf16 chosen = kernels().gemm_bf16_operands;
-  return chosen != nullptr && (widening == nullptr || chosen != widening->gemm_bf16_operands);
-}
-
 template <typename T, typename Element>
 const Elementwise<T, Element>& elementwise(const CellInfo& cell) {
   return elementwise_of<T, Element>(kernels().cells[cell.native]);

@@ -58,7 +58,8 @@ Machine current_machine() {
       Bf16x3Format::available(),
       /*matrix_unit=*/Bf16x3Format::available(),
       l3,
-      cores};
+      cores,
+      /*slow_bf16=*/!kernels().fast_bf16};
 }
 
 }  // namespace lltm::cpu

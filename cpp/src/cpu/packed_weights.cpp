@@ -68,16 +68,20 @@ PackedB<Element> writable(const PackedB<const Element>& b) {
 // Returns false if values are out of range.
 template <typename Format>
 bool pack(const Weights& weights, const PackedWeights<Format>& packed) {
-  using Unpacked = typename Format::Unpacked;
   const Tensor matrices[] = {
-      with_contiguous_rows(weights.ih.to(kDtype<Unpacked>)),
-      with_contiguous_rows(weights.hh.to(kDtype<Unpacked>).flatten(0, -2))};
-  const Matrix<const Unpacked> w[] = {read<Unpacked>(matrices[0]), read<Unpacked>(matrices[1])};
-  const int64_t k[] = {matrices[0].size(1), matrices[1].size(1)};
-  return for_each_part(packed, [&](const auto& part) {
-    const auto rows = w[part.of_h].from(part.row);
-    return Format::pack_b_transposed(
-        writable(part.b), 0, part.column, rows, k[part.of_h], part.rows);
+      with_contiguous_rows(as_packed_dtype<Format>(weights.ih)),
+      with_contiguous_rows(as_packed_dtype<Format>(weights.hh).flatten(0, -2))};
+  return visit_packed_dtype<Format>(weights.hh.scalar_type(), [&]<typename T>(T*) {
+    const Matrix<const T> w[] = {read<T>(matrices[0]), read<T>(matrices[1])};
+    return for_each_part(packed, [&](const auto& part) {
+      const int64_t k = matrices[part.of_h].size(1);
+      const auto pack_rows = [&](const auto& rows, int64_t first, int64_t count) {
+        const int64_t column = part.column + first;
+        return Format::pack_b_transposed(writable(part.b), 0, column, rows, k, count);
+      };
+      const auto rows = w[part.of_h].from(part.row);
+      return pack_widened<typename Format::Unpacked>(rows, part.rows, k, pack_rows);
+    });
   });
 }
 
@@ -407,7 +411,7 @@ Tensor prepack(
                                : weight_ih.clone(at::MemoryFormat::Contiguous);
   }
   const bool bf16 = dtype == at::kBFloat16;
-  if (bf16 && Bf16Format::available()) return prepack_as<Bf16Format>(cell, weights, dtype);
+  if (bf16 && kernels().fast_bf16) return prepack_as<Bf16Format>(cell, weights, dtype);
   const bool twice = Bf16x3Format::available() && !bf16 && !cell.has_stages();
   return twice ? prepack_twice(cell, weights, dtype) : prepack_as<F32Format>(cell, weights, dtype);
 }

@@ -271,7 +271,7 @@ decltype(auto) visit_forward_format(GemmFormat format, const Body& body) {
 }  // namespace
 
 ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape) {
-  if (shape.bf16 && machine.bf16) {
+  if (has_bf16_operands(machine, shape)) {
     return forward_schedule<Bf16Format>(machine, shape);
   }
   if (!shape.bf16 && machine.bf16x3 &&
@@ -282,7 +282,7 @@ ForwardSchedule schedule_forward(const Machine& machine, const LayerShape& shape
 }
 
 BackwardSchedule schedule_backward(const Machine& machine, const LayerShape& shape) {
-  if (shape.bf16 && machine.bf16) {
+  if (has_bf16_operands(machine, shape)) {
     return backward_schedule<Bf16Format>(machine, shape);
   }
   const bool bf16x3 = !shape.bf16 && machine.bf16x3;
@@ -321,7 +321,7 @@ bool schedule_side_by_side(const Machine& machine, const LayerShape& shape, bool
     return forward +
            saved(backward_model<Format>(machine, shape), backward_model<Format>(half, shape));
   };
-  return (shape.bf16 && machine.bf16 ? gain(Bf16Format{}) : gain(F32Format{})) > 0;
+  return (has_bf16_operands(machine, shape) ? gain(Bf16Format{}) : gain(F32Format{})) > 0;
 }
 
 Partition prepack_blocks(const Machine& machine, GemmFormat format, const LayerShape& shape) {
@@ -384,37 +384,43 @@ SmallBatchSchedule schedule_small_batch(
   schedule.blocks = forward_blocks<F32Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
   schedule.chunk_rows = kMergedRows;
-  schedule.in_place = shape.batch <= kMostProductRows && steps <= kFewSteps && !prepacked;
+  // With more rows, which take several passes over the weights, if these are many.
+  constexpr int64_t kMostPasses = 8, kManyWeights = 1 << 17;
+  const int64_t passes = steps * divide_up(shape.batch, kMostProductRows);
+  const int64_t weights =
+      (shape.slots.x * shape.input + shape.slots.h * shape.head_units()) * shape.hidden;
+  const bool few = shape.batch <= kMostProductRows
+                       ? steps <= kFewSteps
+                       : passes <= kMostPasses && weights >= kManyWeights;
+  schedule.in_place = few && !prepacked;
   return schedule;
 }
-
-namespace {
-
-// K can end in a partial tile, which costs less than a copy.
-bool blocks_forward(const Machine& machine, const StepShape& shape) {
-  if (shape.storage == Storage::kF32) return machine.f32;
-  constexpr int64_t kVnni = Bf16Format::kVnniFactor;
-  return shape.storage == Storage::kBf16 && machine.bf16 && shape.hidden % kVnni == 0 &&
-         shape.input % kVnni == 0 && shape.weights_stride % kVnni == 0;
-}
-
-}  // namespace
 
 StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   const auto [batch, input, hidden, storage, weights_stride, slots] = shape;
   // With fewer rows, packing bfloat16 weights costs more than widening them.
   constexpr int64_t kBf16BackwardRows = 16;
+  // Up to so many rows, passes of dot products over the weights take less than the float32 GEMM,
+  // whose vectors are partly empty, with packing x and h and transposing its result.
+  constexpr int64_t kF32ProductRows = 8, kProductRows16 = 12;
   constexpr int64_t kWidest = 64;
   const bool in_place = weights_stride > 0 && batch > 0 && input > 0 && hidden > 0;
   StepSchedule schedule = {};
-  if (in_place && batch <= kMostProductRows && storage != Storage::kF64) {
-    schedule.forward = StepGemm::kProducts;
-  } else if (in_place && blocks_forward(machine, shape)) {
-    schedule.forward = StepGemm::kBlocked;
+  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && !machine.slow_bf16;
+  // K can end in a partial tile, which costs less than a copy.
+  constexpr int64_t kVnni = Bf16Format::kVnniFactor;
+  const bool pairs = hidden % kVnni == 0 && input % kVnni == 0 && weights_stride % kVnni == 0;
+  const auto format = [](bool is_bf16) { return is_bf16 ? GemmFormat::kBf16 : GemmFormat::kF32; };
+  schedule.forward_format = format(bf16 && pairs);
+  schedule.backward_format = format(bf16 && batch >= kBf16BackwardRows);
+  if (in_place && storage != Storage::kF64) {
+    if (machine.f32) schedule.forward = schedule.backward = StepGemm::kBlocked;
+    const bool is_float32 = machine.f32 && schedule.forward_format == GemmFormat::kF32;
+    const int64_t most = !is_float32                ? kMostProductRows
+                         : storage == Storage::kF32 ? kF32ProductRows
+                                                    : kProductRows16;
+    if (batch <= most) schedule.forward = StepGemm::kProducts;
   }
-  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && batch >= kBf16BackwardRows;
-  schedule.backward_format = bf16 ? GemmFormat::kBf16 : GemmFormat::kF32;
-  if (in_place && machine.f32 && storage != Storage::kF64) schedule.backward = StepGemm::kBlocked;
   const double work = (static_cast<double>(batch) + Costs::kRows) *
                       static_cast<double>((slots.h * hidden + slots.x * input) * hidden);
   schedule.threads = work / 2 < Costs::region(machine) ? 1 : machine.threads;
@@ -468,17 +474,14 @@ std::string to_string(const SmallBatchSchedule& s) {
 }
 
 std::string to_string(const StepSchedule& s) {
+  const auto kernel = [](GemmFormat format) { return "the " + to_string(format) + " kernel"; };
   std::ostringstream text;
   text << "cell: threads " << s.threads << ", " << to_string(s.blocks) << ", forward by "
        << (s.forward == StepGemm::kProducts  ? "dot products"
-           : s.forward == StepGemm::kBlocked ? "the GEMM kernel"
+           : s.forward == StepGemm::kBlocked ? kernel(s.forward_format)
                                              : "ATen")
-       << ", backward by ";
-  if (s.backward == StepGemm::kAten) {
-    text << "ATen";
-  } else {
-    text << "the " << to_string(s.backward_format) << " kernel";
-  }
+       << ", backward by "
+       << (s.backward == StepGemm::kBlocked ? kernel(s.backward_format) : "ATen");
   return text.str();
 }
 

@@ -79,6 +79,10 @@ struct LayerShape {
   int64_t head_units() const { return hidden / heads; }
 };
 
+inline bool has_bf16_operands(const Machine& machine, const LayerShape& shape) {
+  return shape.bf16 && machine.bf16 && !machine.slow_bf16;
+}
+
 struct ForwardSchedule {
   GemmFormat format;
   Grid grid;
@@ -158,7 +162,7 @@ constexpr int64_t weights_stride(int64_t ih, int64_t hh) {
 enum class StepGemm { kAten, kProducts, kBlocked };
 struct StepSchedule {
   StepGemm forward, backward;
-  GemmFormat backward_format;  // float32 or bfloat16, for blocked GEMMs
+  GemmFormat forward_format, backward_format;  // float32 or bfloat16, for blocked GEMMs
   int64_t threads;
   Partition blocks;
 };

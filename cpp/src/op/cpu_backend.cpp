@@ -80,7 +80,7 @@ std::string description() {
        << (kernels_amx() != nullptr ? ", AMX" : "") << '\n'
        << "CPU kernels in use: " << kernels().name << '\n'
        << "CPU micro-kernel: " << (F32Format::available() ? "float32" : "none")
-       << (Bf16Format::available() ? ", bfloat16" : "")
+       << (kernels().fast_bf16 ? ", bfloat16" : "")
        << (Bf16x3Format::available() ? ", float32 as bf16x3 (AMX)" : "") << '\n';
   return text.str();
 }

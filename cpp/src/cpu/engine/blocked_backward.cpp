@@ -86,7 +86,12 @@ class BlockedBackward {
   };
 
   static Weights slot_weights(const SequenceBackwardArgs& args) {
-    const auto [ih, hh] = weights_of(args, kDtype<Unpacked>);
+    const Tensor& given_hh = args.weight_hh;
+    // Converting a concatenated matrix is faster than its columns.
+    const auto [ih, hh] = weights_of(
+        *args.cell,
+        as_packed_dtype<Format>(args.weight_ih),
+        given_hh.defined() ? as_packed_dtype<Format>(given_hh) : given_hh);
     const Tensor slots = h_slots(hh, *args.cell);
     return {
         x_slots(ih, *args.cell),
@@ -172,7 +177,14 @@ class BlockedBackward {
 
   bool pack_weights(const RecurrentGemm& gemm) {
     const Tensor matrix = weights_.hh.flatten(0, -2);  // heads' rows
-    const auto w = read<Unpacked>(matrix).from((gemm.gates.begin - cell_.h.begin) * units_);
+    return visit_packed_dtype<Format>(matrix.scalar_type(), [&]<typename Weight>(Weight*) {
+      return pack_weights(gemm, read<Weight>(matrix));
+    });
+  }
+
+  template <typename Weight>
+  bool pack_weights(const RecurrentGemm& gemm, Matrix<const Weight> matrix) {
+    const auto w = matrix.from((gemm.gates.begin - cell_.h.begin) * units_);
     const int64_t all = gemm.gates.count() * units_;
     // One call if the pre-activations are also adjacent in the operand. With heads, a B per gate.
     const int64_t rows = heads_ > 1 ? units_ : slot_pitch_ == hidden_ ? all : hidden_;
@@ -191,7 +203,11 @@ class BlockedBackward {
             const auto to =
                 heads_ > 1 ? gate_of_weights(gemm, block, gate) : block_of_weights(gemm, block);
             const int64_t k0 = (heads_ > 1 ? 0 : gate * slot_pitch_) + own.begin;
-            in_range &= Format::pack_b(to, k0, 0, x, own.size(), blocks_.size(block));
+            const int64_t n = blocks_.size(block);
+            const auto pack = [&](const auto& from, int64_t first, int64_t count) {
+              return Format::pack_b(to, k0 + first, 0, from, count, n);
+            };
+            in_range &= pack_widened<Unpacked>(x, own.size(), n, pack);
           }
           return in_range;
         });

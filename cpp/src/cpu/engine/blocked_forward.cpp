@@ -42,9 +42,7 @@ using at::Tensor;
 
 template <typename Unpacked>
 Tensor as_source(const Tensor& tensor) {
-  // Calling to() is noticeable in a short step.
-  const bool is_source = tensor.scalar_type() == kDtype<Unpacked>;
-  const Tensor source = is_source ? tensor : tensor.to(kDtype<Unpacked>);
+  const Tensor source = converted(tensor, kDtype<Unpacked>);
   return source.stride(-1) == 1 ? source : source.contiguous();
 }
 
@@ -584,8 +582,7 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
                args, schedule, read_packed<Format>(*args.cell, args.weight_ih))
         .run();
   }
-  constexpr at::ScalarType dtype = kDtype<typename Format::Unpacked>;
-  auto weights = pack_weights<Format>(*args.cell, weights_of(args, dtype), schedule.blocks);
+  auto weights = pack_weights<Format>(*args.cell, weights_of(args), schedule.blocks);
   if (!weights.has_value()) return {};
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
 }
@@ -617,7 +614,14 @@ SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSch
   const auto run = [&]<typename Weights>(Weights weights) {
     return *BlockedForward<float, F32Format, Weights>(args, as_blocked, std::move(weights)).run();
   };
-  if (schedule.in_place) return run(SmallBatchWeightsInPlace(args, schedule.blocks));
+  if (schedule.in_place) {
+    const at::ScalarType dtype = args.weight_ih->scalar_type();
+    if (dtype == at::kHalf) return run(SmallBatchWeightsInPlace<Half>(args, schedule.blocks));
+    if (dtype == at::kBFloat16) {
+      return run(SmallBatchWeightsInPlace<BFloat16>(args, schedule.blocks));
+    }
+    return run(SmallBatchWeightsInPlace<float>(args, schedule.blocks));
+  }
   PackedWeights<F32Format> packed =
       args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)
                        : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);

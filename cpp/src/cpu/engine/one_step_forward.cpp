@@ -48,8 +48,8 @@ void step_by_products(
     const ElementwiseForward<T>& step, const SequenceArgs& args, const StepSchedule& schedule) {
   const int64_t batch = args.h_0->size(0);
   const int64_t hidden = args.h_0->size(1);
-  const auto as_floats = [](const Tensor& rows) {  // without the dispatcher, if possible
-    return with_contiguous_rows(rows.scalar_type() == at::kFloat ? rows : rows.to(at::kFloat));
+  const auto as_floats = [](const Tensor& rows) {
+    return with_contiguous_rows(converted(rows, at::kFloat));
   };
   const Tensor h = as_floats(args.h_0), x = as_floats(args.input);
   const Tensor bias = slot_bias(args, hidden);
@@ -70,15 +70,12 @@ void step_by_products(
   });
 }
 
-template <typename T>
-using StepFormat = std::conditional_t<std::is_same_v<T, BFloat16>, Bf16Format, F32Format>;
-template <typename T>
-constexpr bool kIsOperand = std::is_same_v<T, typename StepFormat<T>::Element>;
-
-// z^T = W X^T: the weights are A in place. Only the small X is packed, for up to kStepRows batch
-// rows per pass.
-template <typename T>
+// z^T = W X^T: the weights are A, in place or widened in the cache. Only the small X is packed, for
+// up to kStepRows batch rows per pass.
+template <typename T, typename Format>
 class BlockedStep {
+  using Element = typename Format::Element;
+
  public:
   BlockedStep(
       const ElementwiseForward<T>& step, const SequenceArgs& args, const StepSchedule& schedule)
@@ -92,7 +89,9 @@ class BlockedStep {
         blocks_(schedule.blocks),
         threads_(schedule.threads),
         bias_(slot_bias(args, hidden_)),
-        x_size_(k_ * columns_ * static_cast<int64_t>(sizeof(T)) / 4) {
+        h_0_(converted(args.h_0, kDtype<Element>)),
+        input_(converted(args.input, kDtype<Element>)),
+        x_size_(k_ * columns_ * static_cast<int64_t>(sizeof(Element)) / 4) {
     buffer_ = at::empty(
         {x_size_ + 2 * blocks_.count * z_size()}, args.input->options().dtype(at::kFloat));
     floats_ = buffer_.mutable_data_ptr<float>();
@@ -108,20 +107,19 @@ class BlockedStep {
   }
 
  private:
-  using Format = StepFormat<T>;
   static constexpr int64_t kVector = 16;  // alignment of z^T rows
 
   int64_t z_size() const { return cell_.slots * blocks_.width * columns_; }
-  PackedB<T> x_transposed() const { return rows_of_x(0, k_); }
-  PackedB<T> rows_of_x(int64_t k, int64_t count) const {
-    return {reinterpret_cast<T*>(floats_) + k * columns_, count, columns_, columns_};
+  PackedB<Element> x_transposed() const { return rows_of_x(0, k_); }
+  PackedB<Element> rows_of_x(int64_t k, int64_t count) const {
+    return {reinterpret_cast<Element*>(floats_) + k * columns_, count, columns_, columns_};
   }
 
   void pack(int64_t first, int64_t rows) {
     if (rows < columns_) std::fill_n(floats_, x_size_, 0.0f);
     const auto b = x_transposed();
-    Format::pack_b_transposed(b, 0, 0, read<T>(args_.h_0).from(first), hidden_, rows);
-    Format::pack_b_transposed(b, hidden_, 0, read<T>(args_.input).from(first), k_ - hidden_, rows);
+    Format::pack_b_transposed(b, 0, 0, read<Element>(h_0_).from(first), hidden_, rows);
+    Format::pack_b_transposed(b, hidden_, 0, read<Element>(input_).from(first), k_ - hidden_, rows);
   }
 
   void compute(int64_t block, int64_t first, int64_t rows) {
@@ -144,17 +142,31 @@ class BlockedStep {
     };
     if (x && h && !args_.weight_hh.defined()) {  // concatenated weight matrix
       const auto w = rows(weights_.hh, cell_.h_blocks);
-      Format::gemm(width, w, as_const(x_transposed()), out, /*accumulate=*/false);
+      multiply(width, w, k_, x_transposed(), out, /*accumulate=*/false);
       return;
     }
     if (x) {
-      const auto b = as_const(rows_of_x(hidden_, k_ - hidden_));
-      Format::gemm(width, rows(weights_.ih, cell_.x_blocks), b, out, /*accumulate=*/false);
+      const auto b = rows_of_x(hidden_, k_ - hidden_);
+      const auto w = rows(weights_.ih, cell_.x_blocks);
+      multiply(width, w, k_ - hidden_, b, out, /*accumulate=*/false);
     }
     if (h) {
-      const auto b = as_const(rows_of_x(0, hidden_));
-      Format::gemm(width, rows(weights_.hh, cell_.h_blocks), b, out, /*accumulate=*/x);
+      const auto w = rows(weights_.hh, cell_.h_blocks);
+      multiply(width, w, hidden_, rows_of_x(0, hidden_), out, /*accumulate=*/x);
     }
+  }
+
+  static void multiply(
+      int64_t width,
+      Matrix<const T> w,
+      int64_t k,
+      PackedB<Element> b,
+      Matrix<float> out,
+      bool accumulate) {
+    pack_widened<Element>(w, width, k, [&](const auto& a, int64_t first, int64_t count) {
+      Format::gemm(count, a, as_const(b), out.from(first), accumulate);
+      return true;
+    });
   }
 
   const ElementwiseForward<T>& step_;
@@ -165,7 +177,7 @@ class BlockedStep {
   const int64_t columns_;
   const Partition blocks_;
   const int64_t threads_;
-  const Tensor bias_;
+  const Tensor bias_, h_0_, input_;
   const int64_t x_size_;
   Tensor buffer_;
   float* floats_;  // X^T, then z^T and z for each block
@@ -187,9 +199,12 @@ void run_step(
   step.saved = write<T>(activations);
   if constexpr (kHasGemm<T>) {
     if (schedule.forward == StepGemm::kProducts) return step_by_products(step, args, schedule);
-  }
-  if constexpr (kIsOperand<T>) {
-    if (schedule.forward == StepGemm::kBlocked) return BlockedStep<T>(step, args, schedule).run();
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (schedule.forward_format == GemmFormat::kBf16) {
+        return BlockedStep<T, Bf16Format>(step, args, schedule).run();
+      }
+    }
+    return BlockedStep<T, F32Format>(step, args, schedule).run();
   }
   TORCH_INTERNAL_ASSERT(false, "no kernel for a step's schedule");
 }

@@ -5,7 +5,7 @@
 #include "common/schedule_log.h"
 #include "common/steps.h"
 #include "cpu/engine/one_step.h"
-#include "cpu/gemm/formats.h"
+#include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"
 
 #include <ATen/Context.h>
@@ -22,7 +22,7 @@ bool reduces_float32() {
   at::Context& context = at::globalContext();
   const auto precision = context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::RNN);
   return precision == at::Float32Precision::BF16 && context.userEnabledMkldnn() &&
-         multiplies_bf16();
+         kernels().fast_bf16;
 }
 
 int64_t steps_of(const SequenceInputs& args) {
@@ -75,11 +75,7 @@ Call call_of(const Args& args) {
   call.heads = has_heads(weight_hh);
   call.packs_heads = packs_heads(weight_hh);
   call.weights = args.weight_ih->numel();
-  call.stride_ih = call.stride_hh = row_stride(args.weight_ih);
-  if (weight_hh.defined()) {
-    call.weights += weight_hh.numel();
-    call.stride_hh = row_stride(weight_hh);
-  }
+  if (weight_hh.defined()) call.weights += weight_hh.numel();
   return call;
 }
 
@@ -143,6 +139,27 @@ SequenceResult int8_forward(const SequenceArgs& args, const Machine& machine) {
   return std::move(result);
 }
 
+// The engines for few rows compute in float32, also of 16-bit weights.
+template <typename Engine>
+SequenceResult in_float32(const SequenceArgs& args, const Engine& engine) {
+  const at::ScalarType dtype = args.input->scalar_type();
+  if (dtype == at::kFloat) return engine(args);
+  const auto convert = [](at::ScalarType to) {
+    return [=](auto&... tensors) {
+      const auto each = [&](auto& tensor) {
+        const at::Tensor& from = tensor;
+        if (from.defined()) tensor = converted(from, to);
+      };
+      (each(tensors), ...);
+    };
+  };
+  SequenceArgs wide = args;
+  std::apply(convert(at::kFloat), wide.batched());
+  SequenceResult result = engine(wide);
+  std::apply(convert(dtype), result);
+  return result;
+}
+
 // True for any machine: choosing an engine would be noticeable in a small step.
 bool has_one_step_engine(const SequenceInputs& args) {
   return args.is_step() && args.cell->is_element_wise() && !has_heads(args.weight_hh);
@@ -153,10 +170,12 @@ SequenceResult run_forward(const SequenceArgs& args, const Engine& engine) {
     case Engine::kInt8:
       return int8_forward(args, engine.machine);
     case Engine::kSmallBatch:
-      return run(small_batch_forward, args, engine.small_batch);
+      return in_float32(args, [&](const SequenceArgs& wide) {
+        return run(small_batch_forward, wide, engine.small_batch);
+      });
     case Engine::kSmallLayer:
       if (logs_schedules()) log_schedule(args, "forward: small layer");
-      return small_layer_forward(args);
+      return in_float32(args, small_layer_forward);
     case Engine::kOneStep:
       return one_step_forward(args);
     case Engine::kBlocked:

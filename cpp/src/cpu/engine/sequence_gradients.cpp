@@ -34,11 +34,10 @@ SequenceGradients::SequenceGradients(
 
   const auto [want_input, want_h, want_c, want_ih, want_hh, want_bias_ih, want_bias_hh] =
       args.output_mask;
-  const auto options = weights.hh.options();
+  const bool bf16 = schedule.format == GemmFormat::kBf16;
+  const auto options = weights.hh.options().dtype(bf16 ? at::kBFloat16 : at::kFloat);
   if (want_input) {
-    const bool wide = args.input->scalar_type() == at::kFloat;
-    d_input_ = empty_large(
-        {flat_size(args.input), args.input->size(-1)}, wide ? options.dtype(at::kFloat) : options);
+    d_input_ = empty_large({flat_size(args.input), args.input->size(-1)}, args.input->options());
     if (cell_.x.count() > 0) {
       input_gemm_ = make_packed_gemm(schedule.gradient_format, weights.ih);
     } else {

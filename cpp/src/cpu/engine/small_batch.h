@@ -56,6 +56,7 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
 };
 
 // Used for few steps: packing would dominate.
+template <typename T>
 struct SmallBatchWeightsInPlace {
   SmallBatchWeightsInPlace(const SequenceArgs& args, const Partition& b)
       : ih(with_contiguous_rows(args.weight_ih)),
@@ -63,7 +64,7 @@ struct SmallBatchWeightsInPlace {
                                     : at::Tensor()),
         weights{
             *args.cell,
-            read_weights<float>(ih, hh, args.h_0->size(1)),
+            read_weights<T>(ih, hh, args.h_0->size(1)),
             args.h_0->size(1),
             args.input->size(-1) - args.cell->given * args.h_0->size(1)},
         heads(heads_of(args.weight_hh)),
@@ -88,9 +89,9 @@ struct SmallBatchWeightsInPlace {
   }
 
   at::Tensor ih, hh;
-  WeightsInPlace<float> weights;
-  int64_t heads;                                // each is a block
-  std::vector<WeightsInPlace<float>> of_heads;  // of h; empty without heads
+  WeightsInPlace<T> weights;
+  int64_t heads;                            // each is a block
+  std::vector<WeightsInPlace<T>> of_heads;  // of h; empty without heads
   Partition blocks;
 };
 

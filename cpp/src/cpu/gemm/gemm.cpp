@@ -17,6 +17,31 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
   return contiguous ? tensor : tensor.contiguous();
 }
 
+Tensor converted(const Tensor& x, at::ScalarType dtype) {
+  if (x.scalar_type() == dtype) return x;
+  const bool widens = dtype == at::kFloat;
+  const at::ScalarType narrow_dtype = widens ? x.scalar_type() : dtype;
+  const bool from_float = widens || x.scalar_type() == at::kFloat;
+  const bool is_16_bit = narrow_dtype == at::kHalf || narrow_dtype == at::kBFloat16;
+  if (!from_float || !is_16_bit || !x.is_contiguous()) return x.to(dtype);
+  const Tensor y = new_tensor(x.sizes(), x.options().dtype(dtype));
+  const auto convert = [&]<typename T>(T*) {
+    parallel_for(x.numel(), kPackGrain, [&](int64_t begin, int64_t end) {
+      const int64_t n = end - begin;
+      if (widens) {
+        const auto from = static_cast<const T*>(x.const_data_ptr()) + begin;
+        widen(Matrix<const T>{from, n}, y.mutable_data_ptr<float>() + begin, n);
+      } else {
+        const auto to = static_cast<T*>(y.mutable_data_ptr()) + begin;
+        narrow(x.const_data_ptr<float>() + begin, to, n);
+      }
+    });
+  };
+  narrow_dtype == at::kHalf ? convert(static_cast<Half*>(nullptr))
+                            : convert(static_cast<BFloat16*>(nullptr));
+  return y;
+}
+
 namespace {
 
 // A GEMM into part of `out`, through a buffer unless `out` is float32 and N is not padded.
@@ -51,18 +76,23 @@ class PackedGemmOf {
 
   explicit PackedGemmOf(const Tensor& matrix)
       : k_(matrix.size(0)), bands_(matrix.size(1), kGemmBand), padded_k_(Format::padded_k(k_)) {
-    const Tensor rows = with_contiguous_rows(matrix);
+    const Tensor rows = with_contiguous_rows(as_packed_dtype<Format>(matrix));
     const int64_t elements = padded_k_ * Format::padded_n(matrix.size(1));
     memory_ = empty_large(
         {elements * static_cast<int64_t>(sizeof(Element))}, matrix.options().dtype(at::kByte));
-    const auto b = read<Unpacked>(rows);
-    fits_ = parallel_tasks(
-        bands_.count, elements, kPackGrain, [&](int64_t band, int64_t part, int64_t parts) {
-          const Range own = Partition(k_, kPackedRows, parts).range(part);
-          const auto from = b.from(own.begin, bands_.begin(band));
-          return own.size() == 0 ||
-                 Format::pack_b(band_of(band), own.begin, 0, from, own.size(), bands_.size(band));
-        });
+    visit_packed_dtype<Format>(matrix.scalar_type(), [&]<typename T>(T*) {
+      const auto b = read<T>(rows);
+      fits_ = parallel_tasks(
+          bands_.count, elements, kPackGrain, [&](int64_t band, int64_t part, int64_t parts) {
+            const Range own = Partition(k_, kPackedRows, parts).range(part);
+            const int64_t n = bands_.size(band);
+            const auto pack = [&](const auto& from, int64_t first, int64_t count) {
+              return Format::pack_b(band_of(band), own.begin + first, 0, from, count, n);
+            };
+            const auto from = b.from(own.begin, bands_.begin(band));
+            return own.size() == 0 || pack_widened<Unpacked>(from, own.size(), n, pack);
+          });
+    });
   }
 
   bool operator()(const Tensor& out, const Tensor& a) const {
@@ -70,10 +100,11 @@ class PackedGemmOf {
     if (rows == 0) return true;
     const int64_t tiers = (rows + kMaxRows - 1) / kMaxRows;
     const int64_t grain = divide_up(kGemmGrain, std::min(rows, kMaxRows) * kGemmBand * padded_k_);
-    const bool wide = out.scalar_type() == at::kFloat;
     return fits_ && parallel_for(tiers * bands_.count, grain, [&](int64_t begin, int64_t end) {
              const Range own = {begin, end};
-             return wide ? run_tasks<float>(out, a, own) : run_tasks<Unpacked>(out, a, own);
+             if (out.scalar_type() == at::kHalf) return run_tasks<Half>(out, a, own);
+             if (out.scalar_type() == at::kBFloat16) return run_tasks<BFloat16>(out, a, own);
+             return run_tasks<float>(out, a, own);
            });
   }
 

@@ -1,6 +1,7 @@
 // GEMMs on complete tensors.
 #pragma once
 
+#include "common/memory.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cpu/bias.h"
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <type_traits>
 
 namespace lltm::cpu {
 
@@ -118,8 +120,51 @@ inline void widen(Matrix<const BFloat16> x, float* y, int64_t n) {
   widen(x, y, n, kernels().convert_bf16);
 }
 
-// C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, in the format's Unpacked type,
-// or float32 for `out`. False: out of range.
+// x.to(dtype), but without the dispatcher, which is noticeable in short calls, between float32 and
+// 16 bits.
+at::Tensor converted(const at::Tensor& x, at::ScalarType dtype);
+
+// Packs rows of x, 16-bit rows for a float32 format in pieces that stay in the cache after
+// widening. pack(rows, first, count) packs `count` rows from `first` on.
+template <typename Unpacked, typename T, typename Pack>
+bool pack_widened(Matrix<const T> x, int64_t rows, int64_t columns, const Pack& pack) {
+  if constexpr (std::is_same_v<T, Unpacked>) {
+    return pack(x, 0, rows);
+  } else {
+    const int64_t most = std::min(rows, kPackedRows);
+    const Workspace<Unpacked> memory(most * columns);
+    const Matrix<Unpacked> wide = {memory.data(), columns};
+    bool in_range = true;
+    for (int64_t first = 0; first < rows; first += most) {
+      const int64_t count = std::min(most, rows - first);
+      for (int64_t r = 0; r < count; ++r) widen(x.from(first + r), wide.row(r), columns);
+      in_range &= pack(as_const(wide), first, count);
+    }
+    return in_range;
+  }
+}
+
+// The types of weights that a format packs: body(T*) for `dtype`.
+template <typename Format, typename Body>
+decltype(auto) visit_packed_dtype(at::ScalarType dtype, const Body& body) {
+  using Unpacked = typename Format::Unpacked;
+  if constexpr (std::is_same_v<Unpacked, float>) {
+    if (dtype == at::kHalf) return body(static_cast<Half*>(nullptr));
+    if (dtype == at::kBFloat16) return body(static_cast<BFloat16*>(nullptr));
+  }
+  return body(static_cast<Unpacked*>(nullptr));
+}
+// Converts others to the format's.
+template <typename Format>
+at::Tensor as_packed_dtype(const at::Tensor& weights) {
+  const at::ScalarType dtype = weights.scalar_type();
+  const bool widens = dtype == at::kHalf || dtype == at::kBFloat16;
+  constexpr at::ScalarType kUnpacked = kDtype<typename Format::Unpacked>;
+  return widens && kUnpacked == at::kFloat ? weights : weights.to(kUnpacked);
+}
+
+// C (rows, N) = A B, with B (K, N) packed once. Rows are contiguous, of A in the format's Unpacked
+// type, of C in any. False: out of range.
 using PackedGemm = std::function<bool(const at::Tensor& out, const at::Tensor& a)>;
 PackedGemm make_packed_gemm(GemmFormat format, const at::Tensor& b);
 

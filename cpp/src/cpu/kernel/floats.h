@@ -151,6 +151,20 @@ LLTM_CELL_INLINE void store_lanes(Floats floats, float* x) {
   __builtin_memcpy(x, &floats, sizeof(floats));
 }
 
+#if defined(__AVX2__) || defined(__aarch64__)
+LLTM_CELL_INLINE void store_lanes(Floats floats, Half* x) {
+#if defined(__AVX512F__)
+  // GCC 12 warns about the header of the form without a mask.
+  const HalfBits bits = _mm512_maskz_cvtps_ph(0xFFFF, floats, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+  const HalfBits bits = _mm256_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const HalfBits bits = vreinterpret_u16_f16(vcvt_f16_f32(floats));
+#endif
+  __builtin_memcpy(x, &bits, sizeof(bits));
+}
+#endif
+
 LLTM_CELL_INLINE Floats broadcast(float x) {
 #if defined(__AVX512F__)
   return _mm512_set1_ps(x);

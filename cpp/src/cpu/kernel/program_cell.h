@@ -250,9 +250,7 @@ __attribute__((noinline)) void store_operand_part(
     const Matrix<G>& y, const Segment& part, Pieces<C> values) {
   PieceBuffer<C> rounded;
   for (std::int64_t p = 0; p < part.pieces; ++p) {
-    for (std::int64_t j = 0; j < part.n; ++j) {
-      rounded.values[j] = widen(narrow<T>(values.piece(p)[j]));
-    }
+    round_row<T>(values.piece(p), part.n, rounded.values);
     store_operand(y, part.row_of(p), part.col_of(p), part.n, rounded.values);
   }
 }

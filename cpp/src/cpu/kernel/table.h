@@ -123,6 +123,7 @@ struct Kernels : GemmsF32<float>, GemmsF32<Half>, GemmsF32<BFloat16> {
   GemmSmallBatch gemm_small_batch, gemm_small_batch_f32;
   ArrayConvert<Half> convert_f16;
   ArrayConvert<BFloat16> convert_bf16;
+  bool fast_bf16 = false;  // gemm_bf16_operands is faster than float32's GEMM
 };
 template <typename B>
 constexpr const GemmsF32<B>& gemms_f32_of(const Kernels& kernels) {

@@ -51,6 +51,7 @@ constexpr Kernels make_table() {
     });
     kernels.bf16x3 = kBf16x3Kernels;
     kernels.gemm_bf16_operands = gemm_bf16_amx;
+    kernels.fast_bf16 = true;
     kernels.int8 = kInt8AmxKernels;
   }
 #endif
