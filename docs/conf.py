@@ -76,7 +76,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|typing|collections)\..*"),
     ("py:class", r"Tensor|lltm\.(modules\.State|custom\.program\.Scalar)"),
     ("cpp:.*", r"(std|at|c10|torch)(::.*)?"),
-    ("cpp:.*", r"int64_t|lltm|StateT"),
+    ("cpp:.*", r"int64_t|size_t|lltm|lltm_realtime|StateT"),
 ]
 
 

@@ -383,7 +383,7 @@ class LLTM_API RecurrentLayer : public torch::nn::Cloneable<Module> {
   /// @returns the prepacked layer
   PrepackedLayer<Module> prepack(std::optional<torch::Dtype> weights = std::nullopt) const;
 
-  /// Writes the layers for lltm/realtime.h, as save_realtime. Throws c10::ValueError if the layer
+  /// Writes the layers for realtime::Layer, as save_realtime. Throws c10::ValueError if the layer
   /// is bidirectional or has a projection, and its errors.
   void save_realtime(const std::string& path) const;
 

@@ -32,8 +32,8 @@ typedef struct lltm_realtime lltm_realtime;
 ///
 /// @param path a file of lltm.realtime.save
 /// @param batch B, at least 1
-/// @param error receives the reason of a failure, up to error_size characters with the final zero;
-///     or NULL
+/// @param error receives the reason of a failure; or NULL
+/// @param error_size size of `error`, in characters with the final zero
 /// @returns NULL on failure
 LLTM_REALTIME_API lltm_realtime* lltm_realtime_load(
     const char* path, int64_t batch, char* error, size_t error_size);

@@ -58,7 +58,7 @@ LLTM_API void load_state_dict(torch::nn::Module& module, const std::string& path
 /// @param path the file, written as by save_safetensors, with the same errors
 LLTM_API void save_state_dict(const torch::nn::Module& module, const std::string& path);
 
-/// Writes layers for lltm/realtime.h, in float32. RecurrentLayer::save_realtime calls it.
+/// Writes layers for lltm::realtime::Layer, in float32. RecurrentLayer::save_realtime calls it.
 ///
 /// Throws c10::ValueError for a cell with products, means, gates in the input or other outputs than
 /// h, and for parameters that do not fit, and the errors of save_safetensors.
