@@ -14,10 +14,11 @@ The method is that of `python -m lltm.benchmark`. The loop is lltm.testing.loop.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 import lltm
 from lltm.benchmark.cases import Case, Shape
 from lltm.benchmark.implementations import OURS, Make, compiled
-from lltm.benchmark.options import begin, finish, parser
+from lltm.benchmark.options import begin, finish, parser, verdict
 from lltm.benchmark.report import Row
 from lltm.benchmark.timing import Settings, layer_timer, measure
 
@@ -184,7 +185,11 @@ def main() -> None:
             print(f"{cell:20} {'{:.0e}, {}'.format(*error(cell))}", flush=True)
         return
     settings = begin(options)
-    rows = []
+    finish(options, settings, measured(options, settings))
+
+
+def measured(options: argparse.Namespace, settings: Settings) -> Iterator[Row]:
+    """Prints and yields the rows, then prints the times."""
     times = defaultdict(list)
     for cell in options.cell:
         given = len(getattr(lltm.cells, cell).Layer._HEADER.gates_input)
@@ -192,13 +197,15 @@ def main() -> None:
             shape = (t, b, i + given * h, h)
             for dtype in options.dtype:
                 case = Case(shape, getattr(torch, dtype), True, options.device, cell)
-                rows.append(compare(case, (t, b, i, h), settings))
-                print("\n".join(rows[-1].lines()), flush=True)
-                times[cell, dtype].append(f"{rows[-1].ratio(LSTM):.2f}")
+                row = compare(case, (t, b, i, h), settings)
+                print("\n".join(row.lines()), flush=True)
+                times[cell, dtype].append(f"{row.ratio(LSTM):.2f}")
+                yield row
+    if not verdict(settings):
+        return
     print(f"\nTime of training / {LSTM}, by shape")
     for (cell, dtype), column in times.items():
         print(f"{cell:20} {dtype:10} {', '.join(column)}")
-    finish(options, settings, rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import argparse
 import csv
 import json
 import re
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from lltm.benchmark import __main__ as program
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.implementations import OURS, Layer, implementations
 from lltm.benchmark.options import cases, finish, numbered, parser
-from lltm.benchmark.report import Row, samples, speedup_text, tables
+from lltm.benchmark.report import Row, samples, tables
 from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model
 
@@ -260,14 +259,8 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
         compared((torch.nn.GRU(3, 4), torch.randn(5, 2, 4)))
 
 
-def speedups_of(run: Path, threads: str, **least: int) -> dict[Any, list[float]]:
-    """Speedups of a stored sweep by cell, dtype, kind and baseline, for shapes of these sizes."""
-    found: dict[Any, list[float]] = {}
-    for shape in csv.DictReader((run / "sweep.csv").read_text(encoding="utf-8").splitlines()):
-        if shape["threads"] == threads and all(int(shape[k]) >= v for k, v in least.items()):
-            for name, ratio in [*shape.items()][5:]:  # after threads and T, B, I, H
-                found.setdefault(tuple(name.split(maxsplit=3)), []).append(1 / float(ratio))
-    return found
+def lines_of(run: Path) -> list[dict[str, str]]:
+    return [*csv.DictReader((run / "sweep.csv").read_text(encoding="utf-8").splitlines())]
 
 
 def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
@@ -278,15 +271,42 @@ def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None
     measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
     assert "\n".join(tables(measured)).strip() in page
     # ONNX Runtime packs its weights in advance. Only the Zen 4's run has prepacked layers, too.
-    layers, prepacked = speedups_of(RUN, "2"), speedups_of(PREPACKED_RUN, "2")
-    found = {case: values for case, values in layers.items() if case[-1].startswith("nn.")}
-    found |= {case: values for case, values in prepacked.items() if case[-1] == "ONNX Runtime"}
-    for row in [*sweep.table(found)][2:]:
-        assert row in page
-    larger = [speedups_of(run, "2", H=32, T=10) for run in (RUN, PREPACKED_RUN)]
-    rows = re.findall(r"^\| (\w+) \| ([\d., ]+) \| ([\d., ]+) \|$", page, re.MULTILINE)
-    assert [cell for cell, *_ in rows] == ["LSTM", "GRU"]
-    for cell, *kinds in rows:
-        for kind, shown in zip(("training", "inference"), kinds, strict=True):
-            medians = [statistics.median(r[cell, "float32", kind, f"nn.{cell}"]) for r in larger]
-            assert shown == ", ".join(map(speedup_text, medians)), (cell, kind)
+    for usual in (True, False):
+        layers, prepacked = (
+            sweep.speedups(filter(lambda line: sweep.is_usual(line) == usual, lines), threads="2")
+            for lines in (lines_of(RUN), lines_of(PREPACKED_RUN))
+        )
+        found = {case: values for case, values in layers.items() if case[-1].startswith("nn.")}
+        found |= {case: values for case, values in prepacked.items() if case[-1] == "ONNX Runtime"}
+        assert "\n".join(sweep.table(found)) in page
+
+
+def test_the_first_page_has_the_speedups_of_usual_shapes() -> None:
+    page = (support.ROOT / "README.md").read_text(encoding="utf-8")
+    for run, cpu in ((RUN, "Zen 5"), (PREPACKED_RUN, "Zen 4")):
+        usual = [*filter(sweep.is_usual, lines_of(run))]
+        for row in sweep.summary(sweep.speedups(usual, threads="2")):
+            assert f"| {cpu}, 2 cores, {row}" in page
+
+
+def test_random_shapes_are_usual_or_small() -> None:
+    for usual, multiple in ((True, 1), (True, 8), (False, 1)):
+        shapes = [*sweep.drawn(100, 7, usual, multiple)]
+        assert shapes == [*sweep.drawn(100, 7, usual, multiple)]
+        for t, b, i, h in shapes:
+            assert (t >= 10 and i >= 16 and h >= 16) == usual
+            assert t <= 500
+            assert b <= 256
+            assert max(i, h) <= 1024
+            assert i % multiple == h % multiple == 0
+
+
+def test_a_sweep_writes_what_it_shows(tmp_path: Path) -> None:
+    program = str(support.ROOT / "benchmarks/sweep.py")
+    options = ["--quick", "--rounds=1", "--cell=gru", "--dtype=float32", "--csv=out.csv"]
+    shapes = ["--shapes", "10,1,16,16", "11,2,17,16", "3,2,4,5", "3,2,5,4"]
+    shown = support.run_forked(program, *options, *shapes, "--json=out.json", cwd=tmp_path).stdout
+    assert len(rows_of(tmp_path / "out.json")) == 8
+    stored = support.run_forked(program, "--stored=out.csv", cwd=tmp_path).stdout
+    assert re.findall(r"^(\w+) shapes, threads: \d+$", stored, re.M) == ["Usual", "Small"]
+    assert stored in shown or "No verdict: the load is" in shown

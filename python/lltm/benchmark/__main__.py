@@ -35,7 +35,7 @@ import torch
 from . import concurrent, memory
 from .cases import TUTORIAL_SHAPE, Case
 from .implementations import CHECKPOINTED, OURS, PUBLISHED, Make, implementations
-from .options import begin, cases, count, finish, numbered, parser, written
+from .options import begin, cases, count, finish, numbered, parser, verdict, written
 from .report import Row, draw, quartiles, tables
 from .timing import Settings, layer_timer, measure, parts_timer
 from .user_model import compare_model, function
@@ -65,8 +65,7 @@ def layers(options: argparse.Namespace, settings: Settings) -> Iterator[Row]:
     for case in numbered(cases(options)):
         measured[case] = compare(case, settings)
         yield measured[case]
-    if settings.load:
-        print(f"\nNo verdict: {settings.load}.")
+    if not verdict(settings):
         return
     print("\nTimes as fast as torch.nn (training, inference); LLTM compared with nn.LSTM:")
     print("\n".join(tables(measured)))
@@ -87,6 +86,7 @@ def concurrent_calls(options: argparse.Namespace, settings: Settings) -> Iterato
         for row in concurrent.compare(found, processes, callers, settings):
             print("\n".join(concurrent.lines(row)), flush=True)
             yield row
+    verdict(settings)
 
 
 def tutorial(settings: Settings) -> Iterator[Row]:
@@ -119,6 +119,7 @@ def tutorial(settings: Settings) -> Iterator[Row]:
                 forward, backward = published[name]
                 line += f" {forward:>4} {backward:>4}"
             print(line)
+    verdict(settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -40,12 +39,14 @@ def count(text: str) -> int:
 def written(text: str) -> Path:
     """Checks that a file can be written, and makes its folder."""
     path = Path(text)
+    exists = path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+        if not exists:
+            path.unlink()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror}") from None
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"cannot write {text}")
     return path
 
 
@@ -126,19 +127,26 @@ def numbered(cases: Sequence[Item]) -> Iterator[Item]:
         yield case
 
 
+def verdict(settings: Settings) -> bool:
+    """Returns True if the times may be summarized. Otherwise prints the reason."""
+    if settings.load:
+        print(f"\nNo verdict: {settings.load}.")
+    return not settings.load
+
+
 def finish(
     options: argparse.Namespace, settings: Settings, measuring: Iterable[Row], **results: object
 ) -> None:
     """Measures. Prints the comparison with an earlier run, and writes every sample and further
-    results, after Ctrl-C those measured before it."""
+    results, after Ctrl-C or an error those measured before it."""
     rows: list[Row] = []
     try:
         for row in measuring:
             rows.append(row)
     except KeyboardInterrupt:
-        write(options, settings, rows, **results)
         raise SystemExit(130) from None
-    write(options, settings, rows, **results)
+    finally:
+        write(options, settings, rows, **results)
 
 
 def write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .cases import Case, Shape
 # Gray and the colors are legible on white and on dark pages, and for color-blind readers.
 INK = "#7a7a7a"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+KINDS = ("training", "inference")
 
 
 @dataclass
@@ -114,49 +116,82 @@ def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
             yield f"| {' | '.join(f'{text:{n}}' for text, n in zip(line, widths, strict=True))} |"
 
 
-def draw(measured: Mapping[Case, Row], path: Path) -> None:
-    """Draws the speedups over torch.nn as bars, without a background, as .svg or .png."""
+@contextmanager
+def panels(height: float, path: Path) -> Iterator[Any]:
+    """Two panels, training and inference, with one axis of speedups; without a background. Yields
+    the figure, and saves it as .svg or .png."""
     import matplotlib
     from matplotlib.figure import Figure
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     style: Any = dict.fromkeys(inked, INK)
     style |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(style | {"legend.frameon": False}):
+        # Small enough for a phone.
+        figure = Figure(figsize=(4.4, height), layout="constrained")
+        figure.subplots(1, 2, sharex=True, sharey=True)
+        for axes, kind in zip(figure.axes, KINDS, strict=True):
+            axes.axvline(1, color=INK, linewidth=1)
+            axes.set_title(kind, fontsize=10)
+            axes.tick_params(axis="y", length=0)
+        yield figure
+        most = figure.axes[0].get_xlim()[1]
+        figure.axes[0].set_xticks([1, 5, 10], ["1\ntorch.nn", "5", "10"])
+        figure.axes[0].set_xlim(0, 1.2 * most)  # with room for the texts
+        figure.supxlabel("times as fast as torch.nn (more is better)", fontsize=9)
+        figure.savefig(path, transparent=True, dpi=200)
+
+
+def draw(measured: Mapping[Case, Row], path: Path) -> None:
+    """Draws the speedups over torch.nn as bars."""
     cells = dict.fromkeys(case.cell for case in measured)
     places: dict[tuple[Shape, torch.dtype], int] = {}  # from top to bottom
     for case in measured:
         places.setdefault((case.shape, case.dtype), len(places))
     thickness = 0.8 / len(cells)
-    with matplotlib.rc_context(style | {"legend.frameon": False}):
-        # Small enough for a phone.
-        figure = Figure(figsize=(4.4, 1.4 + 0.2 * len(cells) * len(places)), layout="constrained")
-        both = figure.subplots(1, 2, sharex=True, sharey=True)
-        for axes, training in zip(both, (True, False), strict=True):
+    with panels(1.4 + 0.2 * len(cells) * len(places), path) as figure:
+        for axes, kind in zip(figure.axes, KINDS, strict=True):
             for k, cell in enumerate(cells):
                 offset = thickness * (k - (len(cells) - 1) / 2)
                 bars = {
                     places[case.shape, case.dtype] + offset: speedup
                     for case, row in measured.items()
-                    if case.cell == cell and case.training == training
+                    if case.cell == cell and case.training == (kind == "training")
                     if (speedup := over_torch(case, row)) is not None
                 }
                 look: Any = {"color": COLORS[k % len(COLORS)], "label": cell.upper()}
                 drawn = axes.barh([*bars], [*bars.values()], 0.85 * thickness, **look)
                 texts = [f"{speedup_text(speedup)}×" for speedup in bars.values()]
                 axes.bar_label(drawn, texts, padding=3, fontsize=8)
-            axes.axvline(1, color=INK, linewidth=1)
-            axes.set_title("training" if training else "inference", fontsize=10)
-            axes.tick_params(axis="y", length=0)
-        most = both[0].get_xlim()[1]
-        both[0].set_xticks([1, 5, 10], ["1\ntorch.nn", "5", "10"])
-        both[0].set_xlim(0, 1.2 * most)  # with room for the texts
-        both[0].set_ylim(len(places) - 0.5, -0.5)
+        first = figure.axes[0]
+        first.set_ylim(len(places) - 0.5, -0.5)
         several = len({dtype for _, dtype in places}) > 1
         names = [shape_text(*place, with_dtype=several) for place in places]
-        both[0].set_yticks([*places.values()], names, fontsize=8)
-        figure.supxlabel("times as fast as torch.nn (longer is better)", fontsize=9)
-        figure.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-        figure.savefig(path, transparent=True, dpi=200)
+        first.set_yticks([*places.values()], names, fontsize=8)
+        figure.legend(*first.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+
+
+def draw_dots(speedups: Mapping[tuple[str, str, str, str], Sequence[float]], path: Path) -> None:
+    """Draws the speedups over torch.nn in float32, a dot per shape, with the median.
+
+    Args:
+        speedups: by cell, dtype, kind and baseline
+    """
+    cells = [cell for cell in ("GRU", "LSTM") if any(cell == name for name, *_ in speedups)]
+    with panels(1 + 0.5 * len(cells), path) as figure:
+        for axes, kind in zip(figure.axes, KINDS, strict=True):
+            for k, cell in enumerate(cells):
+                values = sorted(speedups.get((cell, "float32", kind, f"nn.{cell}"), ()))
+                if values:
+                    # Neighbors on three lines, so that fewer hide each other.
+                    heights = [k + 0.16 * (place % 3 - 1) for place in range(len(values))]
+                    axes.scatter(values, heights, s=9, alpha=0.6, color=COLORS[k], linewidths=0)
+                    median = statistics.median(values)
+                    axes.plot([median, median], [k - 0.32, k + 0.32], color=COLORS[k])
+                    text = f"median {speedup_text(median)}×"
+                    axes.text(median, k - 0.36, text, va="bottom", fontsize=8)
+        figure.axes[0].set_ylim(len(cells) - 0.5, -0.65)
+        figure.axes[0].set_yticks(range(len(cells)), cells)
 
 
 def shape_text(shape: Shape, dtype: torch.dtype, with_dtype: bool) -> str:
