@@ -239,8 +239,9 @@ def stored(text: str) -> Sequence[Line]:
     try:
         lines = [*csv.DictReader(Path(text).read_text(encoding="utf-8").splitlines())]
         speedups(lines)
-        assert all({"threads", *USUAL} <= line.keys() for line in lines)
-    except (OSError, ValueError, AssertionError) as error:
+        if not all({"threads", *USUAL} <= line.keys() for line in lines):
+            raise ValueError("expected columns threads, T, B, I, H")
+    except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text} is not a file of --csv: {error}") from None
     return lines
 
@@ -256,6 +257,8 @@ def main() -> None:
     option("--stored", type=stored, metavar="FILE", help="measure nothing; show such a file")
     option("--plot", type=written, metavar="FILE", help="the picture: a dot per usual shape")
     options = made.parse_args()
+    if options.plot is not None and find_spec("matplotlib") is None:
+        made.error("--plot needs matplotlib (pip install matplotlib)")
     if options.stored is not None:
         show(options.stored, options.plot)
         return

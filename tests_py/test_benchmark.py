@@ -160,6 +160,13 @@ def test_numbers_below_one_and_other_shapes_are_refused(option: str, capsys: Any
             parser("", None).parse_args(["--shapes", value])
         said = f"expected B,I,H for one step, T,B,I,H for a sequence, got {value}"
         assert said in capsys.readouterr().err
+    for arguments, said in (
+        (["--threads", "1025"], "expected at most 1024 threads, got 1025"),
+        (["--json", "/proc/a"], "cannot write /proc/a"),
+    ):
+        with pytest.raises(SystemExit):
+            program.main(arguments)
+        assert said in capsys.readouterr().err
     found = parser("", None).parse_args(["--shapes", "2x3x4", "5×2×3×4"]).shapes
     assert found == [(2, 3, 4), (5, 2, 3, 4)]
 
@@ -177,6 +184,15 @@ def test_an_interrupted_run_writes_what_was_measured(tmp_path: Path, capsys: Any
     assert [row["title"] for row in rows_of(options.json)] == ["a", "b"]
     lines = ["case 1 of 3", "case 2 of 3, about 0 min left", "case 3 of 3, about 0 min left"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_case_that_exceeds_the_memory_is_named(tmp_path: Path) -> None:
+    options = [*SHAPES[:1], "--cell=gru", "--dtype=float32", "--json=out.json"]
+    options += ["--shapes", "2,3,4", f"1,{10**7},{10**7}"]
+    run = support.run_python("-m", "lltm.benchmark", *options, cwd=tmp_path, check=False)
+    assert re.search(r"^GRU one step, inference, B=1 I=10000000 .*memory", run.stderr, re.M)
+    assert "Traceback" not in run.stderr
+    assert len(rows_of(tmp_path / "out.json")) == 2, "written"
 
 
 def test_a_busy_system_gets_no_verdict(tmp_path: Path, capsys: Any) -> None:
@@ -218,7 +234,7 @@ def test_memory_is_shown_with_activation_checkpoints(tmp_path: Path) -> None:
     assert shown.count("saved for backward") == 1, "only in training"
 
 
-def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> None:
+def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path, capsys: Any) -> None:
     """Includes several inputs and a shared GRU."""
     page = (support.ROOT / "docs/performance.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```python\n(# my_model\.py\n.*?)^```", page, re.M | re.S)
@@ -252,6 +268,7 @@ def test_a_user_s_model_is_timed_before_and_after_replace(tmp_path: Path) -> Non
         assert len(compared(made)) == 2
         assert type(model.first) is torch.nn.GRU
     assert not compared((torch.nn.Linear(2, 3), torch.randn(2)))
+    assert capsys.readouterr().out.endswith("No times: lltm replaces no module of this model.\n")
     for wrong, got in ((model, "Model"), ((inputs[0], model), r"\(Tensor, Model\)")):
         with pytest.raises(SystemExit, match=f"expected a function that returns .*, got {got}$"):
             compared(wrong)

@@ -65,10 +65,18 @@ def test_cells_and_stages_that_do_not_exist_are_refused(tmp_path: Path, capsys: 
         ("--cell", str(tmp_path / "damaged")): f"cannot load {tmp_path / 'damaged'}: ",
         ("--cell", str(tmp_path)): f"cannot load {tmp_path}: ",
         ("--cell", "gru", "--only", "saved"): "saved: only of a custom cell, not of gru",
+        ("--batch", "x"): "argument --batch: expected an integer of at least 1, got x",
     }.items():
         with pytest.raises(SystemExit):
             explain.main(arguments)
         assert said in capsys.readouterr().err
+
+
+def test_a_call_that_exceeds_the_memory_is_an_error_of_one_line(tmp_path: Path) -> None:
+    options = ("-m", "lltm.explain", "--only", "schedule", "--hidden-size", "10000000")
+    run = support.run_python(*options, cwd=tmp_path, check=False)
+    assert run.returncode == 1
+    assert re.fullmatch(r"lltm, step, .* failed: RuntimeError: .*memory.*\n", run.stderr)
 
 
 @pytest.mark.slow  # compiles without caches

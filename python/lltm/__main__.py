@@ -33,12 +33,18 @@ def _environment() -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()} ({sys.executable})"
     yield "system", platform.platform()
     yield "processor", _processor()
-    yield "load average", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
+    yield "load average", f"{os.getloadavg()[0]:.1f}, {usable_cores()} cores"
     for variable in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS"):
         if variable in os.environ:
             yield variable, os.environ[variable]
     for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         yield variable, os.environ.get(variable, "not set")
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    return len(usable(0))
 
 
 def _cuda_devices() -> str:

@@ -114,8 +114,11 @@ def schedule(call: Call) -> str:
         env={**os.environ, "LLTM_SCHEDULE": "1"},
         stderr=subprocess.PIPE,
         text=True,
-        check=True,
+        check=False,
     )
+    if result.returncode:
+        message = result.stderr.strip().rpartition("\n")[2] or f"exit status {result.returncode}"
+        raise RuntimeError(f"{call} failed: {message}")
     lines = [line for line in result.stderr.splitlines() if line.startswith("lltm: ")]
     return "\n".join(wrapped(line.removeprefix("lltm: ")) for line in lines)
 
@@ -252,10 +255,9 @@ def _without_preamble(source: str) -> str:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     def size(text: str) -> int:
-        value = int(text)
-        if value < 1:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return value
+        if not text.isdecimal() or int(text) == 0:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+        return int(text)
 
     def device(text: str) -> str:
         try:
@@ -317,8 +319,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     every = {**CELL_STAGES, **STAGES}
-    for text in sections({name: every[name] for name in options.only}, call, call):
-        print(text, flush=True)
+    try:
+        for text in sections({name: every[name] for name in options.only}, call, call):
+            print(text, flush=True)
+    except RuntimeError as error:  # such as too little memory
+        raise SystemExit(str(error)) from None
     if options.more:
         print(wrapped(f"More with --all, or with --only: {', '.join(options.more)}"))
 

@@ -37,7 +37,7 @@ from .cases import TUTORIAL_SHAPE, Case
 from .implementations import CHECKPOINTED, OURS, PUBLISHED, Make, implementations
 from .options import begin, cases, count, finish, numbered, parser, verdict, written
 from .report import Row, draw, quartiles, tables
-from .timing import Settings, layer_timer, measure, parts_timer
+from .timing import Settings, layer_timer, measure, parts_timer, reason
 from .user_model import compare_model, function
 
 
@@ -63,7 +63,12 @@ def layers(options: argparse.Namespace, settings: Settings) -> Iterator[Row]:
         print("no plot: it needs matplotlib (pip install matplotlib)")
     measured = {}
     for case in numbered(cases(options)):
-        measured[case] = compare(case, settings)
+        try:
+            measured[case] = compare(case, settings)
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            raise SystemExit(f"{case}: {reason(error)}") from None
         yield measured[case]
     if not verdict(settings):
         return

@@ -19,6 +19,7 @@ from .report import Row, compare_with, environment, samples
 from .timing import Settings, busy
 
 Item = TypeVar("Item")
+MOST_THREADS = 1024  # more can end the process
 FORMS = "B,I,H for one step, T,B,I,H for a sequence"
 
 
@@ -34,6 +35,12 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
     return int(text)
+
+
+def threads(text: str) -> int:
+    if count(text) > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {text}")
+    return count(text)
 
 
 def written(text: str) -> Path:
@@ -80,7 +87,7 @@ def parser(
     dtypes = "of " + ", ".join(names) + "; default: the first two"
     option("--dtype", nargs="+", choices=names, metavar="DTYPE", default=names[:2], help=dtypes)
     option("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    option("--threads", type=count, metavar="N", help="default: torch.get_num_threads()")
+    option("--threads", type=threads, metavar="N", help="default: torch.get_num_threads()")
     option("--rounds", type=count, metavar="N", help="default: 15")
     option("--quick", action="store_true", help="small shapes and few rounds")
     option("--compile", action="store_true", help="torch.compile too; takes minutes to compile")

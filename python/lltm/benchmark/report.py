@@ -211,7 +211,8 @@ def samples(path: Path) -> dict[str, dict[str, list[float]]]:
 def compare_with(path: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Yields times of an earlier run and now."""
     earlier = samples(path)
-    yield f"\ncompared with {path}"
+    common = any(row.title in earlier for row in rows)
+    yield f"\ncompared with {path}{'' if common else ': no case in common'}"
     for row in rows:
         name, seconds = next(iter(row.seconds.items()))
         before = earlier.get(row.title, {}).get(name)

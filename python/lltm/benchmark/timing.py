@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..__main__ import usable_cores
 from .cases import Case
 from .implementations import Layer, Make
 from .report import Row
@@ -65,8 +66,7 @@ def parts_timer(make: Make, case: Case) -> Sampler:
 
 def busy() -> str:
     """Describes a load that exceeds the cores that this process may use."""
-    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-    load, cores = os.getloadavg()[0], len(usable(0))
+    load, cores = os.getloadavg()[0], usable_cores()
     return f"the load is {load:.1f} on {cores} cores" if load > cores else ""
 
 

@@ -88,6 +88,7 @@ def compare_model(make: Callable[[], Any], settings: Settings) -> Iterator[Row]:
     done = replace_(models[OURS])
     print(f"\n{done}")
     if not done.replaced:
+        print("No times: lltm replaces no module of this model.")
         return
     with torch.no_grad():
         models[OURS].eval()
