@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lltm.benchmark import __main__ as program
 from lltm.benchmark.cases import GATES, Case
 from lltm.benchmark.implementations import OURS, Layer, implementations
 from lltm.benchmark.options import cases, finish, numbered, parser
-from lltm.benchmark.report import Row, samples, tables
+from lltm.benchmark.report import Row, samples, speedup_text
 from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model
 
@@ -280,13 +281,8 @@ def lines_of(run: Path) -> list[dict[str, str]]:
     return [*csv.DictReader((run / "sweep.csv").read_text(encoding="utf-8").splitlines())]
 
 
-def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None:
+def test_the_page_of_benchmarks_has_the_tables_of_the_stored_runs() -> None:
     page = (support.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    command = re.findall(r"^python -m lltm\.benchmark (--shapes .* .*)$", page, re.MULTILINE)[0]
-    options = parser("", None).parse_args(command.split())
-    stored = samples(CELLS)
-    measured = {case: Row(str(case), stored[str(case)], {}, {}) for case in cases(options)}
-    assert "\n".join(tables(measured)).strip() in page
     # ONNX Runtime packs its weights in advance. Only the Zen 4's run has prepacked layers, too.
     for usual in (True, False):
         layers, prepacked = (
@@ -300,6 +296,18 @@ def test_the_page_of_benchmarks_has_the_tables_that_its_commands_print() -> None
 
 def test_the_first_page_has_the_speedups_of_usual_shapes() -> None:
     page = (support.ROOT / "README.md").read_text(encoding="utf-8")
+    stored = samples(CELLS)
+    shapes = ["100,16,32,128", "100,64,128,256", "100,1,128,256", "50,128,512,512"]
+    options = parser("", None).parse_args(["--dtype", "float32", "--shapes", *shapes])
+    picture = []
+    for training, cell in product((True, False), ("gru", "lstm")):
+        chosen = (c for c in cases(options) if (c.training, c.cell) == (training, cell))
+        rows = (Row("", stored[str(c)], {}, {}) for c in chosen)
+        speedups = [row.speedup(f"nn.{cell.upper()}") for row in rows]
+        least, most = (speedup_text(limit(speedups)) for limit in (min, max))
+        picture.append(f"{cell.upper()} {least} to {most}")
+    training, inference = (", ".join(picture[k : k + 2]) for k in (0, 2))
+    assert f"float32. Training: {training}. Inference: {inference}](docs/speed.png)" in page
     for run, cpu in ((RUN, "Zen 5"), (PREPACKED_RUN, "Zen 4")):
         usual = [*filter(sweep.is_usual, lines_of(run))]
         for row in sweep.summary(sweep.speedups(usual, threads="2")):

@@ -90,7 +90,7 @@ def over_torch(case: Case, row: Row) -> float | None:
 def tables(measured: Mapping[Case, Row]) -> Iterator[str]:
     """Yields the speedups over torch.nn as Markdown: a table of steps and a table of sequences.
 
-    A field has the speedups of training and inference. docs/benchmarks.md shows the second table.
+    A field has the speedups of training and inference.
     """
 
     def field(cell: str, shape: Shape, dtype: torch.dtype) -> str:
