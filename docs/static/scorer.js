@@ -1,4 +1,5 @@
-// Search results: guides first, then the API and special pages, last the pages for developers.
+// Search results: the first guides, then other guides, the API and special pages, last the pages for
+// developers.
 var Scorer = {
   objNameMatch: 3,
   objPartialMatch: 2,
@@ -11,6 +12,7 @@ var Scorer = {
   score: ([page, , , , score]) => {
     if (/^(architecture|contributing|changelog)$/.test(page)) return score - 100;
     if (/^(derivatives|from-the-tutorial|notation|versions)$/.test(page)) return score - 30;
+    if (/^(drop-in|performance|training)$/.test(page)) return score + 2;
     return /-api$/.test(page) ? score - 3 : score;
   },
 };
