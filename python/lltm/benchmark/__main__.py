@@ -105,8 +105,9 @@ def tutorial(settings: Settings) -> Iterator[Row]:
         yield row
 
         def figures(seconds: Sequence[float]) -> str:
-            low, median, high = (1e6 * value for value in quartiles(seconds))
-            return f"{median:9.1f}{f'{low:.1f}-{high:.1f}':>14}"
+            values = (1e6 * value for value in quartiles(seconds))
+            low, median, high = (f"{v:.{0 if v > 999 else 1}f}" for v in values)
+            return f"{median:>9}{f'{low}-{high}':>14}"
 
         published = PUBLISHED[device]
         print(f"\nB=16, I=32, H=128 on {device}: microseconds, median and quartiles\n")
