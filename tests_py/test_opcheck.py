@@ -1,20 +1,19 @@
-"""torch.library.opcheck of every operator."""
+"""torch.library.opcheck of every operator, with the calls of attack.py."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import attack
 import pytest
 import support
 import torch
-from support import DTYPES, Arguments
+from support import DTYPES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import lltm  # noqa: F401  (registers the operators)
+import lltm
 
 pytestmark = pytest.mark.xdist_group("compilers")
 
@@ -40,110 +39,56 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": transposed,
     "expanded": expanded,
 }
-
-STEPS: dict[str, Callable[[torch.dtype], Arguments]] = {
-    "bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype),
-    "gru": lambda dtype: support.of_cell("gru", support.cell_arguments((3, 2, 4), dtype)),
-    "no bias": lambda dtype: support.cell_arguments((3, 2, 4), dtype, bias=False),
-    "no rows": lambda dtype: support.cell_arguments((0, 2, 4), dtype),
-}
-
-SEQUENCES: dict[str, Callable[[torch.dtype], Arguments]] = {
-    "step, masks": lambda dtype: support.with_masks(STEPS["gru"](dtype)),
-    "forward": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype),
-    "reverse": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, reverse=True),
-    "lstm, masks": lambda dtype: support.with_masks(
-        support.of_cell("lstm", support.sequence_arguments((5, 3, 2, 4), dtype))
-    ),
-    "no bias": lambda dtype: support.sequence_arguments((5, 3, 2, 4), dtype, bias=False),
-    "no steps": lambda dtype: support.sequence_arguments((0, 3, 2, 4), dtype),
-}
-
-PACKED: dict[str, Callable[[torch.dtype], Arguments]] = {
-    "packed": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype),
-    "packed gru, masks": lambda dtype: support.with_masks(
-        support.of_cell("gru", PACKED["packed"](dtype))
-    ),
-    "packed reverse": lambda dtype: support.packed_arguments((4, 2, 1), 2, 4, dtype, reverse=True),
-}
-
-PLAIN = (torch.float32, "contiguous")
-# A widened dtype; reordered and zero strides.
-KINDS = ((torch.bfloat16, "contiguous"), (torch.float32, "transposed"), (torch.float32, "expanded"))
+OPERATORS = ("step", "sequence", "sequence_forward", "sequence_backward")
+BIASES = ("bias_ih", "bias_hh")
+# The kernels of the other operators have no derivatives, nor have prepacked weights and masks.
+DIFFERENTIABLE = ("input", "h", "c", "h_0", "c_0", "weight_ih", "weight_hh", *BIASES)
+# Graph errors depend on the call, dtype, layout or omitted arguments, not on combinations.
+KINDS = ("", "transposed", "expanded", "bfloat16", "no steps", "one matrix, no bias")
+CASES = [("lltm", kind) for kind in KINDS]
+CASES += [("gru", ""), (lltm.cells.peephole_lstm.text, "")]
 
 
-def each(cases: Iterable[str], saving: bool = False) -> pytest.MarkDecorator:
-    """Tests all cases, the first in other kinds and, if `saving`, two with activation checkpoints.
-
-    Graph errors depend on case, kind or saved values, not on combinations.
-    """
-    first, *others = cases
-    params: list[tuple[Any, ...]] = [(case, *PLAIN) for case in (first, *others)]
-    params += [(first, *kind) for kind in KINDS]
-    names: tuple[str, ...] = ("case", "dtype", "layout")
-    if saving:
-        names = (*names, "checkpoint_steps")
-        params = [(*p, 0) for p in params] + [(c, *PLAIN, 2) for c in (first, "packed gru, masks")]
-    return pytest.mark.parametrize(names, params, ids=str)
-
-
-def with_grad(a: Arguments, layout: str) -> Arguments:
-    change = LAYOUTS[layout]
-    return a.map(lambda tensor: change(tensor).detach().requires_grad_())
-
-
-def opcheck(op: Any, arguments: tuple[Any, ...], **keywords: Any) -> None:
-    assert set(torch.library.opcheck(op, arguments, keywords).values()) == {"SUCCESS"}
-
-
-@each(STEPS)
-def test_step(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = with_grad(STEPS[case](dtype), layout)
-    opcheck(ops.step.default, a.operands())
-
-
-@each(SEQUENCES | PACKED, saving=True)
-def test_sequence(case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int) -> None:
-    a = with_grad((SEQUENCES | PACKED)[case](dtype), layout)
-    opcheck(ops.sequence.default, a.operands(), **a.rest(), checkpoint_steps=checkpoint_steps)
-
-
-# The kernels of these operators have no derivatives.
-
-# Required gradients of input, states, weights and biases.
-SOME = (True, False, True, False, True, True, False)
-
-
-def check_sequence_operators(
-    a: Arguments, checkpoint_steps: int, change: Callable[[Tensor], Tensor] = contiguous
-) -> None:
-    operands = a.map(change).operands()
-    options = a.batch_sizes, a.reverse, a.reset, checkpoint_steps, a.recurrent_mask
-    arguments = (*operands, *options)
-    opcheck(ops.sequence_forward.default, arguments)
-    output, h_n, c_n, saved = ops.sequence_forward(*arguments)
-    grads = [change(torch.randn_like(y)) for y in (output, h_n, c_n)]
-    arguments = (*arguments, output, saved)
-    opcheck(ops.sequence_backward.default, (*arguments, *grads, a.wanted()))
-    some = (*arguments, None, grads[1], None, a.wanted(SOME))
-    opcheck(ops.sequence_backward.default, some)
-
-
-@each(SEQUENCES | PACKED, saving=True)
-def test_sequence_forward_and_backward(
-    case: str, dtype: torch.dtype, layout: str, checkpoint_steps: int
-) -> None:
-    a = (SEQUENCES | PACKED)[case](dtype)
-    check_sequence_operators(a, checkpoint_steps, LAYOUTS[layout])
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize(("cell", "kind"), CASES, ids=lambda value: value.split("\n")[0])
+def test_operators(cell: str, kind: str, op: str) -> None:
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    change = LAYOUTS.get(kind, contiguous)
+    for name, values in attack.calls_of(cell, dtype=dtype):
+        if name != op:
+            continue
+        call = dict(zip(attack.names_of(op), values, strict=True))
+        if kind == "one matrix, no bias" and call["weight_hh"] is not None:
+            call["weight_ih"] = torch.cat([call["weight_hh"], call["weight_ih"]], 1)
+            call |= dict.fromkeys(("weight_hh", *BIASES))
+            call |= {"output_mask": [True] * 4 + [False] * 3} if "output_mask" in call else {}
+        if kind == "no steps":
+            if op == "step" or call["input"].dim() < 3:
+                continue
+            call |= {k: call[k][:0] for k in ("input", "reset") if call[k] is not None}
+            if op == "sequence_backward":
+                call |= {k: call[k][:0] for k in ("output", "saved", "grad_output")}
+        is_packed = call["weight_ih"].dtype == torch.uint8
+        for key, value in call.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                call[key] = change(value).detach()
+                if op in ("step", "sequence") and key in DIFFERENTIABLE and not is_packed:
+                    call[key].requires_grad_()
+        calls = [call]
+        if op == "sequence_backward":  # of some results, for some arguments
+            some = [want and k % 2 == 0 for k, want in enumerate(call["output_mask"])]
+            calls.append({**call, "grad_output": None, "grad_c_n": None, "output_mask": some})
+        for arguments in calls:
+            checked = torch.library.opcheck(getattr(ops, op).default, (), arguments)
+            assert set(checked.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("checkpoint_steps", [0, 2])
-@pytest.mark.parametrize("case", PACKED)
-def test_fake_cuda_tensors(case: str, checkpoint_steps: int) -> None:
+def test_fake_cuda_tensors(checkpoint_steps: int) -> None:
     """batch_sizes is on the CPU. Sizes are dynamic. No GPU is needed."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    a = PACKED[case](torch.float32)
+    a = support.packed_arguments((4, 2, 1), 2, 4)
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         sizes = mode.from_tensor(a.rest()["batch_sizes"])
         a = a.map(lambda tensor: torch.empty_like(mode.from_tensor(tensor), device="cuda"))
@@ -152,19 +97,6 @@ def test_fake_cuda_tensors(case: str, checkpoint_steps: int) -> None:
         gradients = (output, saved, output, h_n, c_n, a.wanted())
         results += ops.sequence(*arguments) + ops.sequence_backward(*arguments, *gradients)
     assert {y.device.type for y in results if y is not None} == {"cuda"}
-
-
-@each([case for case in SEQUENCES | PACKED if case != "step, masks"])
-def test_sequence_of_prepacked_weights(case: str, dtype: torch.dtype, layout: str) -> None:
-    a = (SEQUENCES | PACKED)[case](dtype).map(LAYOUTS[layout])
-    _, _, _, c, *_ = a.operands()
-    packed = ops.prepack(a.cell, a.weights, a.weight_hh)
-    opcheck(
-        ops.sequence.default,
-        (a.cell, a.input, a.h, c, packed, None, a.bias, a.bias_hh),
-        batch_sizes=a.batch_sizes,
-        reverse=a.reverse,
-    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
