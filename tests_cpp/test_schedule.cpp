@@ -160,59 +160,6 @@ TEST(CostModel, ChoosesTheMeasuredGrids) {
   EXPECT_EQ(grid(5, 7, 10, 18), Pair(1, 1)) << "shorter than a parallel region";
 }
 
-// Speedups over one thread, for forward and backward without the gradients of weights and input.
-TEST(CostModel, PredictsSpeedupsOfManyThreads) {
-  const std::vector<std::array<int64_t, 4>> sizes = {
-      {100, 1, 128, 256},
-      {500, 1, 64, 128},
-      {200, 1, 512, 1024},
-      {100, 4, 64, 128},
-      {50, 8, 256, 512},
-      {100, 16, 32, 128},
-      {100, 16, 128, 256},
-      {30, 20, 300, 300},
-      {100, 24, 80, 320},
-      {100, 32, 128, 256},
-      {50, 32, 512, 512},
-      {100, 64, 128, 256},
-      {10, 128, 128, 128},
-      {50, 128, 512, 512},
-      {25, 256, 256, 640},
-      {20, 512, 128, 256},
-      {500, 32, 16, 64},
-      {100, 100, 20, 20},
-      {5, 64, 128, 256}};
-  std::vector<LayerShape> layers;
-  for (const auto& [steps, batch, input, hidden] : sizes) {
-    layers.push_back({batch, input, hidden, steps * batch, /*bf16=*/false, kSlots});
-  }
-  const auto time = [](int64_t threads, const LayerShape& layer) {
-    const Machine machine = machine_of(threads, 32 << 20, 8);
-    return predicted_time(machine, layer, false, schedule_forward(machine, layer).grid) +
-           predicted_time(machine, layer, true, schedule_backward(machine, layer).grid);
-  };
-  struct Speedups {
-    int64_t threads;
-    double mean, smallest;
-  };
-  for (const auto& [threads, mean, smallest] : std::initializer_list<Speedups>{
-           {2, 1.8, 1.3},
-           {4, 3.3, 1.9},
-           {8, 5.5, 2.2},
-           {16, 8.5, 2.2},
-           {32, 12.1, 2.2},
-           {64, 15.6, 2.1}}) {
-    double logarithms = 0, least = INFINITY;
-    for (const LayerShape& layer : layers) {
-      const double speedup = time(1, layer) / time(threads, layer);
-      logarithms += std::log(speedup);
-      least = std::min(least, speedup);
-    }
-    EXPECT_NEAR(std::exp(logarithms / static_cast<double>(layers.size())), mean, 0.05) << threads;
-    EXPECT_NEAR(least, smallest, 0.05) << threads;
-  }
-}
-
 TEST(CostModel, HeadsHaveShorterProductsAndNeedNoBarrier) {
   const Machine machine = machine_of(2, 32 << 20, 8);
   for (const bool backward : {false, true}) {
