@@ -35,33 +35,5 @@ TEST(Dispatch, ADeviceWithoutKernelsWarnsOnce) {
   EXPECT_NE(warnings.texts[0].find("(this build has no kernels for the"), std::string::npos);
 }
 
-// By function and by operator, as TorchScript calls it.
-TEST(Dispatch, TensorsWithoutElementsAreNamed) {
-  using Member = at::Tensor Arguments::*;
-  for (const auto& named :
-       {std::pair<Member, std::string>{&Arguments::input, "input"},
-        {&Arguments::h, "h"},
-        {&Arguments::c, "c"},
-        {&Arguments::weights, "weight_ih"}}) {
-    const Member member = named.first;
-    const std::string name = named.second;
-    const Arguments right = cell_problem({1, 4, 3, 5}, at::kFloat, 1);
-    for (Arguments a : {right, requiring_grad(right)}) {
-      const auto expect =
-          [&](const at::Tensor& tensor, const std::type_info& error, const std::string& text) {
-            a.*member = tensor;
-            const std::string expected = "lltm::step: expected " + name + text;
-            expect_error([&] { cell(a); }, error, expected);
-            expect_error([&] { call("lltm::step", step_stack(a)); }, error, expected);
-          };
-      const at::Tensor freed = (a.*member).detach().clone();
-      const std::string bytes = std::to_string(freed.nbytes());
-      freed.storage().set_nbytes(0);
-      expect(freed, kRuntimeError, " with storage of at least " + bytes + " bytes, got 0");
-      expect({}, kTypeError, " to be a tensor, got an undefined tensor");
-    }
-  }
-}
-
 }  // namespace
 }  // namespace lltm_test
