@@ -407,51 +407,35 @@ void expect_checked(lltm::cuda::Engine engine, const Args& args) {
   EXPECT_EQ(lltm::cuda::why_not_kernels(*args.cell, args.input, engine, plan), nullptr);
 }
 
-// The largest size of each LLTM kernel, and just above the previous kernel's limit. Other cells'
-// backward K is another multiple of H.
-class PersistentKernels : public testing::TestWithParam<std::tuple<const char*, int64_t, int>> {};
+// The largest size of each LLTM kernel, and just above the previous kernel's limit. test_nvrtc.cpp
+// compiles the kernels of other cells.
+class PersistentKernels : public testing::TestWithParam<std::tuple<int64_t, int>> {};
 std::string kernel_name(const testing::TestParamInfo<PersistentKernels::ParamType>& info) {
-  const auto [cell, size, tiles] = info.param;
-  return cell + ("_H" + std::to_string(size)) + "_tiles" + std::to_string(tiles);
+  const auto [size, tiles] = info.param;
+  return "H" + std::to_string(size) + "_tiles" + std::to_string(tiles);
 }
 const auto kTiles = testing::Values(1, 2, 4);
 INSTANTIATE_TEST_SUITE_P(
-    Sizes,
-    PersistentKernels,
-    testing::Combine(testing::Values("lltm"), testing::Values(176, 264), kTiles),
-    kernel_name);
+    Sizes, PersistentKernels, testing::Combine(testing::Values(176, 264), kTiles), kernel_name);
 INSTANTIATE_TEST_SUITE_P(
     SlowSizes,
     PersistentKernels,
-    testing::Combine(
-        testing::Values("lltm"), testing::Values(256, 512, 520, 768, 776, 1024), kTiles),
+    testing::Combine(testing::Values(256, 512, 520, 768, 776, 1024), kTiles),
     kernel_name);
 INSTANTIATE_TEST_SUITE_P(
     SlowLargeSizes,
     PersistentKernels,
-    testing::Combine(
-        testing::Values("lltm"), testing::Values(1032, 1288, 1536), testing::Values(1)),
-    kernel_name);
-INSTANTIATE_TEST_SUITE_P(
-    SlowCells,
-    PersistentKernels,
-    testing::Combine(
-        testing::Values("lstm", "gru"),
-        testing::Values(128, 192, 256, 512, 768),
-        testing::Values(2)),
+    testing::Combine(testing::Values(1032, 1288, 1536), testing::Values(1)),
     kernel_name);
 
 TEST_P(PersistentKernels, ValuesAndGradientsMatchOracle) {
-  const auto cell = std::get<0>(GetParam());
-  const int64_t hidden = std::get<1>(GetParam());
-  const int tiles = std::get<2>(GetParam());
+  const auto [hidden, tiles] = GetParam();
   const PersistentSetting persistent(true);
   const Temporarily one_group(multiprocessors, (hidden + 15) / 16);
   const at::ScalarType dtype = tiles == 2 ? at::kHalf : at::kBFloat16;
   const int64_t rows = tiles == 1 ? 1 : 4 * tiles + 1;
-  const Problem problem = [&](uint64_t seed) {
-    return sequence_problem({3, rows, 64, hidden}, dtype, seed, /*bias=*/true, cell);
-  };
+  const Sizes sizes = {3, rows, 64, hidden};
+  const Problem problem = [&](uint64_t seed) { return sequence_problem(sizes, dtype, seed); };
   check_persistent(problem);
   const Arguments a = problem(1);
   expect_checked(lltm::cuda::Engine::persistent_forward, forward_args(a));
