@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,21 +10,15 @@ from typing import Any
 import pytest
 import support
 import torch
-from forms import tensors
+from forms import LAYERS, STEPS, Modules, Sample, Sizes
 from support import Arguments
 from test_custom_cell import several_stages, two_states
-from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp
 
 import lltm
 
 I, H = 2, 3  # noqa: E741
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"num_layers": 2, "bidirectional": True, "batch_first": True},
-    {"num_layers": 2, "bias": False},
-]
 Parameters = Mapping[str, Tensor]
 
 
@@ -32,70 +26,51 @@ Parameters = Mapping[str, Tensor]
 class Case:
     """`inputs[k]` is one sample, results are flat tuples."""
 
-    module: nn.Module
-    arguments: dict[str, Any]
+    sample: Sample
     inputs: Tensor
-    calls: int = 1  # operator calls per sample
-    order: Sequence[Any] | None = None  # of a PackedSequence
 
     @property
     def parameters(self) -> Parameters:
-        return {name: p.detach() for name, p in self.module.named_parameters()}
+        return {name: self.sample.values[name] for name in self.sample.parameters()}
 
-    def run(self, parameters: Parameters, sample: Tensor) -> tuple[Tensor, ...]:
-        given = sample if self.order is None else PackedSequence(sample, *self.order)
-        return tuple(tensors(functional_call(self.module, dict(parameters), (given,))))
+    @property
+    def calls(self) -> int:
+        """Operator calls per sample."""
+        options = self.sample.options
+        layers: int = options.get("num_layers", 1)
+        return layers * (2 if options.get("bidirectional") else 1)
 
-    def loss(self, parameters: Parameters, sample: Tensor) -> Tensor:
-        results = self.run(parameters, sample)
-        return sum((y.square().sum() for y in results), torch.zeros((), dtype=sample.dtype))
+    def run(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.sample.run({**self.sample.values, **parameters, "input": x}))
 
-    def like(self) -> nn.Module:
-        other = type(self.module)(**self.arguments)
-        return other.to(self.inputs.dtype)
-
-
-def cell_case(batch: tuple[int, ...] = (4,)) -> Case:
-    arguments: dict[str, Any] = {"input_size": I, "hidden_size": H}
-    inputs = torch.randn(3, *batch, I, dtype=torch.float64)
-    return Case(lltm.LLTMCell(**arguments).double(), arguments, inputs)
+    def loss(self, parameters: Parameters, x: Tensor) -> Tensor:
+        return sum((y.square().sum() for y in self.run(parameters, x)), x.new_zeros(()))
 
 
-def layer_case(kind: str, options: dict[str, Any]) -> Case:
-    arguments = {"input_size": I, "hidden_size": H, **options}
-    layer = lltm.LLTM(**arguments).double()
-    calls = layer.num_layers * (2 if layer.bidirectional else 1)
-    data, *order = pack_sequence([torch.randn(n, I) for n in (2, 4, 1)], enforce_sorted=False)
-    shapes = {"unbatched": (5, I), "one row": (5, 1, I), "batched": (5, 4, I), "packed": data.shape}
-    inputs = torch.randn(3, *shapes[kind], dtype=torch.float64)
-    return Case(layer, arguments, inputs, calls, order if kind == "packed" else None)
+def cases() -> dict[str, Case]:
+    found = {}
+    some = ["batch", "no batch", "no batch, one layer"]
+    some += ["batch first, layers and directions, state, no bias"]
+    some += ["packed out of order, layers and directions"]
+    for make, uses in ((lltm.LLTMCell, STEPS), (lltm.LLTM, LAYERS)):
+        for sample in Modules(uses, make, make)(torch.float64, Sizes(4, 4, I, H)):
+            if sample.name in some:
+                found[f"{make.__name__}, {sample.name}"] = sample
+    for cell in (two_states, several_stages):
+        modules = Modules((LAYERS[0],), cell.Layer, cell.Layer)
+        (found[cell.name],) = modules(torch.float64, Sizes(4, 2, I, H))
+    return {
+        name: Case(sample, torch.randn(3, *sample.values["input"].shape, dtype=torch.float64))
+        for name, sample in found.items()
+    }
 
 
-def custom_case(cell: lltm.Cell) -> Case:
-    arguments: dict[str, Any] = {"input_size": I, "hidden_size": H}
-    inputs = torch.randn(3, 4, 2, I, dtype=torch.float64)
-    return Case(cell.Layer(**arguments).double(), arguments, inputs)
-
-
-CASES: dict[str, Callable[[], Case]] = {
-    "cell": cell_case,
-    "cell, one row": partial(cell_case, ()),
-    **{cell.name: partial(custom_case, cell) for cell in (two_states, several_stages)},
-    **{
-        f"{kind} layer {options}": partial(layer_case, kind, options)
-        for kind, some in (
-            ("batched", OPTIONS),
-            ("unbatched", OPTIONS[1:2]),
-            ("packed", OPTIONS[1:2]),
-        )
-        for options in some
-    },
-}
+CASES = cases()
 
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]()
+    return CASES[request.param]
 
 
 def stacked(results: list[Any]) -> Any:
@@ -116,8 +91,8 @@ def test_vmap_over_inputs_is_one_call_of_the_kernels(case: Case) -> None:
 
 
 def test_backward_through_vmap_is_one_call_of_the_kernels(case: Case) -> None:
-    parameters = list(case.module.parameters())
-    given = dict(case.module.named_parameters())
+    given = {name: p.clone().requires_grad_() for name, p in case.parameters.items()}
+    parameters = list(given.values())
     expected_x = case.inputs.clone().requires_grad_()
     expected = sum((case.loss(given, x) for x in expected_x), torch.zeros(()))
     expected_grads = torch.autograd.grad(expected, [expected_x, *parameters])
@@ -185,19 +160,16 @@ def test_vmap_over_some_of_the_arguments(
 
 
 def test_vmap_of_a_prepacked_layer_is_one_call() -> None:
-    case = layer_case("batched", {})
-    assert isinstance(case.module, lltm.LLTM)
-    packed = case.module.prepack()
+    packed, inputs = lltm.LLTM(I, H).prepack(), torch.randn(3, 5, 4, I)
     with support.Operators() as operators:
-        mapped = torch.vmap(packed)(case.inputs)
-    torch.testing.assert_close(mapped, stacked([packed(x) for x in case.inputs]))
+        mapped = torch.vmap(packed)(inputs)
+    torch.testing.assert_close(mapped, stacked([packed(x) for x in inputs]))
     assert operators.ours() == ["sequence"]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4, I), (3, 0, 4, I), (3, 5, 0, I)], ids=str)
 def test_vmap_over_no_samples_returns_empty_results(shape: tuple[int, ...]) -> None:
-    layer = layer_case("batched", {}).module
-    output, (h_n, _) = torch.vmap(layer)(torch.randn(shape, dtype=torch.float64))
+    output, (h_n, _) = torch.vmap(lltm.LLTM(I, H))(torch.randn(shape))
     assert output.shape == (*shape[:-1], H)
     assert h_n.shape == (shape[0], 1, shape[2], H)
 
@@ -205,15 +177,15 @@ def test_vmap_over_no_samples_returns_empty_results(shape: tuple[int, ...]) -> N
 @pytest.mark.xdist_group("compilers")
 def test_vmap_compiles_without_a_graph_break() -> None:
     torch.compiler.reset()
-    case = layer_case("batched", {})
-    function = torch.vmap(lambda x: case.module(x)[0])
+    layer, inputs = lltm.LLTM(I, H), torch.randn(3, 5, 4, I)
+    function = torch.vmap(lambda x: layer(x)[0])
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
-    torch.testing.assert_close(compiled(case.inputs), function(case.inputs))
+    torch.testing.assert_close(compiled(inputs), function(inputs))
 
 
 @pytest.mark.parametrize("shared_input", [True, False], ids=["one input", "an input each"])
 def test_an_ensemble_equals_its_models(case: Case, shared_input: bool) -> None:
-    models = [case.like() for _ in range(3)]
+    models = [case.sample.fresh() for _ in range(3)]
     parameters, _ = stack_module_state(models)
     inputs = case.inputs[0] if shared_input else case.inputs
 
@@ -245,10 +217,10 @@ def test_per_sample_gradients_equal_those_of_a_loop(case: Case) -> None:
     torch.testing.assert_close(mapped, stacked(looped))
 
 
-@pytest.mark.parametrize("kind", ["cell", "one row", "several_stages"])
+@pytest.mark.parametrize("kind", ["LLTMCell, batch", "LLTM, no batch, one layer", "several_stages"])
 def test_hessians_are_equal_in_every_mode(kind: str) -> None:
     """test_properties.py compares reverse over reverse with finite differences."""
-    case = layer_case(kind, OPTIONS[1]) if kind == "one row" else CASES[kind]()
+    case = CASES[kind]
     loss, x = partial(case.loss, case.parameters), case.inputs[0]
     expected = jacrev(jacrev(loss))(x)
     assert expected.any()
