@@ -69,9 +69,9 @@ test: test-native test-python
 
 # Uses the build folder of the wheel, so that nothing is compiled twice.
 test-native: .venv/.test
-	@.ci/step "Configuring the native tests" cmake --preset default $(CMAKE_ARGS) \
+	cmake --preset default $(CMAKE_ARGS) \
 	  -DLLTM_WHEEL_CMAKE_PREFIX="$$(python -c 'import lltm; print(lltm.cmake_prefix_path)')"
-	@.ci/step "Compiling the native tests" cmake --build --preset default
+	cmake --build --preset default
 	ctest --preset default --parallel $(JOBS) $(if $(NATIVE_TESTS),--tests-regex '$(NATIVE_TESTS)')
 
 # A worker that dies is an error and is not restarted.
@@ -411,9 +411,8 @@ clean:
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 .venv/.test .venv/.bench .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
 .venv/.%: .venv/.tools $(SOURCES)
-	@.ci/step "Building and installing lltm[$*]" \
-	  pip install --verbose --no-build-isolation --config-settings build-dir=build \
-	    --config-settings cmake.define.LLTM_CPU_KERNELS=$(if $(filter demo,$*),native,all) '.[$*]'
+	pip install --no-build-isolation --config-settings build-dir=build \
+	  --config-settings cmake.define.LLTM_CPU_KERNELS=$(if $(filter demo,$*),native,all) '.[$*]'
 	@touch $@
 
 build/cmake-minimum:
@@ -427,9 +426,8 @@ venvs_to_make := $(foreach name,cuda kit,\
 .PHONY: $(venvs_to_make:%=build/%-venv/.tools)
 build/cuda-venv/.tools build/kit-venv/.tools: build/%-venv/.tools:
 	@.ci/system-packages.sh $(PYTHON)
-	@.ci/step "Creating build/$*-venv" $(firstword $($*_venv)) -m venv --clear build/$*-venv
-	@.ci/step "Installing $(word 2,$($*_venv)) and tools" \
-	  build/$*-venv/bin/pip install $(wordlist 2,99,$($*_venv))
+	$(firstword $($*_venv)) -m venv --clear build/$*-venv
+	build/$*-venv/bin/pip install $(wordlist 2,99,$($*_venv))
 	@rm -f build/$*/CMakeCache.txt
 	@echo '$(strip $($*_venv))' > $@
 
@@ -440,8 +438,8 @@ ifneq ($(WANTED),$(shell cat .venv/.tools 2> /dev/null))
 endif
 .venv/.tools:
 	@.ci/system-packages.sh $(PYTHON)
-	@.ci/step "Creating .venv" $(BASE_PYTHON) -m venv --clear .venv
-	@.ci/step "Installing $(TORCH) and build tools" pip install $(TORCH) $(BUILD_TOOLS)
+	$(BASE_PYTHON) -m venv --clear .venv
+	pip install $(TORCH) $(BUILD_TOOLS)
 	@# CMake caches contain the path of the old torch.
 	@[ ! -d build ] || find build -name CMakeCache.txt -delete
 	@echo '$(WANTED)' > $@
