@@ -234,7 +234,7 @@ class Modules:
             plain.eval()
         names = [name for name, _ in module.named_parameters()]
         states = tuple(name.removesuffix("_0") for name in module._STATES)
-        is_layer = self.uses is not STEPS
+        is_layer = hasattr(module, "num_layers")
 
         batch = (sizes.batch,) if use.kind != "unbatched" else ()
         leading = (sizes.steps, *batch) if is_layer else batch
@@ -355,3 +355,52 @@ def each_form(
 def id_of(value: Any) -> str:
     """The id is the same in every process."""
     return getattr(value, "__name__", str(value).removeprefix("torch."))
+
+
+class OneState(nn.Module):
+    """The reverse operator without a forward direction, which no module calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = lltm.LLTMCell(3, 5)
+
+    def forward(self, input: Tensor) -> Any:
+        state = input.new_ones(input.shape[1], 5)
+        weights, bias = self.cell.weights, self.cell.bias
+        return lltm.functional.sequence(
+            "lltm", input, (state, state), weights, bias_ih=bias, reverse=True
+        )
+
+
+def custom_layer(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    layer = support.gallery_module(name, 3, 5)
+    x = torch.randn(6, 4, layer.input_size)
+    with torch.no_grad():
+        state = layer(x)[1]
+    return layer, (x, state, torch.rand(6, 4) < 0.3)
+
+
+def sample(make: Any, use: Use, dtype: torch.dtype) -> tuple[nn.Module, tuple[Any, ...]]:
+    (found,) = Modules((use,), make, make)(dtype, Sizes(6, 4, 3, 5))
+    return found.module, found.arguments(found.values)
+
+
+# No GEMM of h; products; means; a custom gradient; derived parameters; several states.
+CUSTOM = ("indrnn", "keras_gru", "layernorm_lstm", "lif", "hgrn", "slstm")
+# Modules and arguments for compilers and exporters.
+MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    f"{name}, {use.name}": partial(sample, make, use, dtype)
+    for name, make, uses, dtype in (
+        ("LLTMCell", lltm.LLTMCell, STEPS, torch.float32),
+        ("GRUCell", lltm.GRUCell, STEPS[1:2], torch.float32),
+        ("LLTM", lltm.LLTM, SOME_LAYERS, torch.float32),
+        ("GRU", lltm.GRU, SOME_LAYERS, torch.float32),
+        ("LSTM", lltm.LSTM, (LAYERS[3], PROJECTIONS[0]), torch.float32),
+        ("checkpoints", partial(lltm.LLTM, checkpoint_steps=4), LAYERS[3:4], torch.float32),
+        ("float64", lltm.LLTM, LAYERS[:1], torch.float64),
+        ("bfloat16", lltm.LLTM, LAYERS[:1], torch.bfloat16),
+    )
+    for use in uses
+}
+MODULES["reverse"] = lambda: (OneState(), (torch.randn(6, 4, 3),))
+MODULES.update({name: partial(custom_layer, name) for name in CUSTOM})

@@ -24,7 +24,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lltm
@@ -542,78 +542,6 @@ def flat(results: Any) -> list[Tensor]:
     """Tensors in the results."""
     leaves: list[Tensor] = torch.utils._pytree.tree_leaves(results)
     return leaves
-
-
-class Reverse(nn.Module):
-    """The reverse operator without a forward direction, which no module calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = lltm.LLTMCell(3, 5)
-
-    def forward(self, input: Tensor, h_0: Tensor, c_0: Tensor) -> Any:
-        weights, bias = self.cell.weights, self.cell.bias
-        return lltm.functional.sequence(
-            "lltm", input, (h_0, c_0), weights, bias_ih=bias, reverse=True
-        )
-
-
-def _states(*shape: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(*shape, 5), torch.randn(*shape, 5)
-
-
-# Modules for compilers and exporters, with I = 3 and H = 5.
-MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
-    "cell": lambda: (lltm.LLTMCell(3, 5), (torch.randn(4, 3),)),
-    "cell, state, no bias": lambda: (
-        lltm.LLTMCell(3, 5, bias=False),
-        (torch.randn(4, 3), _states(4)),
-    ),
-    "layer": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 4, 3),)),
-    "layer, state, no bias": lambda: (
-        lltm.LLTM(3, 5, bias=False),
-        (torch.randn(6, 4, 3), _states(1, 4)),
-    ),
-    "layer, no batch, state": lambda: (lltm.LLTM(3, 5), (torch.randn(6, 3), _states(1))),
-    "layers and directions": lambda: (
-        lltm.LLTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
-        (torch.randn(4, 6, 3), _states(4, 4)),
-    ),
-    "cell, GRU, state": lambda: (lltm.GRUCell(3, 5), (torch.randn(4, 3), torch.randn(4, 5))),
-    "LSTM, layers and directions": lambda: (
-        lltm.LSTM(3, 5, num_layers=2, bidirectional=True, batch_first=True),
-        (torch.randn(4, 6, 3), _states(4, 4)),
-    ),
-    "LSTM, projection": lambda: (
-        lltm.LSTM(3, 5, num_layers=2, bidirectional=True, proj_size=2),
-        (torch.randn(6, 4, 3), (torch.randn(4, 4, 2), torch.randn(4, 4, 5))),
-    ),
-    "GRU": lambda: (lltm.GRU(3, 5), (torch.randn(6, 4, 3),)),
-    "resets": lambda: (
-        lltm.GRU(3, 5, num_layers=2, bidirectional=True),
-        (torch.randn(6, 4, 3), None, torch.rand(6, 4) < 0.3),
-    ),
-    "checkpoints": lambda: (
-        lltm.LLTM(3, 5, num_layers=2, bidirectional=True, checkpoint_steps=4),
-        (torch.randn(6, 4, 3),),
-    ),
-    "reverse": lambda: (Reverse(), (torch.randn(6, 4, 3), *_states(4))),
-    "float64": lambda: (lltm.LLTM(3, 5).double(), (torch.randn(6, 4, 3).double(),)),
-    "bfloat16": lambda: (lltm.LLTM(3, 5).bfloat16(), (torch.randn(6, 4, 3).bfloat16(),)),
-}
-
-
-def _custom_layer(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    layer = gallery_module(name, 3, 5)
-    x = torch.randn(6, 4, layer.input_size)
-    with torch.no_grad():
-        state = layer(x)[1]
-    return layer, (x, state, torch.rand(6, 4) < 0.3)
-
-
-# No GEMM of h; products; means; a custom gradient; derived parameters; several states.
-CUSTOM = ("indrnn", "keras_gru", "layernorm_lstm", "lif", "hgrn", "slstm")
-MODULES.update({name: functools.partial(_custom_layer, name) for name in CUSTOM})
 
 
 def save_outputs(rank: int, layers: Sequence[torch.nn.Module], x: Tensor, file: Path) -> None:

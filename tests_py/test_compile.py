@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import MODULES, flat
+from forms import MODULES
+from support import flat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -20,19 +21,6 @@ pytestmark = pytest.mark.xdist_group("compilers")
 def packed(lengths: list[int]) -> PackedSequence:
     padded = torch.randn(max(lengths), len(lengths), 3)
     return pack_padded_sequence(padded, torch.tensor(lengths), enforce_sorted=False)
-
-
-# Not supported by torch.export.
-COMPILED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
-    **MODULES,
-    "dropout": lambda: (lltm.LLTM(3, 5, num_layers=2, dropout=0.5), (torch.randn(6, 4, 3),)),
-    "recurrent dropout": lambda: (lltm.LSTM(3, 5, recurrent_dropout=0.5), (torch.randn(6, 4, 3),)),
-    "packed": lambda: (lltm.LLTM(3, 5, num_layers=2, bidirectional=True), (packed([6, 3, 5]),)),
-    "packed, state": lambda: (
-        lltm.LLTM(3, 5),
-        (packed([6, 3, 5]), (torch.randn(1, 3, 5), torch.randn(1, 3, 5))),
-    ),
-}
 
 
 # Compiler imports are local, because every worker imports this file.
@@ -79,9 +67,9 @@ def train(run: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...]
 # aot_eager skips slow code generation. One test of each kind uses the default backend.
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_training_step_compiles_without_a_graph_break(name: str) -> None:
-    module, arguments = COMPILED[name]()
+    module, arguments = MODULES[name]()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(train(compiled, module, arguments), train(module, module, arguments))
 

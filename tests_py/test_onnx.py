@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forms import OneState
 from support import GALLERY_CELLS, flat, gallery_module, needs_extra
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -33,19 +34,6 @@ class Tagger(nn.Module):
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         output, (h_n, c_n) = self.layer(self.embedding(tokens))
         return self.head(output), h_n, c_n
-
-
-class OneState(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = lltm.LLTMCell(3, 5)
-
-    def forward(self, input: Tensor) -> Any:
-        state = input.new_ones(input.shape[1], 5)
-        weights, bias = self.cell.weights, self.cell.bias
-        return lltm.functional.sequence(
-            "lltm", input, (state, state), weights, bias_ih=bias, reverse=True
-        )
 
 
 def tokens(*shape: int) -> Tensor:
