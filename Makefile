@@ -411,7 +411,7 @@ clean:
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp cmake python -type f ! -path '*/__pycache__/*')
 .venv/.test .venv/.bench .venv/.demo .venv/.examples .venv/.docs .venv/.dev: \
 .venv/.%: .venv/.tools $(SOURCES)
-	pip install --no-build-isolation --config-settings build-dir=build \
+	pip install --verbose --no-build-isolation --config-settings build-dir=build \
 	  --config-settings cmake.define.LLTM_CPU_KERNELS=$(if $(filter demo,$*),native,all) '.[$*]'
 	@touch $@
 
