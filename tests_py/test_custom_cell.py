@@ -91,28 +91,41 @@ def derived(z: Any, h: Tensor, nu: Tensor, tau: Tensor, u: Tensor) -> Tensor:
 
 def at_limits(name: str, products: bool) -> lltm.Cell:
     """Returns a cell with as many gates, states and parameters as possible."""
-    reads: Any = {"g10": "x", "g11": "h"}
+    reads: Any = {"g14": "x", "g15": "h"}
     if products:
-        reads = {f"g{k}": "product" if k == 11 else ("x", "product") for k in range(1, 12)}
+        reads = {f"g{k}": "product" if k == 15 else ("x", "product") for k in range(1, 16)}
     parameters = {f"p{k}": 0.1 * k - 0.7 for k in range(16)}
 
     @lltm.cell(
-        gates=12, reads=reads, states={"d": -1.0}, parameters=parameters, bounded=True, name=name
+        gates=16, reads=reads, states={"d": -1.0}, parameters=parameters, bounded=True, name=name
     )
-    def cell(z: Any, h: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, **of: Tensor) -> Any:
+    def cell(
+        z: Any,
+        h: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        e: Tensor,
+        f: Tensor,
+        **of: Tensor,
+    ) -> Any:
         p = [*of.values()]
 
         def gate(k: int) -> Any:
             return z[k](p[k] * h) if products and k > 0 else z[k]
 
-        s = [sigmoid(gate(k) + p[k] * h) for k in range(10)]
-        n = tanh(gate(10) + p[10] * gate(11))
+        s = [sigmoid(gate(k) + p[k] * h) for k in range(14)]
+        n = tanh(gate(14) + p[14] * gate(15))
         a_next = s[0] * a + s[1] * n + p[11] * b
         b_next = s[2] * b + s[3] * a_next
         c_next = s[4] * c + s[5] * tanh(b_next + p[12] * c)
         d_next = s[6] * d + s[7] * sigmoid(p[13] * d + n)
-        output = s[8] * tanh(a_next + p[14] * c_next) + (1 - s[8]) * s[9] * tanh(d_next + p[15])
-        return output, a_next, b_next, c_next, d_next
+        e_next = s[8] * e + s[9] * n
+        f_next = s[10] * f + s[11] * e_next
+        first, second = tanh(a_next + p[10] * c_next), tanh(d_next + p[15] + f_next)
+        output = s[12] * first + (1 - s[12]) * s[13] * second
+        return output, a_next, b_next, c_next, d_next, e_next, f_next
 
     return cell
 

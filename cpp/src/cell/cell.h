@@ -28,7 +28,7 @@
 
 namespace lltm {
 
-constexpr int kMostStates = 4, kMostParameters = 16;
+constexpr int kMostStates = 6, kMostParameters = 16;
 
 // Only the modules read this part.
 struct ModuleInfo {
@@ -41,7 +41,7 @@ struct ModuleInfo {
 };
 
 struct CellInfo {
-  static constexpr int kMostSlots = 12, kMostSaved = 32;
+  static constexpr int kMostSlots = 16, kMostSaved = 48;
   static constexpr int kMostValues = 64;  // of a kind (Place)
 
   const char* name;  // the operators' cell argument: a name or serialized cell

@@ -160,7 +160,7 @@ struct CellPrograms {
   unsigned long long hash;       // of the serialized cell, or the characters of a built-in name
   const double* initial_states;  // K values
   // Bits of the saved values that are the same for all units: steps write and read that of unit 0.
-  unsigned per_row;
+  unsigned long long per_row;
 };
 
 }  // namespace lltm

@@ -607,7 +607,7 @@ class CellParser {
         lines_.fail("a value of forward that is not a parameter", word);
       }
       if (block_of(saved, word) >= 0) lines_.fail("each value once", word);
-      if (forward.is_per_row(word)) cell_->programs.per_row |= 1u << saved.size();
+      if (forward.is_per_row(word)) cell_->programs.per_row |= 1ull << saved.size();
       saved.emplace_back(word);
     }
     forward.outputs("*", saved, Place::kSaved);
@@ -623,7 +623,7 @@ class CellParser {
         if (!forward.knows("z." + gate)) lines_.fail("a product of z." + gate, operand);
       }
       cell_->operands[p].saved = saved;
-      cell_->programs.per_row &= ~(1u << saved);  // a GEMM reads all units
+      cell_->programs.per_row &= ~(1ull << saved);  // a GEMM reads all units
     }
   }
 

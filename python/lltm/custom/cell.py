@@ -69,7 +69,7 @@ def cell(
 
     Args:
         gates: number of gates, read as z[0], z[1], ..., or a sequence of their names, read as
-            z["i"] or z.i. At most 12
+            z["i"] or z.i. At most 16
         reads: dict with the terms of pre-activations, such as ``{"n_x": "x", "n_h": "h"}``, each
             a string or a tuple of strings. Default: ``("x", "h")`` for every gate
 
@@ -80,7 +80,7 @@ def cell(
               Gates called with the same value share a GEMM
             - ``"input"`` instead of ``"x"``: H columns of the input, without weights. The last
               columns of the input belong to these gates, in their order
-        states: dict with initial values, or the number of states, as a check. At most 4 states.
+        states: dict with initial values, or the number of states, as a check. At most 6 states.
             Default: 0 for each state
         parameters: dict with the learned parameters among the function's arguments, at most 16. A
             parameter has a value per hidden unit, and starts from a number, or from a function

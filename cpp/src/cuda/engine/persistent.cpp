@@ -97,6 +97,7 @@ PersistentPlan plan_rows(const SequenceInputs& args, bool training, int directio
   if (!cell.is_element_wise()) return {"the step has several stages or given gates"};
   if (cell.outputs > 0) return {"states are part of the output"};
   if (cell.x.count() == 0 || cell.h.count() == 0) return {"no gate depends on x, or none on h"};
+  if (cell.h.count() > kMostOutputs) return {"too many gates depend on h"};
   if (dtype == at::kDouble) return {"dtype is float64"};
   if (dtype == at::kFloat && cuda_float32() == "ieee") {
     return {"lltm.backends.cuda.float32 is 'ieee'"};

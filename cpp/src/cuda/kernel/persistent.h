@@ -70,11 +70,12 @@ struct PersistentKernel {
 
 // Of 255 registers, a unit's weights occupy 8 per output and its states 4. 3xTF32 and addresses of
 // shared memory need more. `make check-cuda-build` compiles the largest kernels without spills.
+constexpr int kMostOutputs = 12;  // cells with more run per step
 constexpr int most_register_units(int outputs, bool shares, bool tf32) {
   if (shares) return outputs == 1 ? (tf32 ? 6 : 8) : outputs == 12 ? 1 : (tf32 ? 11 : 13) / outputs;
   return outputs == 1 ? 12 : 16 / outputs;
 }
-static_assert(most_register_units(CellInfo::kMostSlots, /*shares=*/true, /*tf32=*/true) > 0);
+static_assert(most_register_units(kMostOutputs, /*shares=*/true, /*tf32=*/true) > 0);
 constexpr int shared_chunk(int outputs) {
   return outputs == 1 ? 4 : 2;
 }
