@@ -62,7 +62,7 @@ const bool kMatrixUnitOnly = std::getenv("LLTM_EMULATED_AMX") != nullptr;
 
 std::vector<GemmFormat> formats(const Machine& machine, at::ScalarType dtype) {
   if (dtype != at::kBFloat16 && machine.bf16x3 && kMatrixUnitOnly) return {GemmFormat::kBf16x3};
-  if (dtype == at::kBFloat16 && machine.bf16) return {GemmFormat::kBf16};
+  if (dtype == at::kBFloat16 && machine.bf16) return {GemmFormat::kF32, GemmFormat::kBf16};
   if (dtype != at::kBFloat16 && machine.bf16x3) return {GemmFormat::kF32, GemmFormat::kBf16x3};
   return {GemmFormat::kF32};
 }
@@ -72,8 +72,10 @@ std::vector<BackwardSchedule> backward_schedules(
   std::vector<BackwardSchedule> schedules;
   for (const GemmFormat format : formats(machine, dtype)) {
     for (const GemmFormat gradient_format : formats(machine, dtype)) {
-      // No schedule combines bf16x3 state gradients with float32 weight gradients.
-      if (format == GemmFormat::kBf16x3 && gradient_format != format) continue;
+      // Schedules only combine float32 state gradients with bf16x3 weight gradients.
+      const bool combined = format != gradient_format;
+      if (combined && (format != GemmFormat::kF32 || gradient_format == GemmFormat::kBf16))
+        continue;
       for (const Grid& grid : kGrids) {
         for (const Partition& blocks : blocks_of(shape, format)) {
           for (const int64_t rows : kChunkRows) {

@@ -203,6 +203,7 @@ TEST(Schedule, OfFewSteps) {
   EXPECT_FALSE(in_place(1, 5, false)) << "few weights";
   EXPECT_TRUE(in_place(4, 8, false, 256));
   EXPECT_FALSE(in_place(5, 8, false, 256)) << "passes over the weights";
+  EXPECT_FALSE(in_place(1, 8, false, 256)) << "a single step";
   EXPECT_TRUE(has(
       to_string(schedule_small_batch(kZen4.machine, shape(1, 32, 128), 32, /*prepacked=*/false)),
       "weights in place"));
@@ -338,6 +339,7 @@ TEST(ChooseEngine, Of16Bits) {
     c.shape.bf16 = true;
   };
   EXPECT_EQ(kind(with(call(16, 127, 1), bf16)), Engine::kOneStep);
+  EXPECT_EQ(kind(call(16, 512, 1)), Engine::kOneStep);
   const Call few = with(call(1), bf16);
   EXPECT_EQ(kind(few), Engine::kBlocked) << "operands in bfloat16";
   EXPECT_EQ(kind(few, kCascadeLake.machine), Engine::kSmallBatch);

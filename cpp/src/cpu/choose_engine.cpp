@@ -77,8 +77,7 @@ Engine choose_engine(const Machine& machine, Call call) {
   }
   const bool per_step = !blocks || is_faster_in_place(call) || has_few_rows(call);
   if (!per_step) engine.kind = Engine::kBlocked;
-  const bool in_float32 =
-      call.storage == Storage::kF32 || !has_bf16_operands(engine.machine, call.shape);
+  const bool in_float32 = !has_bf16_operands(engine.machine, call.shape);
   if (!per_step && !call.stages && !call.backward && in_float32) {
     const bool prepacked = call.prepacked != 0;
     engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);

@@ -384,14 +384,15 @@ SmallBatchSchedule schedule_small_batch(
   schedule.blocks = forward_blocks<F32Format>(machine, shape, schedule.grid.columns);
   schedule.grid = schedule.grid.within(schedule.blocks);
   schedule.chunk_rows = kMergedRows;
-  // With more rows, which take several passes over the weights, if these are many.
+  // With more rows, which take several passes over the weights, if these are many. A single step
+  // has an engine that does not pack.
   constexpr int64_t kMostPasses = 8, kManyWeights = 1 << 17;
   const int64_t passes = steps * divide_up(shape.batch, kMostProductRows);
   const int64_t weights =
       (shape.slots.x * shape.input + shape.slots.h * shape.head_units()) * shape.hidden;
   const bool few = shape.batch <= kMostProductRows
                        ? steps <= kFewSteps
-                       : passes <= kMostPasses && weights >= kManyWeights;
+                       : steps > 1 && passes <= kMostPasses && weights >= kManyWeights;
   schedule.in_place = few && !prepacked;
   return schedule;
 }

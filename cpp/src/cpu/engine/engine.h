@@ -24,8 +24,8 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 SequenceResult per_step_forward(const SequenceArgs& args);
 Gradients per_step_backward(const SequenceBackwardArgs& args);
 
-// blocked_forward.cpp: the small-batch engine (small_batch.h). Requires float32, and no weights
-// prepacked in bfloat16.
+// blocked_forward.cpp: the small-batch engine (small_batch.h). Input and states are float32,
+// weights float32 or 16-bit, but not prepacked in bfloat16.
 SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule);
 
 // blocked_forward.cpp, blocked_backward.cpp: the blocked engine, without float64 or empty sizes.

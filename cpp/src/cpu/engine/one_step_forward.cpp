@@ -1,4 +1,4 @@
-// A single step, forward, with weights in place: by the GEMM kernel or, for few rows, dot products;
+// A single step, forward, without packing weights: by a GEMM kernel or, for few rows, dot products;
 // otherwise by the per-step engine.
 #include "common/memory.h"
 #include "common/schedule_log.h"

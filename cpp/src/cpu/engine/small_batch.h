@@ -1,10 +1,10 @@
-// The small-batch engine: the blocked engine's forward pass of float32 sequences with
-// has_few_elements, and of short calls, with other GEMMs and another element-wise kernel.
+// The small-batch engine: the blocked engine's forward pass of sequences with has_few_elements, and
+// of short calls, with other GEMMs and another element-wise kernel. Input and states are float32.
 //
-// c is float64, and so is the element-wise part unless the cell `forgets`. Weights, GEMM operands
-// and z are float32. With packed weights and up to four rows, short chains are accumulated in
-// float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for several rows. For
-// several rows, they also are in the shorter products of heads.
+// c is float64, and so is the element-wise part unless the cell `forgets`. GEMM operands and z are
+// float32, 16-bit weights are widened. With packed weights and up to four rows, short chains are
+// accumulated in float64. If the cell `forgets`, float32 sums are sufficient in x W_x^T, and for
+// several rows. For several rows, they also are in the shorter products of heads.
 #pragma once
 
 #include "common/weights.h"

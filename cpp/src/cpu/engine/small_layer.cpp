@@ -1,6 +1,6 @@
 // The small-layer engine: a call of a kernel computes all steps (kernel/small_layer.h). For
-// inference with float32 weights that stay in the cache, and few sequences, where the other engines
-// take longer to set up a step than to compute it.
+// inference with weights that stay in the cache as float32, and few sequences, where the other
+// engines take longer to set up a step than to compute it.
 #include "common/memory.h"
 #include "common/steps.h"
 #include "cpu/bias.h"

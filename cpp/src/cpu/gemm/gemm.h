@@ -124,7 +124,7 @@ inline void widen(Matrix<const BFloat16> x, float* y, int64_t n) {
 // 16 bits.
 at::Tensor converted(const at::Tensor& x, at::ScalarType dtype);
 
-// Packs rows of x, 16-bit rows for a float32 format in pieces that stay in the cache after
+// Packs rows of x, 16-bit rows for a float32 format in pieces that usually stay in the cache after
 // widening. pack(rows, first, count) packs `count` rows from `first` on.
 template <typename Unpacked, typename T, typename Pack>
 bool pack_widened(Matrix<const T> x, int64_t rows, int64_t columns, const Pack& pack) {

@@ -59,10 +59,9 @@ LLTM_CELL_INLINE void narrow_row(
   for (std::int64_t j = 0; j < n; ++j) y[j] = narrow<T>(values[j]);
 }
 
-// y = x, rounded to T. n is at most kPiece.
+// y = x, rounded to T. n is at most kPiece. y may be x.
 template <typename T>
-LLTM_CELL_INLINE void round_row(
-    const compute_t<T>* __restrict x, std::int64_t n, compute_t<T>* __restrict y) {
+LLTM_CELL_INLINE void round_row(const compute_t<T>* x, std::int64_t n, compute_t<T>* y) {
   if constexpr (std::is_same_v<T, Half>) {
     T rounded[kPiece];
     narrow_row(x, n, rounded);
@@ -194,7 +193,7 @@ LLTM_CELL_INLINE void for_each_block(
   }
 }
 
-// The output and the next GEMM's operand, equally rounded: a sequence and single steps agree.
+// The output and the next GEMM's operand, equally rounded.
 template <typename T, typename G>
 LLTM_CELL_INLINE void store_h(
     const ForwardArgs<T, G>& a,
