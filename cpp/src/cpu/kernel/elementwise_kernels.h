@@ -27,12 +27,12 @@ LLTM_CELL_INLINE bool is_in_place(const Matrix<const T>& matrix, std::int64_t n,
   return matrix.data != nullptr && matrix.col_stride == 1 && (is_padded || n == padded(n));
 }
 
-// By the CPU's instructions for 16 bits, which compilers do not find.
+// float16 by the CPU's instructions, which compilers do not find.
 template <typename T>
 LLTM_CELL_INLINE void widen_row(
     const T* __restrict x, std::int64_t n, compute_t<T>* __restrict values) {
 #if defined(__AVX2__) || defined(__aarch64__)
-  if constexpr (sizeof(T) < sizeof(compute_t<T>)) {
+  if constexpr (std::is_same_v<T, Half>) {
     std::int64_t j = 0;
     for (; j + kLanes <= n; j += kLanes) store_lanes(load_lanes(x + j), values + j);
     if (j < n) store_first(load_first(x + j, n - j), values + j, n - j);
