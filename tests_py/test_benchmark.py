@@ -29,10 +29,13 @@ from lltm.benchmark.timing import Sampler, Settings, measure
 from lltm.benchmark.user_model import compare_model
 
 RUN = support.ROOT / "benchmarks/results/2026-11-25-epyc-zen5-2-cores"
-PREPACKED_RUN = RUN.with_name("2026-11-28-epyc-zen4-2-cores")
 CELLS = RUN / "layers.json"
-SWEEPS = {"Zen 5, 2 cores": RUN, "Zen 4, 2 cores": PREPACKED_RUN}  # rows of the README's table
-TABLES, ONNX_TABLES = RUN, PREPACKED_RUN  # rows of the tables in docs/benchmarks.md
+TABLES = RUN.with_name("2026-12-01-xeon-amx-2-cores")  # rows of the tables in docs/benchmarks.md
+SWEEPS = {  # rows of the README's table
+    "Zen 5, 2 cores": RUN,
+    "Zen 4, 2 cores": RUN.with_name("2026-11-28-epyc-zen4-2-cores"),
+    "Xeon (AMX), 2 cores": TABLES,
+}
 STEP, SEQUENCE = Case((3, 5, 6)), Case((4, 3, 5, 6))
 PACKED, STACK = replace(SEQUENCE, packed=True), replace(SEQUENCE, layers=3, directions=2)
 SETTINGS = Settings(rounds=3, seconds=0.0, compile=False)
@@ -285,15 +288,9 @@ def lines_of(run: Path) -> list[dict[str, str]]:
 
 def test_the_page_of_benchmarks_has_the_tables_of_the_stored_runs() -> None:
     page = (support.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    # ONNX Runtime packs its weights in advance. The older run has no prepacked layers.
     for usual in (True, False):
-        layers, prepacked = (
-            sweep.speedups(filter(lambda line: sweep.is_usual(line) == usual, lines), threads="2")
-            for lines in (lines_of(TABLES), lines_of(ONNX_TABLES))
-        )
-        found = {case: values for case, values in layers.items() if case[-1].startswith("nn.")}
-        found |= {case: values for case, values in prepacked.items() if case[-1] == "ONNX Runtime"}
-        assert "\n".join(sweep.table(found)) in page
+        lines = filter(lambda line: sweep.is_usual(line) == usual, lines_of(TABLES))
+        assert "\n".join(sweep.table(sweep.speedups(lines, threads="2"))) in page
 
 
 def test_the_first_page_has_the_speedups_of_usual_shapes() -> None:
