@@ -342,6 +342,8 @@ TEST(ChooseEngine, Of16Bits) {
   EXPECT_EQ(kind(call(16, 512, 1)), Engine::kOneStep);
   const Call few = with(call(1), bf16);
   EXPECT_EQ(kind(few), Engine::kBlocked) << "operands in bfloat16";
+  const auto small_layer = [](Call& c) { c.small_layer = true; };
+  EXPECT_EQ(kind(with(with(call(1, 64), bf16), small_layer)), Engine::kSmallLayer);
   EXPECT_EQ(kind(few, kCascadeLake.machine), Engine::kSmallBatch);
   EXPECT_EQ(
       kind(with(

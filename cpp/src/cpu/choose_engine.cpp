@@ -77,11 +77,13 @@ Engine choose_engine(const Machine& machine, Call call) {
   }
   const bool per_step = !blocks || is_faster_in_place(call) || has_few_rows(call);
   if (!per_step) engine.kind = Engine::kBlocked;
-  const bool in_float32 = !has_bf16_operands(engine.machine, call.shape);
-  if (!per_step && !call.stages && !call.backward && in_float32) {
+  const bool in_bf16 = has_bf16_operands(engine.machine, call.shape);
+  // Small layers of 16 bits spend more time between GEMMs than in them.
+  const bool may_widen = !in_bf16 || (call.storage == Storage::kBf16 && call.prepacked == 0);
+  if (!per_step && !call.stages && !call.backward && may_widen) {
     const bool prepacked = call.prepacked != 0;
     engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);
-    if (prefers_small_batch(call, engine.machine, engine.small_batch)) {
+    if (!in_bf16 && prefers_small_batch(call, engine.machine, engine.small_batch)) {
       engine.kind = Engine::kSmallBatch;
     }
     if (prefers_small_layer(call, engine.machine, engine.small_batch))
