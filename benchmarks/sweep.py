@@ -49,7 +49,7 @@ from lltm.benchmark.timing import Settings, layer_timer, measure
 ONNX_RUNTIME = "ONNX Runtime"
 USUAL = {"T": (10, 500), "B": (1, 256), "I": (16, 1024), "H": (16, 1024)}
 LARGEST = 5 * 10**9  # multiply-adds of an LSTM's inference
-LONG = 10**9  # those of a case that is measured in fewer rounds
+LONG = 10**9  # a case with more is measured in fewer rounds
 FEW_ROUNDS = 3
 
 # A line of a .csv file: threads, T, B, I, H, then a time ratio for each comparison, whose names are

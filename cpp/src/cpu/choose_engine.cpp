@@ -68,7 +68,7 @@ Engine choose_engine(const Machine& machine, Call call) {
   if (call.prepacked != 0) {  // this CPU may have no kernel for the format
     engine.unpack = !blocks || has(GemmFormat::kInt8) || (has(GemmFormat::kBf16) && !machine.bf16);
     engine.machine.bf16 = has(GemmFormat::kBf16);
-    engine.machine.slow_bf16 = false;
+    engine.machine.fast_bf16 = true;
     engine.machine.bf16x3 = machine.bf16x3 && has(GemmFormat::kBf16x3);
     if (engine.unpack) {
       engine.machine = machine;
@@ -79,7 +79,8 @@ Engine choose_engine(const Machine& machine, Call call) {
   if (!per_step) engine.kind = Engine::kBlocked;
   const bool in_bf16 = has_bf16_operands(engine.machine, call.shape);
   // Small layers of 16 bits spend more time between GEMMs than in them.
-  const bool may_widen = !in_bf16 || (call.storage == Storage::kBf16 && call.prepacked == 0);
+  const bool may_widen =
+      !in_bf16 || (call.small_layer && call.storage == Storage::kBf16 && call.prepacked == 0);
   if (!per_step && !call.stages && !call.backward && may_widen) {
     const bool prepacked = call.prepacked != 0;
     engine.small_batch = schedule_small_batch(engine.machine, call.shape, call.steps, prepacked);

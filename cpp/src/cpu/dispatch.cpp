@@ -79,9 +79,9 @@ Extensions extensions() {
   found.vnni = (ecx >> 11 & 1) != 0;
   found.amx = found.vnni && (edx >> 22 & 1) != 0 && (edx >> 25 & 1) != 0;  // bfloat16 and int8
   found.bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
-  // The dot product's multiply-adds a cycle are twice those of the float32 FMA on AMD's cores, and
-  // half on Intel's (Emerald Rapids: 1.3 and 5.3 instructions a nanosecond), which have AMX, unless
-  // a hypervisor hides it.
+  // In multiply-adds a cycle, the dot product is twice as fast as the float32 FMA on AMD's cores,
+  // and half as fast on Intel's (Emerald Rapids: 1.3 and 5.3 instructions a nanosecond), which have
+  // AMX, unless a hypervisor hides it.
   constexpr unsigned kAmd = 0x68747541;  // "Auth"
   found.fast_bf16 = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == kAmd;
 #endif

@@ -59,7 +59,7 @@ Machine current_machine() {
       /*matrix_unit=*/Bf16x3Format::available(),
       l3,
       cores,
-      /*slow_bf16=*/!kernels().fast_bf16};
+      kernels().fast_bf16};
 }
 
 }  // namespace lltm::cpu

@@ -12,8 +12,9 @@ struct Machine {
   bool matrix_unit = false;                        // AMX, for any call format
   // An L3 cache's bytes, and the cores that share it.
   int64_t l3 = 32 << 20, l3_cores = 8;
-  // The bfloat16 GEMM is slower than float32's: for weights that are stored as its operand.
-  bool slow_bf16 = false;
+  // The bfloat16 GEMM is faster than float32's. If not, only weights that are stored as its operand
+  // use it.
+  bool fast_bf16 = true;
 };
 
 // `threads` is for a parallel region that starts here: at most one per usable CPU.

@@ -407,7 +407,7 @@ StepSchedule schedule_step(const Machine& machine, const StepShape& shape) {
   constexpr int64_t kWidest = 64;
   const bool in_place = weights_stride > 0 && batch > 0 && input > 0 && hidden > 0;
   StepSchedule schedule = {};
-  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && !machine.slow_bf16;
+  const bool bf16 = storage == Storage::kBf16 && machine.bf16 && machine.fast_bf16;
   // K can end in a partial tile, which costs less than a copy.
   constexpr int64_t kVnni = Bf16Format::kVnniFactor;
   const bool pairs = hidden % kVnni == 0 && input % kVnni == 0 && weights_stride % kVnni == 0;

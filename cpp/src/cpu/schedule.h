@@ -80,7 +80,7 @@ struct LayerShape {
 };
 
 inline bool has_bf16_operands(const Machine& machine, const LayerShape& shape) {
-  return shape.bf16 && machine.bf16 && !machine.slow_bf16;
+  return shape.bf16 && machine.bf16 && machine.fast_bf16;
 }
 
 struct ForwardSchedule {

@@ -145,7 +145,7 @@ def finish(
     options: argparse.Namespace, settings: Settings, measuring: Iterable[Row], **results: object
 ) -> None:
     """Measures. Prints the comparison with an earlier run, and writes every sample and further
-    results, after Ctrl-C or an error those measured before it."""
+    results, after Ctrl-C or an error what was measured before it."""
     rows: list[Row] = []
     try:
         for row in measuring:

@@ -615,12 +615,9 @@ SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSch
     return *BlockedForward<float, F32Format, Weights>(args, as_blocked, std::move(weights)).run();
   };
   if (schedule.in_place) {
-    const at::ScalarType dtype = args.weight_ih->scalar_type();
-    if (dtype == at::kHalf) return run(SmallBatchWeightsInPlace<Half>(args, schedule.blocks));
-    if (dtype == at::kBFloat16) {
-      return run(SmallBatchWeightsInPlace<BFloat16>(args, schedule.blocks));
-    }
-    return run(SmallBatchWeightsInPlace<float>(args, schedule.blocks));
+    return visit_packed_dtype<F32Format>(args.weight_ih->scalar_type(), [&]<typename T>(T*) {
+      return run(SmallBatchWeightsInPlace<T>(args, schedule.blocks));
+    });
   }
   PackedWeights<F32Format> packed =
       args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)

@@ -144,7 +144,7 @@ bool pack_widened(Matrix<const T> x, int64_t rows, int64_t columns, const Pack& 
   }
 }
 
-// The types of weights that a format packs: body(T*) for `dtype`.
+// The types of weights that a format multiplies, widened if need be: body(T*) for `dtype`.
 template <typename Format, typename Body>
 decltype(auto) visit_packed_dtype(at::ScalarType dtype, const Body& body) {
   using Unpacked = typename Format::Unpacked;
