@@ -1,5 +1,6 @@
 // The threads of two concurrent calls, and of calls next to other work. test_properties.py compares
 // results and derivatives of two directions.
+#include "cpu/threads/idle_team.h"
 #include "cpu/threads/parallel.h"
 #include "testing.h"
 
@@ -12,10 +13,15 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
+
+extern "C" int omp_get_num_procs() noexcept;
 
 namespace lltm_test {
 namespace {
@@ -115,6 +121,40 @@ TEST(BusyCpus, RegionsRunOnOneThread) {
   for (std::thread& thread : others) thread.join();
   EXPECT_EQ(threads_until(2), 2);
 }
+
+#if defined(__linux__)
+// After a region, libgomp's threads use no CPU while the team exists. Otherwise, tests.cmake lets
+// them spin for longer than the pause.
+TEST(IdleTeam, MakesIdleThreadsSleep) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPause(100);
+  const ThreadCount two(2);
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  const auto waits_for = [&](const auto& condition) {
+    for (const auto end = Clock::now() + std::chrono::seconds(30); Clock::now() < end;) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(kPause);
+    }
+    return false;
+  };
+  const auto run = [] { at::parallel_for(0, 2, 1, [](int64_t, int64_t) {}); };
+  const auto sleeps_after_region = [&] {
+    lltm::cpu::keep_idle_team(Clock::now() + std::chrono::seconds(2));
+    run();
+    const std::clock_t start = std::clock();  // the process's CPU time
+    std::this_thread::sleep_for(kPause);
+    return std::clock() - start < CLOCKS_PER_SEC / 50;
+  };
+  run();
+  const auto before = threads();
+  if (omp_get_num_procs() > 16) GTEST_SKIP() << "too many CPUs for the team";
+  EXPECT_TRUE(waits_for(sleeps_after_region));
+  EXPECT_TRUE(waits_for([&] { return threads() == before; })) << "the team does not end";
+}
+#endif
 
 // Only the thread that calls fork() exists in the new process. libgomp supports one thread there,
 // and several in a new thread.

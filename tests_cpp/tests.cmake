@@ -115,8 +115,9 @@ lltm_test(operators.emulated_amx lltm_emulated_tests "${amx}" ISA avx512 THREADS
                                  ENV LLTM_EMULATED_AMX=set:1 ${in_parts})
 lltm_test(operators.tsan         lltm_tsan_tests "${tsan}" ISA avx512 THREADS 3 SLOW TIMEOUT 3600
                                  ENV LLTM_EMULATED_AMX=set:1)
-lltm_test(engines                lltm_engine_tests "*" THREADS 7)
-lltm_test(engines.emulated_amx   lltm_engine_tests "-*Int8*" ENV LLTM_EMULATED_AMX=set:1
+lltm_test(engines                lltm_engine_tests "*-IdleTeam.*" THREADS 7)
+lltm_test(idle_team              lltm_engine_tests "IdleTeam.*" ENV GOMP_SPINCOUNT=set:30000000)
+lltm_test(engines.emulated_amx   lltm_engine_tests "-*Int8*:IdleTeam.*" ENV LLTM_EMULATED_AMX=set:1
                                  ISA avx512 THREADS 2 ${in_parts})
 
 # ---- The CUDA backend, on the CPU and on a GPU ------------------------------

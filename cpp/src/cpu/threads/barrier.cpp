@@ -10,9 +10,9 @@
 namespace lltm::cpu {
 namespace {
 
-// libgomp's rules.
+// libgomp's rules, up to fewer iterations.
 int requested_spins() {
-  constexpr int kMost = 300000;
+  constexpr int kMost = 20000;
   if (const char* const count = std::getenv("GOMP_SPINCOUNT"); count != nullptr) {
     // A number, also with a suffix such as k, or "infinite".
     char* end = nullptr;
@@ -25,10 +25,13 @@ int requested_spins() {
 
 }  // namespace
 
+bool spins_are_requested() {
+  return std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr;
+}
+
 int spins_of(int64_t threads) {
-  constexpr int kFew = 100;
   static const int requested = requested_spins();
-  return threads > 1 && threads > usable_cpus() ? std::min(requested, kFew) : requested;
+  return threads > 1 && threads > usable_cpus() ? std::min(requested, kFewSpins) : requested;
 }
 
 }  // namespace lltm::cpu

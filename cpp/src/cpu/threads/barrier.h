@@ -15,16 +15,19 @@
 
 namespace lltm::cpu {
 
-// Iterations that a thread waits for another before it sleeps: as many as libgomp's, which are
-// milliseconds. A thread that sleeps loses its CPU to any other process, and gets it back late. Few
-// if there are more threads than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
+// Iterations that a thread waits for another before it sleeps: about a millisecond. Few if there
+// are more threads than CPUs, or if GOMP_SPINCOUNT or OMP_WAIT_POLICY request it.
+constexpr int kFewSpins = 100;
 int spins_of(int64_t threads);
+bool spins_are_requested();
 
 // Grid positions [k * sharing, (k + 1) * sharing) wait for each other. libgomp's barrier waits for
 // all threads and makes a system call each time.
 class Barriers {
  public:
-  // Waits sleep after `spins` iterations.
+  // Waits sleep after `spins` iterations. If one did, then for some rounds after few: the thread
+  // that it waited for probably has no CPU because of other processes, and spinning keeps it from
+  // this one's.
   Barriers(int64_t workers, int64_t sharing, int spins)
       : sharing_(sharing),
         spins_(spins),
@@ -52,11 +55,13 @@ class Barriers {
   // Returns after the arrival of the entire group.
   void wait(int64_t worker, uint32_t round) {
     Gate& gate = gate_of(worker);
-    const int limit = spins_;
+    const bool patient = round >= patient_from_.load(std::memory_order_relaxed);
+    const int limit = patient ? spins_ : std::min(spins_, kFewSpins);
     for (int spin = 0; spin < limit; ++spin) {
       if (gate.opened.load(std::memory_order_acquire) == round) return;
       relax();
     }
+    if (patient) patient_from_.store(round + kImpatientRounds, std::memory_order_relaxed);
     gate.sleepers.fetch_add(1, std::memory_order_seq_cst);
     while (gate.opened.load(std::memory_order_seq_cst) != round) sleep(gate.opened, round - 1);
     gate.sleepers.fetch_sub(1, std::memory_order_relaxed);
@@ -65,6 +70,7 @@ class Barriers {
  private:
   // Arrivals change a cache line one after another, so that a line counts only a few.
   static constexpr int64_t kFan = 8;
+  static constexpr uint32_t kImpatientRounds = 64;
 
   // A single cache line: the last to arrive has it when it opens the gate. 128: the hardware
   // prefetches lines in pairs.
@@ -105,6 +111,7 @@ class Barriers {
   const int64_t sharing_;
   const int spins_;
   const int64_t gates_of_group_;
+  std::atomic<uint32_t> patient_from_{0};
   std::vector<Gate> gates_;
 };
 

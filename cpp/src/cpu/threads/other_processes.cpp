@@ -1,5 +1,8 @@
 #include "cpu/threads/other_processes.h"
 
+#include "cpu/threads/barrier.h"
+#include "cpu/threads/idle_team.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
@@ -7,7 +10,7 @@
 namespace lltm::cpu {
 namespace {
 
-constexpr std::chrono::milliseconds kShort(20), kLong(2000);
+constexpr std::chrono::milliseconds kShort(20), kLong(2000), kKept(5000);
 
 // 0 if the system does not say.
 std::chrono::nanoseconds waited_for_cpu() {
@@ -40,7 +43,11 @@ bool OtherProcesses::found(Clock::time_point now, Waited waited_for_cpu) {
 
 bool other_processes_run() {
   thread_local OtherProcesses of_thread;
-  return of_thread.found(OtherProcesses::Clock::now(), waited_for_cpu);
+  static const bool may_change_spins = !spins_are_requested();
+  const auto now = OtherProcesses::Clock::now();
+  const bool found = of_thread.found(now, waited_for_cpu);
+  if (found && may_change_spins) keep_idle_team(now + kKept);
+  return found;
 }
 
 }  // namespace lltm::cpu

@@ -23,7 +23,8 @@ class OtherProcesses {
   std::chrono::nanoseconds waited_ = {};
 };
 
-// For the calling thread.
+// For the calling thread. While they run, the process's idle OpenMP threads sleep instead of
+// spinning, also after PyTorch's operations.
 bool other_processes_run();
 
 }  // namespace lltm::cpu
