@@ -202,8 +202,17 @@ Model backward_model(const Machine& machine, const LayerShape& shape) {
 
 template <typename Format>
 Partition forward_blocks(const Machine& machine, const LayerShape& shape, int64_t columns) {
-  const int64_t widest = widest_block<Format>(
-      machine, kForwardUnits<Format>, forward_unit_bytes<Format>(shape), Format::kUnitAlign);
+  const int64_t unit_bytes = forward_unit_bytes<Format>(shape);
+  int64_t widest =
+      widest_block<Format>(machine, kForwardUnits<Format>, unit_bytes, Format::kUnitAlign);
+  // A GEMM reads a block by panels of columns. If a thread's weights come from L3 in each step, a
+  // block that is a single panel is up to 15 % faster: the panel is contiguous, which the hardware
+  // prefetcher follows.
+  constexpr int64_t kPanelColumns = 64;
+  if (kFormat<Format> == GemmFormat::kF32 && unit_bytes * shape.hidden / columns > machine.l2 / 2) {
+    const int64_t units = kPanelColumns / std::max(shape.slots.x, shape.slots.h);
+    widest = std::clamp(units, Format::kUnitAlign, widest);
+  }
   return even_blocks(shape.hidden, columns, widest, Format::kUnitAlign, shape.heads);
 }
 
