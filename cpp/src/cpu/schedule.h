@@ -63,12 +63,14 @@ struct Grid {
   Grid within(const Partition& blocks) const { return {rows, std::min(columns, blocks.count)}; }
 };
 
-// Pre-activations that depend on x, and on h (cell.h).
+// Pre-activations that depend on x, and on h (cell.h), and whether a step has several stages.
 struct SlotCounts {
   int64_t x, h;
+  bool stages = false;
 };
 constexpr SlotCounts slots_of(const CellInfo& cell) {
-  return {cell.x.count(), cell.h.count() > 0 ? cell.h.count() : 1};  // schedules divide by it
+  const int64_t h = cell.h.count() > 0 ? cell.h.count() : 1;  // schedules divide by it
+  return {cell.x.count(), h, cell.has_stages()};
 }
 
 struct LayerShape {

@@ -184,24 +184,24 @@ __attribute__((noinline)) void add_rows(const Segment& part, Pieces<C> x, double
   });
 }
 
-// Groups of kUnitsPerSum terms are added in a fixed order, all of a piece at once, because a group
-// does not fill the vector units.
+// Groups of kUnitsPerSum terms are added in a fixed order. Vectors by hand: the compiler would load
+// each term by itself.
 template <typename C>
 LLTM_CELL_INLINE void add_groups(const C* x, double* sums) {
-  constexpr int kGroups = kPiece / kUnitsPerSum, kHalf = kUnitsPerSum / 2, kQuarter = kHalf / 2;
-  double halves[kGroups][kHalf], quarters[kGroups][kQuarter];
-  for (int k = 0; k < kGroups; ++k) {
-    const C* const group = x + k * kUnitsPerSum;
-    for (int j = 0; j < kHalf; ++j) {
-      halves[k][j] = static_cast<double>(group[j]) + static_cast<double>(group[j + kHalf]);
-    }
-  }
-  for (int k = 0; k < kGroups; ++k) {
-    for (int j = 0; j < kQuarter; ++j) quarters[k][j] = halves[k][j] + halves[k][j + kQuarter];
-  }
-  for (int k = 0; k < kGroups; ++k) {
-    const double* const q = quarters[k];
-    sums[k] = (q[0] + q[2]) + (q[1] + q[3]);
+  constexpr int kHalf = kUnitsPerSum / 2;
+  using Terms [[gnu::vector_size(kHalf * sizeof(C))]] = C;
+  using Doubles [[gnu::vector_size(kHalf * sizeof(double))]] = double;
+  static_assert(kHalf == 8);
+  for (int k = 0; k < kPiece / kUnitsPerSum; ++k, x += kUnitsPerSum) {
+    Terms first, second;
+    __builtin_memcpy(&first, x, sizeof(first));
+    __builtin_memcpy(&second, x + kHalf, sizeof(second));
+    const Doubles h =
+        __builtin_convertvector(first, Doubles) + __builtin_convertvector(second, Doubles);
+    const auto q =
+        __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
+    const auto pair = __builtin_shufflevector(q, q, 0, 1) + __builtin_shufflevector(q, q, 2, 3);
+    sums[k] = pair[0] + pair[1];
   }
 }
 
