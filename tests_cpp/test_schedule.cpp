@@ -36,7 +36,7 @@ const Named kCascadeLake = {"Cascade Lake", [] {
 const Named kSapphireRapids = {
     "Sapphire Rapids", {2 << 20, 16, true, true, /*bf16x3=*/true, /*matrix_unit=*/true}};
 
-constexpr SlotCounts kSlots = slots_of(Lltm::kCell);
+constexpr SlotCounts kSlots = {Lltm::kCell.x.count(), Lltm::kCell.h.count()};
 
 // N for 100 steps.
 LayerShape shape(
@@ -62,6 +62,19 @@ TEST(Schedule, FormatsDependOnTheCpu) {
   EXPECT_EQ(formats(kCascadeLake, 128, 512, true), (std::array{kF32, kF32, kF32}));
   EXPECT_EQ(formats(kSapphireRapids, 16, 128), (std::array{kF32, kF32, kBf16x3}));
   EXPECT_EQ(formats(kSapphireRapids, 512, 512), (std::array{kBf16x3, kBf16x3, kBf16x3}));
+}
+
+TEST(Schedule, WeightsBeyondL2AreOnePanelPerBlock) {
+  Machine machine = kHaswell.machine;
+  machine.threads = 2;
+  const auto widest = [&](int64_t hidden, SlotCounts slots) {
+    const LayerShape layer = {8, 128, hidden, 800, /*bf16=*/false, slots};
+    return schedule_forward(machine, layer).blocks.width;
+  };
+  EXPECT_GT(widest(128, {4, 4}), 16);
+  EXPECT_EQ(widest(768, {4, 4}), 16);
+  EXPECT_EQ(widest(768, {2, 2}), 32);
+  EXPECT_GT(widest(768, {4, 4, /*stages=*/true}), 16);
 }
 
 // ---- the cost model --------------------------------------------------------------
