@@ -232,7 +232,7 @@ constexpr int64_t kMergedRows = 64;
 
 // The same for any format, or 0: a projection per step. A bf16x3 GEMM with packed weights beyond L1
 // needs more rows. If the input is wide enough and z stays in L2, merging takes 0.65 to 0.95 of the
-// time (measured with two threads of Emerald Rapids).
+// time (measured with two threads of a Xeon).
 template <typename Format>
 int64_t merged_rows(const Machine& machine, const LayerShape& shape, const Grid& grid) {
   if (2 * shape.batch <= kMergedRows) return kMergedRows;
