@@ -5,6 +5,7 @@
 #include "testing.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 #include "api/initial_states.h"
 
-#include "common/memory.h"
+#include "common/tensor_views.h"
 #include "op/argument_checks.h"
 #include "op/interceptors.h"
 

@@ -3,7 +3,7 @@
 #include "aten/run_program.h"
 #include "common/checkpoints.h"
 #include "common/step_io.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 

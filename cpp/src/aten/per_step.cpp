@@ -6,7 +6,7 @@
 
 #include "aten/row_gradients.h"
 #include "common/step_io.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 

@@ -4,7 +4,7 @@
 
 #include "aten/device_gemm.h"
 #include "common/operator_args.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 
 #include <vector>
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "common/device.h"
-#include "common/memory.h"
 #include "common/step_io.h"
+#include "common/tensor_views.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>

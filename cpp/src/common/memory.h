@@ -1,10 +1,9 @@
+// Memory of engines. No PyTorch header.
 #pragma once
 
-#include "common/huge_pages.h"
-
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -12,15 +11,20 @@
 
 namespace lltm {
 
-// at::empty on the CPU without dispatcher overhead, noticeable in short calls.
-inline at::Tensor new_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::Tensor(at::detail::empty_cpu(sizes, at::typeMetaToScalarType(options.dtype())));
-}
-
-// On any device.
-inline at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  if (!options.device().is_cpu()) return at::empty(sizes, options);
-  return with_huge_pages(new_tensor(sizes, options));
+// Requests huge pages for new, large memory. Such memory usually returns to the operating system
+// when freed, so the first access to each page zeroes it again. With 4 KiB pages this can take
+// longer than the computation.
+inline void request_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kHugePage = 2 << 20;
+  constexpr std::uintptr_t kLarge = 2 * kHugePage;
+  if (bytes < kLarge) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
+  // Only a hint: the result does not matter.
+  (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
 }
 
 // Aligned to cache lines by hand: malloc caches small blocks, but aligned allocation does not reuse
@@ -29,7 +33,9 @@ template <typename T>
 class Workspace {
  public:
   Workspace() = default;
-  explicit Workspace(int64_t count) : bytes_(new std::byte[count * sizeof(T) + kLine]) {}
+  explicit Workspace(int64_t count) : bytes_(new std::byte[count * sizeof(T) + kLine]) {
+    request_huge_pages(bytes_.get(), count * sizeof(T));
+  }
   T* data() const {
     const auto begin = reinterpret_cast<std::uintptr_t>(bytes_.get());
     return reinterpret_cast<T*>((begin + kLine - 1) / kLine * kLine);

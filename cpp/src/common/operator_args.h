@@ -68,12 +68,6 @@ class TensorArgument {
 using RequiredTensor = TensorArgument<at::Tensor>;
 using OptionalTensor = TensorArgument<std::optional<at::Tensor>>;
 
-// The k-th state in the engines' c (cell.h).
-inline double first_value(const CellInfo& cell, int k) {
-  const int index = k - (cell.reads_h ? 1 : 0);
-  return index < 0 ? 0 : cell.programs->initial_states[index];
-}
-
 // Must not outlive the call: refers to the caller's tensors. Without weight_hh, weight_ih is
 // [weight_hh, weight_ih]. Without bias_hh there is a single bias. A single step is a sequence with
 // T = 1 without that dimension: input (B, I), reset (B).

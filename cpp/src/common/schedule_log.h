@@ -1,7 +1,7 @@
 // Prints schedules if the environment variable LLTM_SCHEDULE is set. N: rows in all steps.
 #pragma once
 
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 
 #include <ATen/core/Tensor.h>
 

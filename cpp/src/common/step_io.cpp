@@ -1,6 +1,5 @@
 #include "common/step_io.h"
 
-#include "common/memory.h"
 #include "common/tensor_views.h"
 
 #include <ATen/ops/add.h>

@@ -13,7 +13,7 @@
 
 #include "common/checkpoints.h"
 #include "common/operator_args.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -74,16 +74,6 @@ at::Tensor entering_h(
     at::ScalarType dtype);
 // Of all steps, in the compute dtype, also for differentiable and symbolic arguments.
 at::Tensor entering_h(const SequenceBackwardArgs& args);
-
-// Calls body(slot, column) for each given gate: its columns begin there in the input, of `width`
-// columns, and in its gradient.
-template <typename Body>
-void for_each_given(const CellInfo& cell, int64_t hidden, int64_t width, const Body& body) {
-  for (int slot = 0; slot < cell.slots; ++slot) {
-    const int given = cell.given_blocks[slot];  // from 1 on
-    if (given > 0) body(slot, width - (cell.given - given + 1) * hidden);
-  }
-}
 
 // The first argument that changes the states between steps, for logs, or null.
 inline const char* changes_states(const SequenceInputs& args) {

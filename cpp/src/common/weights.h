@@ -3,7 +3,6 @@
 
 #include "cell/cell.h"
 #include "common/heads.h"
-#include "common/huge_pages.h"
 #include "common/tensor_views.h"
 
 #include <ATen/ops/cat.h>

@@ -1,6 +1,5 @@
 #include "cpu/bias.h"
 
-#include "common/memory.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"

@@ -2,7 +2,7 @@
 
 #include "cell/cells.h"
 #include "common/format.h"
-#include "common/memory.h"
+#include "common/tensor_views.h"
 #include "cpu/choose_engine.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/threads/parallel.h"

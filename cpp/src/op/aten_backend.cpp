@@ -8,6 +8,7 @@
 #include "cell/registry.h"
 #include "common/device.h"
 #include "common/schedule_log.h"
+#include "common/steps.h"
 #include "common/weights.h"
 #include "op/backend.h"
 

@@ -2,7 +2,7 @@
 
 #include "cell/cells.h"
 #include "common/checkpoints.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "common/weights.h"
 #include "op/argument_checks.h"
 

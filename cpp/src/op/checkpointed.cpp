@@ -1,7 +1,7 @@
 #include "op/checkpointed.h"
 
 #include "common/step_io.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "common/tensor_views.h"
 
 #include <ATen/ops/cat.h>

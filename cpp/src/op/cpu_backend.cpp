@@ -1,5 +1,5 @@
 #include "common/device.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"

@@ -12,8 +12,8 @@
 //
 // Gradients for input, weights and biases are one GEMM each per chunk, while dz is in the cache.
 // Workers are as in blocked_forward.cpp.
-#include "common/memory.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
+#include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"

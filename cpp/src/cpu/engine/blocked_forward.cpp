@@ -14,8 +14,8 @@
 //
 // The small-batch engine is the same with other GEMMs and another element-wise kernel
 // (small_batch.h), and c in float64.
-#include "common/memory.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
+#include "common/tensor_views.h"
 #include "cpu/dispatch.h"
 #include "cpu/engine/between_stages.h"
 #include "cpu/engine/engine.h"

@@ -1,7 +1,7 @@
 // A single step, forward, without packing weights: by a GEMM kernel or, for few rows, dot products;
 // otherwise by the per-step engine.
-#include "common/memory.h"
 #include "common/schedule_log.h"
+#include "common/tensor_views.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"

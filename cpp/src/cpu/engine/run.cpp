@@ -3,7 +3,7 @@
 #include "cpu/engine/engine.h"
 
 #include "common/schedule_log.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/packed_weights.h"

@@ -1,7 +1,7 @@
 #include "cpu/engine/sequence_gradients.h"
 
-#include "common/memory.h"
 #include "common/step_io.h"
+#include "common/tensor_views.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "common/operator_args.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "common/weights.h"
 #include "cpu/engine/weight_gradient_gemm.h"
 #include "cpu/gemm/gemm.h"

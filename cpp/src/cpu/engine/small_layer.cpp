@@ -1,8 +1,8 @@
 // The small-layer engine: a call of a kernel computes all steps (kernel/small_layer.h). For
 // inference with weights that stay in the cache as float32, and few sequences, where the other
 // engines take longer to set up a step than to compute it.
-#include "common/memory.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
+#include "common/tensor_views.h"
 #include "cpu/bias.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step_io.h"

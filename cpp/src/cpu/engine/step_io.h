@@ -6,7 +6,7 @@
 #include "common/matrix.h"
 #include "common/operator_args.h"
 #include "common/step_io.h"
-#include "common/steps.h"
+#include "common/tensor_steps.h"
 #include "common/tensor_views.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/range.h"

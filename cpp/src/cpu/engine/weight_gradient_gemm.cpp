@@ -1,6 +1,6 @@
 #include "cpu/engine/weight_gradient_gemm.h"
 
-#include "common/memory.h"
+#include "common/tensor_views.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/threads/parallel.h"

@@ -1,6 +1,6 @@
 #include "cpu/gemm/gemm.h"
 
-#include "common/memory.h"
+#include "common/tensor_views.h"
 #include "cpu/threads/parallel.h"
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // GEMMs on complete tensors.
 #pragma once
 
-#include "common/memory.h"
 #include "common/tensor_views.h"
 #include "common/weights.h"
 #include "cpu/bias.h"

@@ -6,8 +6,6 @@
 #include "cpu/threads/other_processes.h"
 #include "cpu/threads/usable_cpus.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -15,6 +13,11 @@
 #include <utility>
 
 namespace lltm::cpu {
+
+// torch_threads.cpp, the only file here with a header of PyTorch: torch.get_num_threads(), and if
+// this thread is in a region of any library with the same OpenMP runtime.
+int64_t torch_threads();
+bool in_torch_region();
 
 // Exists while a thread of the application is in a region. Concurrent regions share the CPUs. Their
 // number is the recent maximum, because calls do other work between their regions.
@@ -36,7 +39,7 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
-  static bool is_outermost() { return !inside && !at::in_parallel_region(); }
+  static bool is_outermost() { return !inside && !in_torch_region(); }
   static void reset() { count = recent = 0; }  // in a forked process
 
   // The threads for a region. Those of crews do not change while other processes run: there, ATen's

@@ -4,8 +4,6 @@
 #include "cpu/threads/barrier.h"
 #include "cpu/threads/concurrent_callers.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -28,7 +26,7 @@ namespace lltm::cpu {
 // 1 inside another region.
 inline int64_t available_threads() {
   if (const Crew* const crew = Crew::current()) return crew->threads();
-  return at::in_parallel_region() ? 1 : at::get_num_threads();
+  return in_torch_region() ? 1 : torch_threads();
 }
 
 // The threads of a region share `workers` grid positions, of which groups of `sharing` have
