@@ -4,7 +4,7 @@
 #include "common/heads.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
-#include "cpu/packed_weights.h"
+#include "cpu/prepack.h"
 
 #include <ATen/ATen.h>
 
@@ -118,7 +118,7 @@ class Case {
       if (!lltm::find_cell(a_.cell)->forgets) return;  // other cells can use either engine
     }
     for (const GemmFormat format : formats(machine_, dtype_)) {
-      if (prepacked && !lltm::cpu::has_form(packed, format)) continue;
+      if (prepacked && !lltm::cpu::has_form(lltm::cpu::bytes_of(packed), format)) continue;
       for (const ForwardSchedule& schedule :
            forward_schedules(format, blocks_of(shape(), format))) {
         check(lltm::cpu::blocked_forward, packed, schedule);
@@ -201,7 +201,7 @@ class Case {
         a_.input.numel() / input,
         /*bf16=*/false,
         lltm::cpu::slots_of(*lltm::find_cell(a_.cell)),
-        lltm::packed_heads_of(args().weight_hh)};
+        lltm::cpu::packed_heads_of(args().weight_hh)};
   }
   int64_t steps() const { return (a_.batch_sizes ? *a_.batch_sizes : a_.input).size(0); }
   bool few() const {

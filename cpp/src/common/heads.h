@@ -38,13 +38,4 @@ inline at::Tensor with_heads(const at::Tensor& gradient, const at::Tensor& weigh
       .reshape_symint({heads, gates * units, units});
 }
 
-// Heads of other sizes are packed as a single matrix.
-constexpr int64_t kHeadAlign = 32;
-inline bool packs_heads(const at::Tensor& weight_hh) {
-  return has_heads(weight_hh) && weight_hh.size(2) % kHeadAlign == 0;
-}
-inline int64_t packed_heads_of(const at::Tensor& weight_hh) {
-  return packs_heads(weight_hh) ? heads_of(weight_hh) : 1;
-}
-
 }  // namespace lltm

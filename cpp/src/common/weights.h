@@ -51,18 +51,6 @@ template <typename Args>
 Weights weights_of(const Args& args) {
   return weights_of(*args.cell, args.weight_ih, args.weight_hh);
 }
-// Raw matrices, for calls so short that views would be noticeable.
-template <typename T>
-struct WeightMatrices {
-  Matrix<const T> ih, hh;
-};
-template <typename T>
-WeightMatrices<T> read_weights(
-    const at::Tensor& weight_ih, const at::Tensor& weight_hh, int64_t hidden) {
-  const auto w = read<T>(weight_ih);
-  if (weight_hh.defined()) return {w, read<T>(weight_hh)};
-  return {w.from(0, hidden), w};
-}
 
 // Blocks of rows (or a bias) in the order `from`; the tensor itself if unchanged.
 inline at::Tensor in_order(const at::Tensor& tensor, int count, const int* from) {

@@ -1,19 +1,28 @@
 // A layer direction's weights, packed for the blocked engine's forward pass, per call or in
-// advance.
+// advance. No PyTorch header: prepack.h has the operator.
 #pragma once
 
-#include "common/operator_args.h"
-#include "common/weights.h"
-#include "cpu/dispatch.h"
+#include "cell/cell.h"
+#include "common/memory.h"
 #include "cpu/gemm/formats.h"
 
-#include <ATen/core/Tensor.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace lltm::cpu {
+
+// Heads of other sizes are packed as a single matrix.
+constexpr int64_t kHeadAlign = 32;
+
+// Weights in place. Rows are contiguous.
+struct WeightViews {
+  Storage storage;
+  View ih, hh;  // (Gx * H, I), and the rows of all heads, (Gh * H, H/heads)
+  int64_t hidden, input_size, heads;
+};
 
 // Per block of hidden units, B of the input and recurrent GEMMs. Columns are the block's units,
 // pre-activation by pre-activation, where the operand contributes.
@@ -21,21 +30,19 @@ template <typename Format>
 struct PackedWeights {
   using Element = typename Format::Element;
 
-  // `offset`: in a byte tensor.
+  // In `bytes`, which must outlive it.
   PackedWeights(
       const CellInfo& c,
       const Partition& b,
       int64_t input_size,
       int64_t head_count,
-      at::Tensor bytes,
-      int64_t offset = 0)
+      const std::byte* bytes)
       : cell(c),
-        tensor(std::move(bytes)),
         blocks(b),
         heads(head_count),
         k_x(Format::padded_k(input_size)),
         k_h(Format::padded_k(units_of_head())),
-        data(reinterpret_cast<const Element*>(tensor.const_data_ptr<uint8_t>() + offset)) {
+        data(reinterpret_cast<const Element*>(bytes)) {
     static_assert(kHeadAlign % Format::kUnitAlign == 0);
   }
 
@@ -67,7 +74,7 @@ struct PackedWeights {
   int64_t slot_columns(int64_t block) const { return Format::padded_n(blocks.size(block)); }
 
   const CellInfo& cell;
-  at::Tensor tensor;
+  Workspace<std::byte> memory;  // unless in other memory
   Partition blocks;
   int64_t heads;
   int64_t k_x, k_h;
@@ -82,36 +89,55 @@ struct PackedWeights {
 // Returns nullopt if values are out of range.
 template <typename Format>
 std::optional<PackedWeights<Format>> pack_weights(
-    const CellInfo& cell, const Weights& weights, const Partition& blocks);
+    const CellInfo& cell, const WeightViews& weights, const Partition& blocks);
 
 // ---- ahead of time --------------------------------------------------------------
 
-// A header and the packed weights as bytes, or, without a packed format for the dtype and CPU, a
-// copy of the concatenated matrix. With dtype qint8, quantizes (int8.h).
-at::Tensor prepack(
-    const CellInfo& cell,
-    const at::Tensor& weight_ih,
-    const at::Tensor& weight_hh,
-    std::optional<at::ScalarType> dtype);
+using PackedBytes = std::span<const std::byte>;
 
-// Throws if header or size does not match the cell. Constant time: corrupt bytes after the header
+// Precedes the packed weights. float32 weights may be stored twice: in float32 for few rows, and in
+// bf16x3 for many.
+struct PackedHeader {
+  static constexpr int64_t kMagic = 0x354B4341504D544C;  // LTMPACK5
+  int64_t magic;
+  uint64_t cell;    // cell_tag
+  int32_t dtype;    // weight dtype; float32 for int8, which supports several
+  int32_t operand;  // the format's
+  int64_t hidden, input_size;
+  int64_t blocks;
+  int64_t bf16x3_blocks;  // 0 if not stored
+  int64_t further_heads;  // than one
+
+  int64_t heads() const { return further_heads + 1; }
+};
+constexpr std::size_t kPackedAlignment = 64;
+
+// The header's numbers of dtypes are at::ScalarType's.
+constexpr int32_t kInt8Tag = 12;
+constexpr int32_t dtype_tag(Storage dtype) {
+  return dtype == Storage::kF32 ? 6 : dtype == Storage::kF16 ? 5 : dtype == Storage::kBf16 ? 15 : 7;
+}
+
+PackedHeader read_header(PackedBytes packed);
+// False if header or size do not match the cell. Constant time: corrupt bytes after the header
 // affect only computed values.
-void check_prepacked(const char* op, const CellInfo& cell, const at::Tensor& packed);
-// Also checks sizes and dtype.
-void check_prepacked(const SequenceArgs& args);
+bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes);
+bool has_form(PackedBytes packed, GemmFormat format);
+unsigned packed_forms(PackedBytes packed);  // bits of GemmFormat
 
-// Bytes from a file may lack the kernels' alignment.
-at::Tensor aligned(const at::Tensor& packed);
-
-bool has_form(const at::Tensor& packed, GemmFormat format);
-unsigned packed_forms(const at::Tensor& packed);  // bits of GemmFormat
-int64_t packed_heads(const at::Tensor& packed);
-
-// Returns a view; requires has_form.
+// Requires has_form.
 template <typename Format>
-PackedWeights<Format> read_packed(const CellInfo& cell, const at::Tensor& packed);
+PackedWeights<Format> read_packed(const CellInfo& cell, PackedBytes packed);
 
-// int8 is dequantized to float32; quantizing again gives bitwise identical bytes and scales.
-Weights unpack(const CellInfo& cell, const at::Tensor& packed);
+// For weights of `dtype` in `format`, or in kF32 and kBf16x3 if `twice`, and their size.
+PackedHeader make_header(
+    const CellInfo& cell, const WeightViews& weights, GemmFormat format, Storage dtype, bool twice);
+int64_t packed_size(const CellInfo& cell, const PackedHeader& header);
+// Writes header and weights to packed_size() bytes. Returns false if values are out of range.
+bool write_packed(
+    const CellInfo& cell, const PackedHeader& header, const WeightViews& weights, std::byte* to);
+
+// To (Gx * H, I) and (Gh * H, H/heads), bfloat16 if kBf16, otherwise float32.
+void unpack(const CellInfo& cell, PackedBytes packed, const View& ih, const View& hh);
 
 }  // namespace lltm::cpu

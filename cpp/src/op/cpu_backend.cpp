@@ -3,7 +3,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/engine/engine.h"
 #include "cpu/gemm/formats.h"
-#include "cpu/packed_weights.h"
+#include "cpu/prepack.h"
 #include "cpu/threads/parallel.h"
 #include "op/argument_checks.h"
 #include "op/aten_backend.h"
@@ -50,7 +50,7 @@ std::vector<Tensor> unpack_saved(std::string_view name, const Tensor& given) {
   const WithoutAutocast without_autocast;
   const Tensor packed = aligned(given);
   const Weights weights = unpack(cell, packed);
-  if (!has_form(packed, GemmFormat::kInt8)) return matrices_of_layer(cell, weights);
+  if (!has_form(bytes_of(packed), GemmFormat::kInt8)) return matrices_of_layer(cell, weights);
   std::vector<Tensor> rows, scales;
   for (const Tensor& w : {weights.ih, weights.hh}) {  // exactly rows * scales; a zero row has 0 / 0
     scales.push_back(at::amax(w.abs(), -1) / kInt8Largest);

@@ -22,7 +22,6 @@
 #include "cpu/engine/shares.h"
 #include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/packed_weights.h"
 #include "cpu/prefetch.h"
 #include "cpu/threads/parallel.h"
 
@@ -90,8 +89,8 @@ class BlockedBackward {
     // Converting a concatenated matrix is faster than its columns.
     const auto [ih, hh] = weights_of(
         *args.cell,
-        as_packed_dtype<Format>(args.weight_ih),
-        given_hh.defined() ? as_packed_dtype<Format>(given_hh) : given_hh);
+        as_packed_dtype(args.weight_ih, kDtype<Unpacked>),
+        given_hh.defined() ? as_packed_dtype(given_hh, kDtype<Unpacked>) : given_hh);
     const Tensor slots = h_slots(hh, *args.cell);
     return {
         x_slots(ih, *args.cell),
@@ -136,7 +135,7 @@ class BlockedBackward {
       if (stride != columns) dz_[k].zero_();
     }
     if (!kDzIsOperand) {
-      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.slots * slot_pitch_, options);
+      packed_dz_ = allocate_a<Format>(2 * batch_, cell_.slots * slot_pitch_);
     }
     if (args_.grad_h_n.defined()) dh_n_ = args_.grad_h_n->to(at::kFloat);
     dc_ = copy_or_zeros(args_.grad_c_n, {batch_, cell_.state_columns() * hidden_}, options);
@@ -177,9 +176,9 @@ class BlockedBackward {
 
   bool pack_weights(const RecurrentGemm& gemm) {
     const Tensor matrix = weights_.hh.flatten(0, -2);  // heads' rows
-    return visit_packed_dtype<Format>(matrix.scalar_type(), [&]<typename Weight>(Weight*) {
-      return pack_weights(gemm, read<Weight>(matrix));
-    });
+    return visit_packed_storage<Format>(
+        storage_of(matrix.scalar_type()),
+        [&]<typename Weight>(Weight*) { return pack_weights(gemm, read<Weight>(matrix)); });
   }
 
   template <typename Weight>
@@ -442,8 +441,10 @@ class BlockedBackward {
 
 std::optional<Gradients> blocked_backward(
     const SequenceBackwardArgs& args, const BackwardSchedule& schedule) {
-  return visit_dtype_and_format(
-      args.input->scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
+  return visit_storage_and_format(
+      storage_of(args.input->scalar_type()),
+      schedule.format,
+      [&]<typename T, typename Format>(T, Format) {
         return BlockedBackward<T, Format>(args, schedule).run();
       });
 }

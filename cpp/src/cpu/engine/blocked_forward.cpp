@@ -23,8 +23,8 @@
 #include "cpu/engine/small_batch.h"
 #include "cpu/engine/step_io.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/packed_weights.h"
 #include "cpu/prefetch.h"
+#include "cpu/prepack.h"
 #include "cpu/threads/parallel.h"
 
 #include <ATen/ops/empty.h>
@@ -134,7 +134,7 @@ class BlockedForward {
     parameters_ = cell_parameters(cell_, args_.bias_ih);
 
     if (!input_in_place_) {
-      packed_input_ = allocate_a<Format>(chunk_steps_ * batch_, input_size_, options);
+      packed_input_ = allocate_a<Format>(chunk_steps_ * batch_, input_size_);
     }
     if (output_is_operand_) {
       const int64_t columns = cell_.output_columns() * hidden_;
@@ -170,7 +170,7 @@ class BlockedForward {
 
   // A GEMM operand of states, and a unit's column in it.
   OperandA<Format> allocate_states(int64_t rows) const {
-    auto states = allocate_a<Format>(rows, hidden_, io_.options, heads_);
+    auto states = allocate_a<Format>(rows, hidden_, heads_);
     for (int64_t head = 0; head < heads_; ++head) {
       Format::init_states(rows, units_, states.rows.from(0, operand_column(head * units_)));
     }
@@ -579,10 +579,14 @@ template <typename T, typename Format>
 std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
   if (args.prepacked()) {
     return BlockedForward<T, Format>(
-               args, schedule, read_packed<Format>(*args.cell, args.weight_ih))
+               args, schedule, read_packed<Format>(*args.cell, bytes_of(args.weight_ih)))
         .run();
   }
-  auto weights = pack_weights<Format>(*args.cell, weights_of(args), schedule.blocks);
+  auto weights = pack_weights<Format>(
+      *args.cell,
+      WeightTensors(*args.cell, args.weight_ih, args.weight_hh, kDtype<typename Format::Unpacked>)
+          .views,
+      schedule.blocks);
   if (!weights.has_value()) return {};
   return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
 }
@@ -590,7 +594,7 @@ std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSch
 template <typename T>
 Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
   BlockedForward<T, Int8Format> engine(
-      args, schedule, read_packed<Int8Format>(*args.cell, args.weight_ih));
+      args, schedule, read_packed<Int8Format>(*args.cell, bytes_of(args.weight_ih)));
   SequenceResult result = *engine.run();
   return {std::move(result), engine.rows_out_of_range()};
 }
@@ -615,22 +619,26 @@ SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSch
     return *BlockedForward<float, F32Format, Weights>(args, as_blocked, std::move(weights)).run();
   };
   if (schedule.in_place) {
-    return visit_packed_dtype<F32Format>(args.weight_ih->scalar_type(), [&]<typename T>(T*) {
-      return run(SmallBatchWeightsInPlace<T>(args, schedule.blocks));
-    });
+    return visit_packed_storage<F32Format>(
+        storage_of(args.weight_ih->scalar_type()),
+        [&]<typename T>(T*) { return run(SmallBatchWeightsInPlace<T>(args, schedule.blocks)); });
   }
   PackedWeights<F32Format> packed =
-      args.prepacked() ? read_packed<F32Format>(*args.cell, args.weight_ih)
-                       : *pack_weights<F32Format>(*args.cell, weights_of(args), schedule.blocks);
+      args.prepacked()
+          ? read_packed<F32Format>(*args.cell, bytes_of(args.weight_ih))
+          : *pack_weights<F32Format>(
+                *args.cell,
+                WeightTensors(*args.cell, args.weight_ih, args.weight_hh, at::kFloat).views,
+                schedule.blocks);
   return run(SmallBatchPackedWeights(std::move(packed), args.h_0->size(0)));
 }
 
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule) {
-  return visit_dtype_and_format(
-      args.input->scalar_type(), schedule.format, [&]<typename T, typename Format>(T, Format) {
-        return forward<T, Format>(args, schedule);
-      });
+  return visit_storage_and_format(
+      storage_of(args.input->scalar_type()),
+      schedule.format,
+      [&]<typename T, typename Format>(T, Format) { return forward<T, Format>(args, schedule); });
 }
 
 }  // namespace lltm::cpu

@@ -53,8 +53,8 @@ class BlockedStepBackward {
       // Begins at the first pre-activation that depends on h; K is padded.
       const int64_t before = cell_.h.begin * hidden_;
       const int64_t k = before + Format::padded_k((cell_.grad_columns() - cell_.h.begin) * hidden_);
-      dz_operand_ = allocate_a<Format>(batch_, k, results.dz.options());
-      if (k > cell_.grad_columns() * hidden_) dz_operand_.memory.zero_();
+      dz_operand_ = allocate_a<Format>(batch_, k);
+      if (k > cell_.grad_columns() * hidden_) dz_operand_.clear();
     }
     const WeightGradients& weights = results.weights;
     add_weight_gemm(args.h_0, weights.write_hh<T>(), cell_.h, cell_.h_blocks);

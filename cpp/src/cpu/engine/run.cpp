@@ -6,7 +6,7 @@
 #include "common/tensor_steps.h"
 #include "cpu/engine/one_step.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/packed_weights.h"
+#include "cpu/prepack.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/tensor.h>
@@ -36,8 +36,8 @@ LayerShape shape_of(const SequenceInputs& args) {
   const bool may_reduce = dtype == at::kFloat && !args.prepacked() &&
                           !has_few_elements(batch, hidden) && steps_of(args) > 1;
   const bool bf16 = dtype == at::kBFloat16 || (may_reduce && reduces_float32());
-  const int64_t heads =
-      args.prepacked() ? packed_heads(args.weight_ih) : packed_heads_of(args.weight_hh);
+  const int64_t heads = args.prepacked() ? read_header(bytes_of(args.weight_ih)).heads()
+                                         : packed_heads_of(args.weight_hh);
   return {
       batch,
       args.input->size(-1),
@@ -69,7 +69,7 @@ Call call_of(const Args& args) {
   }
   if (args.prepacked()) {
     call.heads = call.packs_heads = call.shape.heads > 1;
-    call.prepacked = packed_forms(args.weight_ih);
+    call.prepacked = packed_forms(bytes_of(args.weight_ih));
     return call;
   }
   call.heads = has_heads(weight_hh);

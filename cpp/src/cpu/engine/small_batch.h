@@ -10,7 +10,7 @@
 #include "common/weights.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/packed_weights.h"
+#include "cpu/prepack.h"
 
 #include <utility>
 #include <vector>

@@ -6,7 +6,7 @@
 #include "cpu/bias.h"
 #include "cpu/engine/engine.h"
 #include "cpu/engine/step_io.h"
-#include "cpu/packed_weights.h"
+#include "cpu/prepack.h"
 
 #include <algorithm>
 #include <vector>
@@ -19,9 +19,11 @@ SequenceResult small_layer_forward(const SequenceArgs& args) {
   const CellInfo& cell = *args.cell;
   const int64_t batch = args.h_0->size(0), hidden = args.h_0->size(1);
   const auto packed =
-      args.prepacked()
-          ? read_packed<F32Format>(cell, args.weight_ih)
-          : *pack_weights<F32Format>(cell, weights_of(args), Partition(hidden, kLayerUnits));
+      args.prepacked() ? read_packed<F32Format>(cell, bytes_of(args.weight_ih))
+                       : *pack_weights<F32Format>(
+                             cell,
+                             WeightTensors(cell, args.weight_ih, args.weight_hh, at::kFloat).views,
+                             Partition(hidden, kLayerUnits));
   std::vector<int64_t> begins;
   for (int64_t block = 0; block < packed.blocks.count; ++block) {
     begins.push_back(packed.blocks.begin(block));

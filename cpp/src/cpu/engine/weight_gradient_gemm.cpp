@@ -43,8 +43,8 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     const int64_t slices = divide_up(k.width, most);
     // Two slices alternate: one barrier per slice.
     const int64_t buffers = std::min<int64_t>(slices, 2);
-    reserve(a_, workers / packers * buffers * m_, most + kGap, b.options());
-    reserve(b_, workers * most, kGemmBand, b.options());
+    reserve(a_, workers / packers * buffers * m_, most + kGap);
+    reserve(b_, workers * most, kGemmBand);
     const int64_t copies = c_.size(0) / schedule_.accumulators;
     float* const c = c_.mutable_data_ptr<float>() + calls_++ % copies * c_.stride(0);
     const auto run_thread = [&](Team& threads) {
@@ -125,13 +125,12 @@ class WeightGradientGemmOf final : public WeightGradientGemm {
     int64_t member;
   };
 
-  static void reserve(
-      OperandA<Format>& operand, int64_t rows, int64_t k, const at::TensorOptions& options) {
-    if (operand.memory.defined() && operand.rows.row_stride == Format::a_stride(k) &&
-        operand.memory.numel() >= rows * Format::a_stride(k) * int64_t{sizeof(Element)}) {
+  static void reserve(OperandA<Format>& operand, int64_t rows, int64_t k) {
+    if (operand.bytes > 0 && operand.rows.row_stride == Format::a_stride(k) &&
+        operand.bytes >= rows * Format::a_stride(k) * int64_t{sizeof(Element)}) {
       return;
     }
-    operand = allocate_a<Format>(rows, k, options);
+    operand = allocate_a<Format>(rows, k);
   }
 
   bool multiply_slice(const Share& part, Matrix<const Unpacked> b) const {

@@ -42,6 +42,11 @@ Tensor converted(const Tensor& x, at::ScalarType dtype) {
   return y;
 }
 
+Tensor as_packed_dtype(const Tensor& weights, at::ScalarType dtype) {
+  const bool widens = weights.scalar_type() == at::kHalf || weights.scalar_type() == at::kBFloat16;
+  return widens && dtype == at::kFloat ? weights : weights.to(dtype);
+}
+
 namespace {
 
 // A GEMM into part of `out`, through a buffer unless `out` is float32 and N is not padded.
@@ -76,11 +81,11 @@ class PackedGemmOf {
 
   explicit PackedGemmOf(const Tensor& matrix)
       : k_(matrix.size(0)), bands_(matrix.size(1), kGemmBand), padded_k_(Format::padded_k(k_)) {
-    const Tensor rows = with_contiguous_rows(as_packed_dtype<Format>(matrix));
+    const Tensor rows = with_contiguous_rows(as_packed_dtype(matrix, kDtype<Unpacked>));
     const int64_t elements = padded_k_ * Format::padded_n(matrix.size(1));
     memory_ = empty_large(
         {elements * static_cast<int64_t>(sizeof(Element))}, matrix.options().dtype(at::kByte));
-    visit_packed_dtype<Format>(matrix.scalar_type(), [&]<typename T>(T*) {
+    visit_packed_storage<Format>(storage_of(matrix.scalar_type()), [&]<typename T>(T*) {
       const auto b = read<T>(rows);
       fits_ = parallel_tasks(
           bands_.count, elements, kPackGrain, [&](int64_t band, int64_t part, int64_t parts) {
@@ -121,8 +126,7 @@ class PackedGemmOf {
     const auto y = write<Out>(out);
     const bool in_place = Format::fits_in_place(k_, a.stride(0));
     OutputBlock<Format, Out> block(kMaxRows, kGemmBand);
-    const auto packed =
-        in_place ? OperandA<Format>{} : allocate_a<Format>(kMaxRows, k_, a.options());
+    const auto packed = in_place ? OperandA<Format>{} : allocate_a<Format>(kMaxRows, k_);
     for (int64_t task = tasks.begin; task < tasks.end; ++task) {
       const int64_t first = task / bands_.count * kMaxRows;
       const int64_t band = task % bands_.count;
