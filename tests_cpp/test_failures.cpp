@@ -1,13 +1,16 @@
 // Exceptions on one of several threads: the caller receives the exception, no thread deadlocks, and
-// the next call works. The tensor allocator throws on request; backward's threads use it for
-// buffers.
+// the next call works. The tensor allocator and operator new[], with which engines and their
+// threads allocate workspaces, throw on request.
 #include "testing.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
 
 namespace lltm_test {
@@ -19,13 +22,19 @@ struct Failed : std::exception {
 
 class FailingAllocator final : public c10::Allocator {
  public:
-  FailingAllocator() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }
-  ~FailingAllocator() override { c10::SetCPUAllocator(before_, kPriority); }
+  FailingAllocator() : before_(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this, kPriority);
+    current = this;
+  }
+  ~FailingAllocator() override {
+    current = nullptr;
+    c10::SetCPUAllocator(before_, kPriority);
+  }
   FailingAllocator(const FailingAllocator&) = delete;
   FailingAllocator& operator=(const FailingAllocator&) = delete;
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (calls++ == failing_call) throw Failed();
+    count();
     return before_->allocate(bytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return before_->raw_deleter(); }
@@ -33,6 +42,11 @@ class FailingAllocator final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
+  void count() {
+    if (calls++ == failing_call) throw Failed();
+  }
+
+  static inline std::atomic<FailingAllocator*> current = nullptr;
   std::atomic<int64_t> calls = 0;
   std::atomic<int64_t> failing_call = -1;
 
@@ -98,4 +112,21 @@ TEST_P(Failures, OfAThreadReachTheCallerBackward) {
 }
 
 }  // namespace
+
+void count_allocation() {
+  if (FailingAllocator* const current = FailingAllocator::current) current->count();
+}
+
 }  // namespace lltm_test
+
+void* operator new[](std::size_t bytes) {
+  lltm_test::count_allocation();
+  if (void* const memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t /*bytes*/) noexcept {
+  std::free(memory);
+}

@@ -316,7 +316,7 @@ Gradients per_step_backward(
     const BackwardStep step = {
         rows,
         read_view(args.saved, offset),
-        in_place ? read_view(args.grad_h_n) : rows_of_step(args.grad_output, offset),
+        in_place ? read_view(args.grad_h_n) : steps_view(args.grad_output).of(offset),
         in_place ? View() : view(dh),
         read_view(grad_c),
         view(dc),

@@ -41,6 +41,19 @@ struct View {
   }
 };
 
+// The rows of each step in (T, B, .) with any strides, also batch-first, or packed (N, .).
+struct StepsView {
+  View first;
+  std::int64_t step_bytes = 0, step_rows = 1;  // from step to step, or from row to row if packed
+
+  // From the index of a step's first row (steps.h).
+  View of(std::int64_t offset) const {
+    if (first.data == nullptr) return first;
+    auto* const data = static_cast<char*>(first.data) + offset / step_rows * step_bytes;
+    return {data, first.row_stride, first.col_stride};
+  }
+};
+
 // B (K, N) in a GEMM format (cpu/gemm/formats.h), k and n padded. ld: row stride in elements, if
 // row-major.
 template <typename Operand>

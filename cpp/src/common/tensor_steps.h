@@ -4,8 +4,6 @@
 #include "common/steps.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <vector>
@@ -67,25 +65,6 @@ inline at::Tensor flat_rows(const at::Tensor& tensor, int64_t begin, int64_t row
   if (tensor.dim() == 2) return tensor.narrow(0, begin, rows);
   const int64_t batch = tensor.size(1);
   return tensor.narrow(0, begin / batch, rows / batch).flatten(0, 1);
-}
-
-// h_n (B, H): each batch element's output (N, H) at its last step, or h_0 without steps.
-inline at::Tensor final_states(
-    const std::vector<Step>& steps, const at::Tensor& h_0, const at::Tensor& output_rows) {
-  const int64_t batch = h_0.size(0);
-  if (!steps.empty() && steps.back().rows == batch) {
-    return output_rows.narrow(0, steps.back().offset, batch).clone();
-  }
-  at::Tensor h_n = at::empty(h_0.sizes(), h_0.options());
-  int64_t done = 0;
-  for (size_t k = steps.size(); k-- > 0;) {
-    const auto [offset, rows] = steps[k];
-    if (rows <= done) continue;
-    h_n.slice(0, done, rows).copy_(output_rows.slice(0, offset + done, offset + rows));
-    done = rows;
-  }
-  h_n.slice(0, done).copy_(h_0.slice(0, done));
-  return h_n;
 }
 
 }  // namespace lltm

@@ -77,6 +77,12 @@ Matrix<T> write(const at::Tensor& tensor) {
   return {static_cast<T*>(tensor.mutable_data_ptr()), strides[0], strides[1]};
 }
 
+// Null if undefined.
+template <typename T>
+const T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
+
 // A 1-d tensor as equal rows; null if undefined.
 template <typename T>
 Matrix<const T> read_row(const at::Tensor& tensor) {
@@ -97,23 +103,12 @@ inline View read_view(const at::Tensor& tensor, int64_t row = 0) {
   return tensor.defined() ? view_at(tensor.const_data_ptr(), tensor, row) : View();
 }
 
-// A step's rows in a tensor (T, B, .) or packed (N, .) with any strides, also batch-first, without
-// copies, from the index of its first row (steps.h). Only read. Null if undefined.
-inline View rows_of_step(const at::Tensor& tensor, int64_t offset) {
-  const bool steps = tensor.defined() && tensor.dim() == 3;
-  return read_view(tensor, steps ? offset / std::max<int64_t>(tensor.size(1), 1) : offset);
+// Null if undefined.
+inline StepsView steps_view(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const int64_t rows = tensor.dim() == 3 ? std::max<int64_t>(tensor.size(1), 1) : 1;
+  const auto bytes = static_cast<int64_t>(tensor.element_size());
+  return {read_view(tensor), tensor.stride(0) * bytes, rows};
 }
-template <typename T>
-class StepRows {
- public:
-  explicit StepRows(const at::Tensor& tensor) : tensor_(tensor) {}
-
-  Matrix<const T> of(int64_t offset) const {
-    return rows_of_step(tensor_, offset).template as<const T>();
-  }
-
- private:
-  at::Tensor tensor_;
-};
 
 }  // namespace lltm

@@ -1,6 +1,5 @@
 #include "cpu/packed_weights.h"
 
-#include "cpu/choose_engine.h"
 #include "cpu/gemm/operands.h"
 #include "cpu/threads/parallel.h"
 
@@ -152,10 +151,9 @@ bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes) {
   const auto is = [&](Storage dtype) { return header.dtype == dtype_tag(dtype); };
   const auto has = [&](GemmFormat format) { return header.operand == operand_tag(format); };
   const bool once = header.bf16x3_blocks == 0, f32 = is(Storage::kF32), bf16 = is(Storage::kBf16);
-  const bool known = has(GemmFormat::kInt8)   ? f32 && once && !cell.has_stages()
-                     : has(GemmFormat::kBf16) ? bf16 && once
-                     : has(GemmFormat::kF32)  ? f32 || is(Storage::kF16) || (bf16 && once)
-                                              : false;
+  const bool known = (has(GemmFormat::kInt8) && f32 && once && !cell.has_stages()) ||
+                     (has(GemmFormat::kBf16) && bf16 && once) ||
+                     (has(GemmFormat::kF32) && (f32 || is(Storage::kF16) || (bf16 && once)));
   return known && bytes == packed_size(cell, header);
 }
 
@@ -165,19 +163,11 @@ PackedHeader read_header(PackedBytes packed) {
   return header;
 }
 
-bool has_form(PackedBytes packed, GemmFormat format) {
-  const PackedHeader header = read_header(packed);
-  return format == GemmFormat::kBf16x3 ? header.bf16x3_blocks != 0
-                                       : header.operand == operand_tag(format);
-}
-
 unsigned packed_forms(PackedBytes packed) {
-  unsigned forms = 0;
-  using enum GemmFormat;
-  for (const GemmFormat format : {kF32, kBf16, kBf16x3, kInt8}) {
-    if (has_form(packed, format)) forms |= format_bit(format);
-  }
-  return forms;
+  const PackedHeader header = read_header(packed);
+  const unsigned first =
+      visit_form(header, []<typename Format>(Format) { return format_bit(kFormat<Format>); });
+  return header.bf16x3_blocks == 0 ? first : first | format_bit(GemmFormat::kBf16x3);
 }
 
 template <typename Format>

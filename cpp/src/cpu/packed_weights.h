@@ -4,6 +4,7 @@
 
 #include "cell/cell.h"
 #include "common/memory.h"
+#include "cpu/choose_engine.h"
 #include "cpu/gemm/formats.h"
 
 #include <cstddef>
@@ -122,8 +123,10 @@ PackedHeader read_header(PackedBytes packed);
 // False if header or size do not match the cell. Constant time: corrupt bytes after the header
 // affect only computed values.
 bool is_whole(const CellInfo& cell, const PackedHeader& header, int64_t bytes);
-bool has_form(PackedBytes packed, GemmFormat format);
-unsigned packed_forms(PackedBytes packed);  // bits of GemmFormat
+unsigned packed_forms(PackedBytes packed);  // format_bit of each
+inline bool has_form(PackedBytes packed, GemmFormat format) {
+  return (packed_forms(packed) & format_bit(format)) != 0;
+}
 
 // Requires has_form.
 template <typename Format>

@@ -42,8 +42,9 @@ WeightTensors::WeightTensors(
     const int blocks = cell.concatenated_blocks();  // 0 if all gates are given
     views.hidden = blocks > 0 ? ih.size(0) / blocks : ih.size(1);
     views.input_size = ih.size(1) - views.hidden;
-    views.hh = read_view(ih);
-    views.ih = read_view(ih.slice(1, views.hidden));
+    views.ih = views.hh = read_view(ih);
+    const auto bytes = static_cast<int64_t>(ih.element_size());
+    views.ih.data = static_cast<char*>(views.hh.data) + views.hidden * bytes;
   }
 }
 

@@ -3,15 +3,13 @@
 #pragma once
 
 #include "cell/cell.h"
-#include "common/tensor_views.h"
+#include "common/matrix.h"
+#include "common/memory.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/range.h"
 #include "cpu/schedule.h"
 
-#include <ATen/ops/empty.h>
-
 #include <cstdint>
-#include <type_traits>
 
 namespace lltm::cpu {
 
@@ -20,17 +18,12 @@ template <typename C>
 class BetweenStages {
  public:
   // `readers` average rows separately: threads that share rows.
-  BetweenStages(
-      const Pass& pass,
-      int64_t batch,
-      int64_t hidden,
-      int64_t readers,
-      const at::TensorOptions& options)
+  BetweenStages(const Pass& pass, int64_t batch, int64_t hidden, int64_t readers)
       : pass_(pass), batch_(batch), hidden_(hidden) {
     if (count() == 1) return;
-    kept_ = at::empty({batch, pass.kept * hidden}, options.dtype(kType));
-    sums_ = at::empty({batch, pass.means * groups()}, options.dtype(at::kDouble));
-    means_ = at::empty({readers * batch, pass.means}, options.dtype(kType));
+    kept_ = Workspace<C>(batch * pass.kept * hidden);
+    sums_ = Workspace<double>(batch * pass.means * groups());
+    means_ = Workspace<C>(readers * batch * pass.means);
   }
 
   int count() const { return pass_.count; }
@@ -42,10 +35,10 @@ class BetweenStages {
     if (count() == 1) return {};
     return {
         &stage(s),
-        write<C>(kept_),
+        {kept_.data(), pass_.kept * hidden_},
         hidden_,
-        read<C>(means_).from(reader * batch_),
-        write<double>(sums_),
+        as_const(means_of(reader)),
+        sums(),
         groups()};
   }
 
@@ -53,11 +46,10 @@ class BetweenStages {
   void average(int s, Range rows, int64_t reader) const {
     const SlotRange means = stage(s).means;
     if (means.count() == 0) return;
-    const auto sums = read<double>(sums_);
-    const auto to = write<C>(means_).from(reader * batch_);
+    const Matrix<C> to = means_of(reader);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       for (int mean = means.begin; mean < means.end; ++mean) {
-        const double* const terms = sums.row(r) + mean * groups();
+        const double* const terms = sums().row(r) + mean * groups();
         double sum = 0;
         for (int64_t k = 0; k < groups(); ++k) sum += terms[k];
         to.row(r)[mean] = static_cast<C>(sum / static_cast<double>(hidden_));
@@ -66,13 +58,16 @@ class BetweenStages {
   }
 
  private:
-  static constexpr at::ScalarType kType = std::is_same_v<C, double> ? at::kDouble : at::kFloat;
-
   int64_t groups() const { return divide_up(hidden_, kUnitsPerSum); }
+  Matrix<double> sums() const { return {sums_.data(), pass_.means * groups()}; }
+  Matrix<C> means_of(int64_t reader) const {
+    return {means_.data() + reader * batch_ * pass_.means, pass_.means};
+  }
 
   const Pass& pass_;
   int64_t batch_, hidden_;
-  at::Tensor kept_, sums_, means_;
+  Workspace<C> kept_, means_;
+  Workspace<double> sums_;
 };
 
 }  // namespace lltm::cpu

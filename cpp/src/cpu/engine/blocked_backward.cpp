@@ -37,6 +37,64 @@ namespace {
 
 using at::Tensor;
 
+// Everything that enters or leaves a step of backward (step_io.h).
+template <typename T>
+class BackwardIO : public RowsIO<T> {
+  using Rows = RowsIO<T>;
+  using Rows::cell_, Rows::hidden_, Rows::steps_;
+
+ public:
+  using C = compute_t<T>;
+
+  BackwardIO(const SequenceBackwardArgs& args, const std::vector<Step>& steps)
+      : Rows(*args.cell, args.h_0->size(1), steps, data_or_null<bool>(contiguous(args.reset))),
+        grad_output_(steps_view(args.grad_output)),
+        wide_mask_(widened(args.recurrent_mask)),
+        wide_grad_states_(widened(args.grad_states)),
+        grad_states_(steps_view(wide_grad_states_)) {
+    Rows::mask_ = read<C>(wide_mask_);
+  }
+
+  // Before a step: the gradient of h' in the output, and of states of c' there.
+  Matrix<const T> grad_of_output(size_t k, Range rows, Range units) const {
+    return grad_output_.of(steps_[k].offset).template as<const T>().from(rows.begin, units.begin);
+  }
+  void add_grad_of_states(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
+    if (!wide_grad_states_.defined()) return;
+    for (int n = 0; n < cell_.outputs; ++n) {
+      const auto from = grad_states_.of(steps_[k].offset)
+                            .template as<const C>()
+                            .from(rows.begin, n * hidden_ + units.begin);
+      const auto to = grad_c.from(0, cell_.output_states[n] * hidden_);
+      for (int64_t r = 0; r < rows.size(); ++r) {
+        for (int64_t j = 0; j < units.size(); ++j) {
+          to.row(r)[j] += from.row(r)[j * from.col_stride];
+        }
+      }
+    }
+  }
+
+  // After a step: no gradient goes beyond a reset.
+  void cut_grad_c(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
+    for (int n = 0; n < cell_.state_columns(); ++n) {
+      Rows::fill(k, grad_c.from(0, n * hidden_), rows, units, 0);
+    }
+  }
+
+ private:
+  static Tensor contiguous(const Tensor& tensor) {
+    return tensor.defined() ? tensor.contiguous() : tensor;
+  }
+  static Tensor widened(const Tensor& tensor) {
+    constexpr at::ScalarType dtype = std::is_same_v<C, double> ? at::kDouble : at::kFloat;
+    return tensor.defined() ? tensor.to(dtype) : tensor;
+  }
+
+  const StepsView grad_output_;
+  const Tensor wide_mask_, wide_grad_states_;  // of states: (T, B, outputs * H), or packed
+  const StepsView grad_states_;
+};
+
 template <typename T, typename Format>
 class BlockedBackward {
  public:
@@ -57,7 +115,7 @@ class BlockedBackward {
         shares_(steps_, batch_, grid_, blocks_.count),
         io_(args, steps_),
         chunks_(plan_chunks(steps_, schedule.chunk_rows)),
-        between_(cell_.backward(), batch_, hidden_, grid_.workers(), args.input->options()),
+        between_(cell_.backward(), batch_, hidden_, grid_.workers()),
         exchanges_(grid_.sharing(heads_) > 1 || between_.has_means()),
         weights_(slot_weights(args)),
         gradients_(args, steps_, weights_, schedule) {

@@ -14,21 +14,18 @@
 //
 // The small-batch engine is the same with other GEMMs and another element-wise kernel
 // (small_batch.h), and c in float64.
-#include "common/tensor_steps.h"
-#include "common/tensor_views.h"
-#include "cpu/dispatch.h"
+#include "common/memory.h"
+#include "common/steps.h"
 #include "cpu/engine/between_stages.h"
-#include "cpu/engine/engine.h"
+#include "cpu/engine/forward_call.h"
 #include "cpu/engine/shares.h"
 #include "cpu/engine/small_batch.h"
 #include "cpu/engine/step_io.h"
-#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/operands.h"
+#include "cpu/kernels.h"
+#include "cpu/packed_weights.h"
 #include "cpu/prefetch.h"
-#include "cpu/prepack.h"
 #include "cpu/threads/parallel.h"
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <memory>
@@ -37,14 +34,6 @@
 
 namespace lltm::cpu {
 namespace {
-
-using at::Tensor;
-
-template <typename Unpacked>
-Tensor as_source(const Tensor& tensor) {
-  const Tensor source = converted(tensor, kDtype<Unpacked>);
-  return source.stride(-1) == 1 ? source : source.contiguous();
-}
 
 template <typename T, typename Format, typename Weights = PackedWeights<Format>>
 class BlockedForward {
@@ -55,31 +44,29 @@ class BlockedForward {
   using C = std::conditional_t<kSmallBatch, double, T>;  // of c
   static constexpr bool kNotesRows = std::is_same_v<Format, Int8Format>;
 
-  BlockedForward(const SequenceArgs& args, const ForwardSchedule& schedule, Weights weights)
-      : args_(args),
-        cell_(*args.cell),
-        batch_(args.h_0->size(0)),
-        hidden_(args.h_0->size(1)),
-        input_size_(args.input->size(-1) - cell_.given * hidden_),
+  BlockedForward(const ForwardCall& call, const ForwardSchedule& schedule, Weights weights)
+      : call_(call),
+        cell_(call.cell),
+        batch_(call.batch),
+        hidden_(call.hidden),
+        input_size_(call.input_size - cell_.given * hidden_),
         weights_(std::move(weights)),
         heads_(weights_.heads),
         units_(hidden_ / heads_),
         blocks_(weights_.blocks),
-        steps_(plan_steps(args.input, args.batch_sizes, args.reverse)),
-        io_(args, steps_),
+        steps_(call.steps),
+        io_(call),
         grid_(schedule.grid.within(blocks_)),
         shares_(steps_, batch_, grid_, blocks_.count),
-        between_(cell_.forward(), batch_, hidden_, grid_.workers(), io_.options),
+        between_(cell_.forward(), batch_, hidden_, grid_.workers()),
         merge_projection_(schedule.merge_projection),
         exchanges_(grid_.sharing(heads_) > 1 || between_.has_means()),
         output_is_operand_(
             std::is_same_v<T, Element> &&
             Format::fits_in_place(hidden_, cell_.output_columns() * hidden_) &&
-            !args.recurrent_mask.defined()),
-        input_(as_source<Unpacked>(args.input)),
-        input_rows_(input_),
-        given_rows_(args.input) {
-    input_in_place_ = input_.is_contiguous() && Format::fits_in_place(input_size_, input_.size(-1));
+            call.recurrent_mask.data == nullptr) {
+    input_in_place_ =
+        call.input_is_contiguous && Format::fits_in_place(input_size_, call.input_size);
     // Unlike the input's, a group's rows for a merged projection have no gaps, and no given gates.
     if (merge_projection_ && grid_.rows > 1) input_in_place_ = false;
     const bool by_step = input_in_place_ && !merge_projection_;
@@ -92,23 +79,29 @@ class BlockedForward {
     for (const Chunk& chunk : chunks_) {
       chunk_steps_ = std::max(chunk_steps_, static_cast<int64_t>(chunk.last - chunk.first));
     }
-    if (merge_projection_) shares_.count_rows_before(chunks_, args.reverse);
+    if (merge_projection_) shares_.count_rows_before(chunks_, call.reverse);
     allocate();
   }
 
-  std::optional<SequenceResult> run() {
-    const Tensor h_0 = as_source<Unpacked>(masked_h(args_.h_0, args_.recurrent_mask));
-    if (Format::fits_in_place(hidden_, h_0.stride(0))) {
-      h_0_ = Format::in_place(read<Unpacked>(h_0));
+  bool run() {
+    const auto h_0 = call_.h_0.as<const Unpacked>();
+    if (Format::fits_in_place(hidden_, h_0.row_stride)) {
+      h_0_ = Format::in_place(h_0);
     } else {
       packed_h_0_ = allocate_states(batch_);
-      if (!pack_states(batch_, h_0, packed_h_0_.rows)) return {};
+      if (!pack_states(batch_, h_0, packed_h_0_.rows)) return false;
       h_0_ = as_const(packed_h_0_.rows);
     }
     const bool in_range =
         parallel_region(grid_.workers(), [&](Team& team) { run_thread(team); }, grid_.columns);
-    if (!in_range) return {};
-    return SequenceResult(io_.output, last_h(), last_c(), io_.saved());
+    if (!in_range) return false;
+    io_.leave_last({static_cast<T*>(call_.h_n), hidden_});
+    if constexpr (kSmallBatch) {
+      const int64_t columns = c_rows_.row_stride;
+      const Matrix<T> c_n = {static_cast<T*>(call_.c_n), columns};
+      if (c_n.data != nullptr) copy_rows(as_const(c_rows_), c_n, batch_, columns);
+    }
+    return true;
   }
 
   std::vector<int64_t> rows_out_of_range() const {
@@ -129,16 +122,12 @@ class BlockedForward {
   };
 
   void allocate() {
-    const at::TensorOptions& options = io_.options;
-    bias_ = slot_bias(args_, hidden_);
-    parameters_ = cell_parameters(cell_, args_.bias_ih);
-
     if (!input_in_place_) {
       packed_input_ = allocate_a<Format>(chunk_steps_ * batch_, input_size_);
     }
     if (output_is_operand_) {
       const int64_t columns = cell_.output_columns() * hidden_;
-      states_.rows = {reinterpret_cast<Element*>(io_.output.mutable_data_ptr()), columns};
+      states_.rows = {static_cast<Element*>(call_.output), columns};
     } else {
       states_ = allocate_states(2 * batch_);
     }
@@ -150,8 +139,10 @@ class BlockedForward {
     allocate_workspace();
     if (io_.resets.any()) {
       zero_h_ = allocate_states(1);
-      pack_states(1, at::zeros({1, hidden_}, options.dtype(kDtype<Unpacked>)), zero_h_.rows);
-      zero_products_ = at::zeros({grid_.workers(), zero_columns()}, options.dtype(at::kFloat));
+      pack_states(1, {std::vector<Unpacked>(hidden_).data(), hidden_}, zero_h_.rows);
+      const int64_t zeros = grid_.workers() * zero_columns();
+      zero_products_ = Workspace<float>(zeros);
+      std::fill_n(zero_products_.data(), zeros, 0.0f);
     }
     for (int p = 0; p < cell_.operands().count; ++p) operands_.push_back(allocate_states(batch_));
     if (kNotesRows) notes_ = std::make_unique<bool[]>(grid_.columns * batch_);
@@ -159,13 +150,13 @@ class BlockedForward {
     kernel_args_.cell = &cell_;
     kernel_args_.layer_hidden = hidden_;
     kernel_args_.z_padded = true;
-    kernel_args_.bias = read_row<float>(bias_);
-    kernel_args_.parameters = read_row<float>(parameters_);
+    kernel_args_.bias = {call_.bias, 0};
+    kernel_args_.parameters = {call_.parameters, 0};
     if constexpr (!kSmallBatch) {
       kernel_args_.c = as_const(c_rows_);
       kernel_args_.c_next = c_rows_;
     }
-    kernel_args_.recurrent_mask = read<T>(args_.recurrent_mask);
+    kernel_args_.recurrent_mask = call_.recurrent_mask.as<const T>();
   }
 
   // A GEMM operand of states, and a unit's column in it.
@@ -179,12 +170,11 @@ class BlockedForward {
   int64_t operand_column(int64_t unit) const {
     return heads_ == 1 ? unit : unit / units_ * Format::head_stride(units_) + unit % units_;
   }
-  bool pack_states(int64_t rows, const Tensor& h, Matrix<Element> to) const {
+  bool pack_states(int64_t rows, Matrix<const Unpacked> h, Matrix<Element> to) const {
     bool in_range = true;
     for (int64_t unit = 0; unit < hidden_; unit += units_) {
-      const auto from = read<Unpacked>(h).from(0, unit);
       const auto of_head = to.from(0, operand_column(unit));
-      in_range &= pack(0, {0, rows}, units_, from, of_head, /*state=*/true);
+      in_range &= pack(0, {0, rows}, units_, h.from(0, unit), of_head, /*state=*/true);
     }
     return in_range;
   }
@@ -198,11 +188,10 @@ class BlockedForward {
     z_ = reinterpret_cast<float*>(workspace_.data() + c);
     if constexpr (kSmallBatch) {
       c_rows_ = {workspace_.data(), columns};
-      copy_rows(read<float>(args_.c_0), c_rows_, batch_, columns);
     } else {
-      c_ = at::empty(args_.c_0->sizes(), io_.options).copy_(args_.c_0);
-      c_rows_ = write<T>(c_);
+      c_rows_ = {static_cast<T*>(call_.c_n), columns};
     }
+    copy_rows(call_.c_0.as<const T>(), c_rows_, batch_, columns);
   }
 
   void run_thread(Team& team) {
@@ -245,7 +234,7 @@ class BlockedForward {
   // As z (1, S * width).
   int64_t zero_columns() const { return cell_.slots * Format::padded_n(hidden_); }
   Matrix<float> zero_product(const Worker& worker, int64_t block) const {
-    const auto all = write<float>(zero_products_);
+    const Matrix<float> all = {zero_products_.data(), zero_columns()};
     return all.from(worker.index, cell_.slots * blocks_.begin(block));
   }
 
@@ -327,7 +316,7 @@ class BlockedForward {
       const Range rows = shares_.rows_of_step(k, group);
       const Range part = share(rows.size(), grid_.columns, index % grid_.columns);
       const Range own = {rows.begin + part.begin, rows.begin + part.end};
-      const auto x = input_rows_.of(steps_[k].offset).from(own.begin);
+      const auto x = call_.input.of(steps_[k].offset).as<const Unpacked>().from(own.begin);
       const auto to = packed_input(chunk, k, group).from(part.begin);
       if (!pack(index, own, input_size_, x, to)) return false;
     }
@@ -335,8 +324,8 @@ class BlockedForward {
   }
 
   void project_chunk(const Chunk& chunk, const Worker& worker) const {
-    const size_t begin = args_.reverse ? chunk.last - 1 : chunk.first;
-    const size_t end = args_.reverse ? chunk.first : chunk.last - 1;
+    const size_t begin = call_.reverse ? chunk.last - 1 : chunk.first;
+    const size_t end = call_.reverse ? chunk.first : chunk.last - 1;
     const int64_t rows =
         shares_.rows_before(end, worker.group) + shares_.rows_of_step(end, worker.group).size();
     if (rows == 0) return;
@@ -425,9 +414,10 @@ class BlockedForward {
 
   // The columns of the input that are the pre-activations of given gates.
   void copy_given(size_t k, Range rows, int64_t block, Matrix<float> z) const {
-    for_each_given(cell_, hidden_, args_.input->size(-1), [&](int gate, int64_t column) {
-      const auto from =
-          given_rows_.of(steps_[k].offset).from(rows.begin, column + blocks_.begin(block));
+    for_each_given(cell_, hidden_, call_.input_size, [&](int gate, int64_t column) {
+      const auto from = call_.given.of(steps_[k].offset)
+                            .as<const T>()
+                            .from(rows.begin, column + blocks_.begin(block));
       const auto to = z.from(0, gate * weights_.slot_columns(block));
       for (int64_t r = 0; r < rows.size(); ++r) widen(from.from(r), to.row(r), blocks_.size(block));
     });
@@ -485,27 +475,6 @@ class BlockedForward {
     return run();
   }
 
-  Tensor last_c() const {
-    if constexpr (kSmallBatch) {
-      // The caller discards the c of a cell without c (backend_call.h).
-      if (!cell_.has_c() && args_.prepacked()) return {};
-      const Tensor c = new_tensor(args_.c_0->sizes(), io_.options);
-      copy_rows(as_const(c_rows_), write<T>(c), batch_, c.size(1));
-      return c;
-    }
-    return c_;
-  }
-
-  Tensor last_h() const {
-    if (steps_.empty() || steps_.back().rows < batch_) {
-      return final_states(steps_, args_.h_0, io_.output_h());
-    }
-    const Tensor h = new_tensor({batch_, hidden_}, io_.options);
-    const auto last = io_.h_next(steps_.size() - 1, {0, batch_}, {0, hidden_});
-    copy_rows(as_const(last), write<T>(h), batch_, hidden_);
-    return h;
-  }
-
   // Groups have separate memory, because some are a chunk ahead.
   Matrix<Element> packed_input(const Chunk& chunk, size_t k, int64_t group) const {
     const int64_t first = shares_.rows_of_group(group).begin;
@@ -517,8 +486,9 @@ class BlockedForward {
   Matrix<const Element> input_of(const Chunk& chunk, size_t k, int64_t group) const {
     if (!input_in_place_) return as_const(packed_input(chunk, k, group));
     const int64_t row = steps_[k].offset + shares_.rows_of_group(group).begin;
-    const int64_t columns = input_.size(-1);
-    return Format::in_place({input_rows_.of(0).data + row * columns, columns, 1});
+    const Matrix<const Unpacked> rows = {
+        static_cast<const Unpacked*>(call_.input.first.data), call_.input_size};
+    return Format::in_place(rows.from(row));
   }
 
   Matrix<Element> state_of(size_t k) const {
@@ -538,13 +508,13 @@ class BlockedForward {
         worker, block, merge_projection_ ? shares_.rows_before(k, worker.group) - rows.begin : 0);
   }
 
-  const SequenceArgs& args_;
+  const ForwardCall& call_;
   const CellInfo& cell_;
   const int64_t batch_, hidden_, input_size_;
   const Weights weights_;
   const int64_t heads_, units_;  // units per head
   const Partition& blocks_;
-  const std::vector<Step> steps_;
+  const std::vector<Step>& steps_;
   const ForwardIO<T> io_;
   const Grid grid_;
   Shares shares_;
@@ -556,59 +526,49 @@ class BlockedForward {
   std::vector<Chunk> chunks_;
   int64_t chunk_steps_ = 0;  // maximum per chunk
 
-  Tensor input_;
-  StepRows<Unpacked> input_rows_;
-  StepRows<T> given_rows_;  // not rounded to the operands' type
   OperandA<Format> packed_input_;
   Matrix<const Element> h_0_;
   OperandA<Format> packed_h_0_;
   OperandA<Format> states_;  // two steps alternate; unused if the output is the operand
   OperandA<Format> zero_h_;  // one row
   std::vector<OperandA<Format>> operands_;  // of products
-  Tensor bias_, parameters_, zero_products_;
+  Workspace<float> zero_products_;
   Workspace<double> workspace_;
   float* z_ = nullptr;
   int64_t z_size_ = 0;             // per worker
   std::unique_ptr<bool[]> notes_;  // per grid column and batch row
-  Tensor c_;                       // unless kSmallBatch
   Matrix<C> c_rows_;
   ForwardArgs<T, Element> kernel_args_;
 };
 
 template <typename T, typename Format>
-std::optional<SequenceResult> forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  if (args.prepacked()) {
-    return BlockedForward<T, Format>(
-               args, schedule, read_packed<Format>(*args.cell, bytes_of(args.weight_ih)))
+bool forward(const ForwardCall& call, const ForwardSchedule& schedule) {
+  if (!call.packed.empty()) {
+    return BlockedForward<T, Format>(call, schedule, read_packed<Format>(call.cell, call.packed))
         .run();
   }
-  auto weights = pack_weights<Format>(
-      *args.cell,
-      WeightTensors(*args.cell, args.weight_ih, args.weight_hh, kDtype<typename Format::Unpacked>)
-          .views,
-      schedule.blocks);
-  if (!weights.has_value()) return {};
-  return BlockedForward<T, Format>(args, schedule, *std::move(weights)).run();
+  auto weights = pack_weights<Format>(call.cell, call.weights, schedule.blocks);
+  if (!weights.has_value()) return false;
+  return BlockedForward<T, Format>(call, schedule, *std::move(weights)).run();
 }
 
 template <typename T>
-Int8Result int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
+std::vector<int64_t> int8_forward(const ForwardCall& call, const ForwardSchedule& schedule) {
   BlockedForward<T, Int8Format> engine(
-      args, schedule, read_packed<Int8Format>(*args.cell, bytes_of(args.weight_ih)));
-  SequenceResult result = *engine.run();
-  return {std::move(result), engine.rows_out_of_range()};
+      call, schedule, read_packed<Int8Format>(call.cell, call.packed));
+  engine.run();
+  return engine.rows_out_of_range();
 }
 
 }  // namespace
 
-Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule) {
-  const at::ScalarType dtype = args.input->scalar_type();
-  if (dtype == at::kHalf) return int8_forward<Half>(args, schedule);
-  return dtype == at::kFloat ? int8_forward<float>(args, schedule)
-                             : int8_forward<BFloat16>(args, schedule);
+std::vector<int64_t> run_blocked_int8(const ForwardCall& call, const ForwardSchedule& schedule) {
+  if (call.storage == Storage::kF16) return int8_forward<Half>(call, schedule);
+  return call.storage == Storage::kF32 ? int8_forward<float>(call, schedule)
+                                       : int8_forward<BFloat16>(call, schedule);
 }
 
-SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule) {
+void run_small_batch(const ForwardCall& call, const SmallBatchSchedule& schedule) {
   const ForwardSchedule as_blocked = {
       GemmFormat::kF32,
       schedule.grid,
@@ -616,29 +576,24 @@ SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSch
       /*merge_projection=*/true,
       schedule.chunk_rows};
   const auto run = [&]<typename Weights>(Weights weights) {
-    return *BlockedForward<float, F32Format, Weights>(args, as_blocked, std::move(weights)).run();
+    BlockedForward<float, F32Format, Weights>(call, as_blocked, std::move(weights)).run();
   };
   if (schedule.in_place) {
-    return visit_packed_storage<F32Format>(
-        storage_of(args.weight_ih->scalar_type()),
-        [&]<typename T>(T*) { return run(SmallBatchWeightsInPlace<T>(args, schedule.blocks)); });
+    return visit_packed_storage<F32Format>(call.weights.storage, [&]<typename T>(T*) {
+      run(SmallBatchWeightsInPlace<T>(call.cell, call.weights, schedule.blocks));
+    });
   }
   PackedWeights<F32Format> packed =
-      args.prepacked()
-          ? read_packed<F32Format>(*args.cell, bytes_of(args.weight_ih))
-          : *pack_weights<F32Format>(
-                *args.cell,
-                WeightTensors(*args.cell, args.weight_ih, args.weight_hh, at::kFloat).views,
-                schedule.blocks);
-  return run(SmallBatchPackedWeights(std::move(packed), args.h_0->size(0)));
+      call.packed.empty() ? *pack_weights<F32Format>(call.cell, call.weights, schedule.blocks)
+                          : read_packed<F32Format>(call.cell, call.packed);
+  run(SmallBatchPackedWeights(std::move(packed), call.batch));
 }
 
-std::optional<SequenceResult> blocked_forward(
-    const SequenceArgs& args, const ForwardSchedule& schedule) {
+bool run_blocked(const ForwardCall& call, const ForwardSchedule& schedule) {
   return visit_storage_and_format(
-      storage_of(args.input->scalar_type()),
-      schedule.format,
-      [&]<typename T, typename Format>(T, Format) { return forward<T, Format>(args, schedule); });
+      call.storage, schedule.format, [&]<typename T, typename Format>(T, Format) {
+        return forward<T, Format>(call, schedule);
+      });
 }
 
 }  // namespace lltm::cpu

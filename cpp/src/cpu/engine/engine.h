@@ -24,25 +24,23 @@ Gradients sequence_backward(const SequenceBackwardArgs& args);
 SequenceResult per_step_forward(const SequenceArgs& args);
 Gradients per_step_backward(const SequenceBackwardArgs& args);
 
-// blocked_forward.cpp: the small-batch engine (small_batch.h). Input and states are float32,
-// weights float32 or 16-bit, but not prepacked in bfloat16.
+// forward_tensors.cpp: the engines of forward_call.h. small_batch_forward and small_layer_forward
+// need float32 input and states, and weights in float32 or 16 bits, but not prepacked in bfloat16.
 SequenceResult small_batch_forward(const SequenceArgs& args, const SmallBatchSchedule& schedule);
 
-// blocked_forward.cpp, blocked_backward.cpp: the blocked engine, without float64 or empty sizes.
+SequenceResult small_layer_forward(const SequenceArgs& args);
 // nullopt if values are out of range of the format.
 std::optional<SequenceResult> blocked_forward(
     const SequenceArgs& args, const ForwardSchedule& schedule);
-std::optional<Gradients> blocked_backward(
-    const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
-
-// small_layer.cpp: the small-layer engine, if Call::small_layer.
-SequenceResult small_layer_forward(const SequenceArgs& args);
-
 struct Int8Result {
   SequenceResult result;
   // Batch elements that cannot be quantized. Their results are invalid.
   std::vector<int64_t> out_of_range;
 };
 Int8Result blocked_int8_forward(const SequenceArgs& args, const ForwardSchedule& schedule);
+
+// blocked_backward.cpp: the blocked engine, without float64 or empty sizes. nullopt likewise.
+std::optional<Gradients> blocked_backward(
+    const SequenceBackwardArgs& args, const BackwardSchedule& schedule);
 
 }  // namespace lltm::cpu

@@ -7,10 +7,9 @@
 // several rows. For several rows, they also are in the shorter products of heads.
 #pragma once
 
-#include "common/weights.h"
-#include "cpu/dispatch.h"
-#include "cpu/gemm/gemm.h"
-#include "cpu/prepack.h"
+#include "cpu/engine/forward_call.h"
+#include "cpu/gemm/operands.h"
+#include "cpu/packed_weights.h"
 
 #include <utility>
 #include <vector>
@@ -58,22 +57,16 @@ struct SmallBatchPackedWeights : PackedWeights<F32Format> {
 // Used for few steps: packing would dominate.
 template <typename T>
 struct SmallBatchWeightsInPlace {
-  SmallBatchWeightsInPlace(const SequenceArgs& args, const Partition& b)
-      : ih(with_contiguous_rows(args.weight_ih)),
-        hh(args.weight_hh.defined() ? with_contiguous_rows(rows_of_heads(args.weight_hh))
-                                    : at::Tensor()),
-        weights{
-            *args.cell,
-            read_weights<T>(ih, hh, args.h_0->size(1)),
-            args.h_0->size(1),
-            args.input->size(-1) - args.cell->given * args.h_0->size(1)},
-        heads(heads_of(args.weight_hh)),
+  SmallBatchWeightsInPlace(const CellInfo& cell, const WeightViews& views, const Partition& b)
+      : weights{
+            cell, {views.ih.as<const T>(), views.hh.as<const T>()}, views.hidden, views.input_size},
+        heads(views.heads),
         blocks(heads == 1 ? b : Partition(b.total, b.total / heads)) {
     for (int64_t head = 0; head < heads && heads > 1; ++head) {
       of_heads.push_back(weights);
       of_heads.back().hidden = blocks.width;
       auto& rows = of_heads.back().weights.hh;
-      rows = rows.from(blocks.begin(head) * args.cell->h.count());
+      rows = rows.from(blocks.begin(head) * cell.h.count());
     }
   }
 
@@ -88,7 +81,6 @@ struct SmallBatchWeightsInPlace {
     of_block.multiply(rows, {}, h, heads == 1 ? unit : 0, blocks.size(block), z);
   }
 
-  at::Tensor ih, hh;
   WeightsInPlace<T> weights;
   int64_t heads;                            // each is a block
   std::vector<WeightsInPlace<T>> of_heads;  // of h; empty without heads

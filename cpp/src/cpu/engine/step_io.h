@@ -1,19 +1,15 @@
 // Everything that enters or leaves a step (common/step_io.h), for a thread's rows of the batch and
-// hidden units.
+// hidden units. Backward has a class of its own in blocked_backward.cpp. No PyTorch header.
 #pragma once
 
 #include "cell/cell.h"
+#include "common/checkpoints.h"
 #include "common/matrix.h"
-#include "common/operator_args.h"
-#include "common/step_io.h"
-#include "common/tensor_steps.h"
-#include "common/tensor_views.h"
+#include "common/steps.h"
+#include "cpu/engine/forward_call.h"
+#include "cpu/gemm/operands.h"
 #include "cpu/kernel/elementwise.h"
 #include "cpu/range.h"
-
-#include <ATen/core/Tensor.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -28,15 +24,13 @@ using RowSpan = std::span<const int64_t>;
 
 class Resets {
  public:
-  // `reset` is bool, (T, B) or (N), or undefined.
-  Resets(const at::Tensor& reset, const std::vector<Step>& steps) {
-    if (!reset.defined()) return;
-    const at::Tensor flat = reset.contiguous();
-    const bool* const mask = flat.const_data_ptr<bool>();
+  // `reset` is by row of the input, or null.
+  Resets(const bool* reset, const std::vector<Step>& steps) {
+    if (reset == nullptr) return;
     for (const auto [offset, rows] : steps) {
       first_.push_back(rows_.size());
       for (int64_t r = 0; r < rows; ++r) {
-        if (mask[offset + r]) rows_.push_back(r);
+        if (reset[offset + r]) rows_.push_back(r);
       }
     }
     first_.push_back(rows_.size());
@@ -62,18 +56,25 @@ void copy_rows(Matrix<const From> from, Matrix<To> to, int64_t rows, int64_t col
   for (int64_t r = 0; r < rows; ++r) {
     const From* const x = from.row(r);
     To* const y = to.row(r);
+    if constexpr (std::is_same_v<From, To>) {
+      if (from.col_stride == 1) {
+        std::copy_n(x, columns, y);
+        continue;
+      }
+    }
     for (int64_t j = 0; j < columns; ++j) y[j] = static_cast<To>(x[j * from.col_stride]);
   }
 }
 
 template <typename T>
 T stored(double value) {
-  if constexpr (std::is_same_v<T, Half>) {
-    return {c10::Half(static_cast<float>(value)).x};
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    return {c10::BFloat16(static_cast<float>(value)).x};
-  } else {
+  if constexpr (std::is_arithmetic_v<T>) {
     return static_cast<T>(value);
+  } else {
+    const auto wide = static_cast<float>(value);
+    T stored;
+    narrow(&wide, &stored, 1);
+    return stored;
   }
 }
 
@@ -84,13 +85,8 @@ class RowsIO {
  public:
   using C = compute_t<T>;
 
-  RowsIO(const SequenceInputs& args, const std::vector<Step>& steps)
-      : resets(args.reset, steps),
-        cell_(*args.cell),
-        hidden_(args.h_0->size(1)),
-        steps_(steps),
-        wide_mask_(widened(args.recurrent_mask)),
-        mask_(read<C>(wide_mask_)) {}
+  RowsIO(const CellInfo& cell, int64_t hidden, const std::vector<Step>& steps, const bool* reset)
+      : resets(reset, steps), cell_(cell), hidden_(hidden), steps_(steps) {}
 
   // h for the recurrent GEMM or, after a step of backward, the gradient of h from that of the
   // GEMM's operand.
@@ -102,11 +98,6 @@ class RowsIO {
   const Resets resets;
 
  protected:
-  static at::Tensor widened(const at::Tensor& tensor) {
-    constexpr at::ScalarType dtype = std::is_same_v<C, double> ? at::kDouble : at::kFloat;
-    return tensor.defined() ? tensor.to(dtype) : tensor;
-  }
-
   void multiply(Matrix<C> to, Matrix<const C> h, Range rows, Range units) const {
     for (int64_t r = 0; r < rows.size(); ++r) {
       const auto factor = mask_.from(rows.begin + r, units.begin);
@@ -127,29 +118,31 @@ class RowsIO {
   const CellInfo& cell_;
   const int64_t hidden_;
   const std::vector<Step>& steps_;
-  const at::Tensor wide_mask_;
-  const Matrix<const C> mask_;  // or null
+  Matrix<const C> mask_;  // or null
 };
 
 template <typename T>
-class ForwardIO : public ForwardResults, public RowsIO<T> {
+class ForwardIO : public RowsIO<T> {
   using Rows = RowsIO<T>;
   using Rows::cell_, Rows::hidden_, Rows::steps_;
 
  public:
-  ForwardIO(const SequenceArgs& args, const std::vector<Step>& steps)
-      : ForwardResults(args, steps.size()),
-        Rows(args, steps),
-        output_{static_cast<T*>(output.mutable_data_ptr()), cell_.output_columns() * hidden_},
-        activations_(write<T>(activations)) {}
+  explicit ForwardIO(const ForwardCall& call)
+      : Rows(call.cell, call.hidden, call.steps, call.reset),
+        call_(call),
+        output_{static_cast<T*>(call.output), cell_.output_columns() * hidden_},
+        activations_{static_cast<T*>(call.activations), cell_.saved * hidden_} {
+    // Engines of 16-bit states apply it in the element-wise kernel.
+    if constexpr (std::is_same_v<T, compute_t<T>>) Rows::mask_ = call.recurrent_mask.as<const T>();
+  }
 
   // True if enter_c() may do anything.
-  bool changes_c(size_t k) const { return Rows::resets.any() || has_checkpoint(k, every); }
+  bool changes_c(size_t k) const { return Rows::resets.any() || has_checkpoint(k); }
   // Before a step: stores c, also of sequences that have ended, then resets it.
   template <typename S>
   void enter_c(size_t k, Matrix<S> c, Range rows, Range units) const {
-    const bool stores = has_checkpoint(k, every) && rows.size() > 0;
-    const auto to = stores ? write<T>(checkpoint(k)).from(rows.begin, units.begin) : Matrix<T>();
+    const bool stores = has_checkpoint(k) && rows.size() > 0;
+    const auto to = stores ? checkpoint(k).from(rows.begin, units.begin) : Matrix<T>();
     for (int n = 0; n < cell_.state_columns(); ++n) {
       const auto state = c.from(0, n * hidden_);
       if (stores) copy_rows(as_const(state), to.from(0, n * hidden_), rows.size(), units.size());
@@ -201,53 +194,27 @@ class ForwardIO : public ForwardResults, public RowsIO<T> {
     Rows::multiply(masked, as_const(h_next(k, rows, units)), rows, units);
   }
 
+  // To h_n: h' of each batch element's last step.
+  void leave_last(Matrix<T> h_n) const {
+    int64_t done = 0;
+    for (size_t k = steps_.size(); k-- > 0 && done < call_.batch;) {
+      const Range rows = {done, std::max(done, steps_[k].rows)};
+      const auto from = as_const(h_next(k, rows, {0, hidden_}));
+      copy_rows(from, h_n.from(done), rows.size(), hidden_);
+      done = rows.end;
+    }
+  }
+
  private:
+  bool has_checkpoint(size_t k) const { return lltm::has_checkpoint(k, call_.checkpoint_steps); }
+  Matrix<T> checkpoint(size_t k) const {
+    const int64_t columns = cell_.state_columns() * hidden_;
+    const Matrix<T> all = {static_cast<T*>(call_.checkpoints), columns};
+    return all.from(static_cast<int64_t>(k) / call_.checkpoint_steps * call_.batch);
+  }
+
+  const ForwardCall& call_;
   const Matrix<T> output_, activations_;
-};
-
-template <typename T>
-class BackwardIO : public RowsIO<T> {
-  using Rows = RowsIO<T>;
-  using Rows::cell_, Rows::hidden_, Rows::steps_;
-
- public:
-  using C = compute_t<T>;
-
-  BackwardIO(const SequenceBackwardArgs& args, const std::vector<Step>& steps)
-      : Rows(args, steps),
-        grad_output_(args.grad_output),
-        wide_grad_states_(Rows::widened(args.grad_states)),
-        grad_states_(wide_grad_states_) {}
-
-  // Before a step: the gradient of h' in the output, and of states of c' there.
-  Matrix<const T> grad_of_output(size_t k, Range rows, Range units) const {
-    return grad_output_.of(steps_[k].offset).from(rows.begin, units.begin);
-  }
-  void add_grad_of_states(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
-    if (!wide_grad_states_.defined()) return;
-    for (int n = 0; n < cell_.outputs; ++n) {
-      const auto from =
-          grad_states_.of(steps_[k].offset).from(rows.begin, n * hidden_ + units.begin);
-      const auto to = grad_c.from(0, cell_.output_states[n] * hidden_);
-      for (int64_t r = 0; r < rows.size(); ++r) {
-        for (int64_t j = 0; j < units.size(); ++j) {
-          to.row(r)[j] += from.row(r)[j * from.col_stride];
-        }
-      }
-    }
-  }
-
-  // After a step: no gradient goes beyond a reset.
-  void cut_grad_c(size_t k, Matrix<C> grad_c, Range rows, Range units) const {
-    for (int n = 0; n < cell_.state_columns(); ++n) {
-      Rows::fill(k, grad_c.from(0, n * hidden_), rows, units, 0);
-    }
-  }
-
- private:
-  const StepRows<T> grad_output_;
-  const at::Tensor wide_grad_states_;  // (T, B, outputs * H), or packed
-  const StepRows<C> grad_states_;
 };
 
 }  // namespace lltm::cpu

@@ -73,12 +73,7 @@ class StepKernels : public StepDevice<Step> {
   StepKernels(const SequenceInputs& args, const Pass& pass)
       : gemm_(compute_dtype(args.input->scalar_type())),
         parameters_(cell_parameters(*args.cell, args.bias_ih)),
-        between_(
-            pass,
-            args.h_0->size(0),
-            args.h_0->size(1),
-            /*readers=*/1,
-            compute_options(args.input)) {
+        between_(pass, args.h_0->size(0), args.h_0->size(1), /*readers=*/1) {
     args_.cell = &*args.cell;
     args_.hidden = args_.layer_hidden = args.h_0->size(1);
     args_.parameters = read_row<C>(parameters_);
