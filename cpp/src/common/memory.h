@@ -11,13 +11,12 @@
 
 namespace lltm {
 
-// Requests huge pages for new, large memory. Such memory usually returns to the operating system
-// when freed, so the first access to each page zeroes it again. With 4 KiB pages this can take
-// longer than the computation.
+// Requests huge pages for new memory of at least kLarge bytes. Such memory usually returns to the
+// operating system when freed, so the first access to each page zeroes it again. With 4 KiB pages
+// this can take longer than the computation.
+constexpr std::size_t kHugePage = 2 << 20, kLarge = 2 * kHugePage;
 inline void request_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kHugePage = 2 << 20;
-  constexpr std::uintptr_t kLarge = 2 * kHugePage;
   if (bytes < kLarge) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;

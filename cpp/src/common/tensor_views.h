@@ -42,7 +42,9 @@ inline at::TensorOptions compute_options(const at::Tensor& tensor) {
 }
 
 inline at::Tensor with_huge_pages(at::Tensor tensor) {
-  if (tensor.is_cpu()) request_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+  if (tensor.is_cpu() && tensor.nbytes() >= kLarge) {
+    request_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+  }
   return tensor;
 }
 
@@ -92,9 +94,11 @@ Matrix<const T> read_row(const at::Tensor& tensor) {
 
 // The rows from `row` on of a 2-d tensor. Null if undefined.
 inline View view_at(const void* data, const at::Tensor& tensor, int64_t row) {
-  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
+  const at::IntArrayRef strides = tensor.strides();  // faster than stride()
+  const int64_t offset = row * strides[0] * static_cast<int64_t>(tensor.element_size());
   auto* const first = static_cast<char*>(const_cast<void*>(data));
-  return {row == 0 ? first : first + offset, tensor.stride(-2), tensor.stride(-1)};
+  const size_t dims = strides.size();
+  return {row == 0 ? first : first + offset, strides[dims - 2], strides[dims - 1]};
 }
 inline View view(const at::Tensor& tensor, int64_t row = 0) {
   return tensor.defined() ? view_at(tensor.mutable_data_ptr(), tensor, row) : View();
@@ -106,9 +110,9 @@ inline View read_view(const at::Tensor& tensor, int64_t row = 0) {
 // Null if undefined.
 inline StepsView steps_view(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const int64_t rows = tensor.dim() == 3 ? std::max<int64_t>(tensor.size(1), 1) : 1;
+  const int64_t rows = tensor.dim() == 3 ? std::max<int64_t>(tensor.sizes()[1], 1) : 1;
   const auto bytes = static_cast<int64_t>(tensor.element_size());
-  return {read_view(tensor), tensor.stride(0) * bytes, rows};
+  return {read_view(tensor), tensor.strides()[0] * bytes, rows};
 }
 
 }  // namespace lltm

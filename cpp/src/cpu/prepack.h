@@ -40,7 +40,8 @@ at::Tensor prepack(
     std::optional<at::ScalarType> dtype);
 
 inline PackedBytes bytes_of(const at::Tensor& packed) {
-  return {static_cast<const std::byte*>(packed.const_data_ptr()), packed.nbytes()};
+  return std::as_bytes(
+      std::span(packed.const_data_ptr<uint8_t>(), static_cast<size_t>(packed.numel())));
 }
 
 // Throws if header or size does not match the cell (is_whole).

@@ -24,7 +24,7 @@ struct ForwardCall {
   StepsView input;
   bool input_is_contiguous;
   View h_0;         // (B, H), masked
-  StepsView given;  // the input in `storage`
+  StepsView given;  // the input in `storage`, if the cell has given gates
   View c_0;         // (B, state columns * H)
   View recurrent_mask;
   const bool* reset;               // by row of the input, or null

@@ -56,7 +56,7 @@ class ForwardTensors {
             .input = steps_view(input_),
             .input_is_contiguous = input_.is_contiguous(),
             .h_0 = read_view(h_0_),
-            .given = steps_view(args.input),
+            .given = args.cell->given > 0 ? steps_view(args.input) : StepsView(),
             .c_0 = read_view(args.c_0),
             .recurrent_mask = read_view(args.recurrent_mask),
             .reset = data_or_null<bool>(reset_),
@@ -66,8 +66,9 @@ class ForwardTensors {
             .weights = weights_ ? weights_->views : WeightViews(),
             .output = results_.output.mutable_data_ptr(),
             .h_n = h_n_.mutable_data_ptr(),
-            .c_n = view(c_n_).data,
-            .activations = view(results_.activations).data,
+            .c_n = c_n_.defined() ? c_n_.mutable_data_ptr() : nullptr,
+            .activations =
+                args.saves_activations() ? results_.activations.mutable_data_ptr() : nullptr,
             .checkpoints = results_.every > 0 ? results_.checkpoints.mutable_data_ptr() : nullptr,
             .checkpoint_steps = results_.every});
   }
@@ -78,7 +79,7 @@ class ForwardTensors {
  private:
   Tensor as_source(const Tensor& tensor) const {
     const Tensor source = converted(tensor, dtype_);
-    return source.stride(-1) == 1 ? source : source.contiguous();
+    return source.strides().back() == 1 ? source : source.contiguous();
   }
 
   const at::ScalarType dtype_;  // from which the format packs operands
