@@ -207,10 +207,11 @@ Partition forward_blocks(const Machine& machine, const LayerShape& shape, int64_
       widest_block<Format>(machine, kForwardUnits<Format>, unit_bytes, Format::kUnitAlign);
   // A GEMM reads a block by panels of columns. If a thread's weights come from L3 in each step, a
   // block that is a single panel is up to 15 % faster: the panel is contiguous, which the hardware
-  // prefetcher follows. Kernels of stages are slower for narrow blocks.
+  // prefetcher follows. A single row gains nothing, and kernels of stages are slower.
   constexpr int64_t kPanelColumns = 64;
   const bool from_l3 = unit_bytes * shape.hidden / columns > machine.l2;
-  if (kFormat<Format> == GemmFormat::kF32 && from_l3 && !shape.slots.stages) {
+  const bool gains = kFormat<Format> == GemmFormat::kF32 && shape.batch > 1 && !shape.slots.stages;
+  if (gains && from_l3) {
     const int64_t units = kPanelColumns / std::max(shape.slots.x, shape.slots.h);
     widest = std::clamp(units, Format::kUnitAlign, widest);
   }
