@@ -62,7 +62,9 @@ void keep_idle_team(Clock::time_point until) {
   if (exists || exists.exchange(true)) return;
   // The code stays in memory even if the library is closed.
   Dl_info library;
-  if (dladdr(&exists, &library) != 0) dlopen(library.dli_fname, RTLD_LAZY | RTLD_NODELETE);
+  if (dladdr(&exists, &library) != 0) {
+    dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+  }
   try {
     std::thread(lead_team).detach();
   } catch (const std::system_error&) {  // `exists` stays: no second attempt
