@@ -30,7 +30,7 @@ def test_the_dispatcher_has_cuda_kernels_if_the_library_has(operator: str) -> No
     table = torch._C._dispatch_dump_table(f"lltm::{operator}")
     (entry,) = re.findall(r"^CUDA: .*", table, re.MULTILINE)
     assert has_kernel == BUILT
-    assert ("backend.cpp" in entry) == BUILT, entry
+    assert ("cuda_backend.cpp" in entry) == BUILT, entry
 
 
 def test_prepack_has_no_cuda_kernel() -> None:
