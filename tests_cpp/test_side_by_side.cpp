@@ -1,6 +1,7 @@
 // The threads of two concurrent calls, and of calls next to other work. test_properties.py compares
 // results and derivatives of two directions.
 #include "cpu/threads/idle_team.h"
+#include "cpu/threads/openmp.h"
 #include "cpu/threads/parallel.h"
 #include "testing.h"
 
@@ -21,8 +22,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-extern "C" int omp_get_num_procs() noexcept;
 
 namespace lltm_test {
 namespace {

@@ -231,9 +231,9 @@ constexpr int64_t kPackedInputRows = 256;
 // Rows per pass over W_x, for few rows.
 constexpr int64_t kMergedRows = 64;
 
-// The same for any format, or 0: a projection per step. A bf16x3 GEMM with packed weights beyond L1
-// needs more rows. If the input is wide enough and z stays in L2, merging takes 0.65 to 0.95 of the
-// time (measured with two threads of a Xeon).
+// Rows per pass over W_x of each thread, or 0 for a GEMM per step. In bf16x3, a GEMM of a few steps
+// is faster than a GEMM per step for batches, too, if the input is wide and z stays in L2: 0.65 to
+// 0.95 of the time with two threads of a Xeon.
 template <typename Format>
 int64_t merged_rows(const Machine& machine, const LayerShape& shape, const Grid& grid) {
   if (2 * shape.batch <= kMergedRows) return kMergedRows;

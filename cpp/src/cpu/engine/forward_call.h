@@ -49,8 +49,8 @@ std::vector<int64_t> run_blocked_int8(const ForwardCall& call, const ForwardSche
 // blocked_forward.cpp: the small-batch engine (small_batch.h), if `storage` is kF32.
 void run_small_batch(const ForwardCall& call, const SmallBatchSchedule& schedule);
 
-// small_layer.cpp: the small-layer engine, if Call::small_layer. The input is contiguous; `steps`
-// of B rows replace those of the call.
+// small_layer.cpp: the small-layer engine, if Call::small_layer. The input is contiguous and has
+// `steps` steps of B rows; call.steps is not read.
 void run_small_layer(const ForwardCall& call, int64_t steps);
 
 }  // namespace lltm::cpu

@@ -1,5 +1,7 @@
 #include "cpu/threads/idle_team.h"
 
+#include "cpu/threads/openmp.h"
+
 #include <atomic>
 #include <system_error>
 #include <thread>
@@ -7,11 +9,6 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
-
-extern "C" {
-void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-int omp_get_num_procs() noexcept;
-}
 
 namespace lltm::cpu {
 namespace {

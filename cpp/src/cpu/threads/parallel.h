@@ -3,6 +3,7 @@
 #include "cpu/range.h"
 #include "cpu/threads/barrier.h"
 #include "cpu/threads/concurrent_callers.h"
+#include "cpu/threads/openmp.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,14 +13,6 @@
 #include <mutex>
 #include <optional>
 #include <type_traits>
-
-// libgomp's entry points, called directly as by GCC: Clang then uses libtorch's OpenMP runtime
-// instead of loading another.
-extern "C" {
-void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-int omp_get_thread_num() noexcept;
-int omp_get_num_threads() noexcept;
-}
 
 namespace lltm::cpu {
 

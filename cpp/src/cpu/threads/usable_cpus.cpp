@@ -1,11 +1,11 @@
 #include "cpu/threads/usable_cpus.h"
 
+#include "cpu/threads/openmp.h"
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <limits>
-
-extern "C" int omp_get_num_procs() noexcept;
 
 namespace lltm::cpu {
 namespace {
